@@ -1,6 +1,5 @@
 """"""
 
-import types
 import warnings
 
 import numpy as np
@@ -95,69 +94,6 @@ def test_a_shuffle_before_the_split_is_warned_of():
         for dataset in (fixed, tf.data.Dataset.range(8).repeat()):
             data.group_shard(dataset, cluster())
         data.group_shard(shuffled, cluster(), mode="shared")
-
-
-def test_distribute_batches_for_the_replicas(two_replicas):
-    def make_dataset(context):
-        assert isinstance(context, tf.distribute.InputContext)
-        return tf.data.Dataset.range(10)
-
-    batches = data.distribute(
-        two_replicas,
-        make_dataset,
-        global_batch_size=4,
-        prepare=lambda part: part.map(lambda x: x + 100),
-    )
-    seen = [
-        tuple(
-            tuple(part.numpy())
-            for part in two_replicas.experimental_local_results(batch)
-        )
-        for batch in batches
-    ]
-    assert seen == [
-        ((100, 101), (102, 103)),
-        ((104, 105), (106, 107)),
-        ((108, 109), ()),
-    ]
-
-
-def test_each_worker_reads_its_own_part_only(monkeypatch):
-    # What the two workers' strategies do with the function they are given.
-    seen = []
-    for index in range(2):
-        context = tf.distribute.InputContext(2, index, 4)
-        strategy = types.SimpleNamespace(
-            num_replicas_in_sync=4,
-            distribute_datasets_from_function=(
-                lambda make, context=context: make(context)
-            ),
-        )
-        decoded = []
-
-        def prepare(part, decoded=decoded):
-            def decode(element):
-                decoded.append(int(element))
-                return element
-
-            return part.map(
-                lambda x: tf.ensure_shape(
-                    tf.numpy_function(decode, [x], tf.int64), []
-                )
-            )
-
-        batches = elements(
-            data.distribute(
-                strategy,
-                lambda _: tf.data.Dataset.range(12),
-                global_batch_size=8,
-                prepare=prepare,
-            )
-        )
-        assert [len(batch) for batch in batches] == [2, 2, 2]
-        assert sorted(decoded) == sorted(sum(batches, []))
-        seen += sum(batches, [])
-    assert sorted(seen) == list(range(12))
 
 
 def epochs(num_epochs, num_examples=20, **kwargs):

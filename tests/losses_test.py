@@ -107,36 +107,23 @@ def test_squared_error_aggregates_logits():
     )
 
 
-@pytest.mark.parametrize("aggregation", ["probabilities", "logits"])
-def test_binary_aggregates(aggregation):
+def test_binary_aggregates():
     teachers = [normal(6, 1, seed=seed) for seed in range(2)]
-    loss = make(
-        losses.BinarySoftTargetCrossEntropy,
-        temperature=2.0,
-        aggregation=aggregation,
-    )
-    expected = {
-        "probabilities": np.mean([sigmoid(t, 2.0) for t in teachers], axis=0),
-        "logits": sigmoid(np.mean(teachers, axis=0), 2.0),
-    }[aggregation]
+    loss = make(losses.BinarySoftTargetCrossEntropy, temperature=2.0)
+    expected = np.mean([sigmoid(t, 2.0) for t in teachers], axis=0)
     got = loss.aggregate(teachers, [1.0, 1.0])
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("aggregation", ["probabilities", "logits"])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 @pytest.mark.parametrize("cls", [*CATEGORICAL, ALL[-1]])
-def test_probabilities_and_logits_agree(cls, temperature, aggregation):
+def test_probabilities_and_logits_agree(cls, temperature):
     activation = sigmoid if cls is ALL[-1] else softmax
     teachers = [normal(5, 4, seed=seed, scale=1.0) for seed in range(2)]
     student = normal(5, 4, seed=7, scale=1.0)
-    kwargs = {"temperature": temperature, "aggregation": aggregation}
-    if aggregation == "logits" and cls is not ALL[-1]:
-        # Logits are known only up to a constant; take the log-probabilities.
-        teachers = [np.log(softmax(teacher)) for teacher in teachers]
-    from_logits = value(make(cls, **kwargs), teachers, student)
+    from_logits = value(make(cls, temperature=temperature), teachers, student)
     from_probabilities = value(
-        make(cls, from_logits=False, **kwargs),
+        make(cls, from_logits=False, temperature=temperature),
         [activation(teacher) for teacher in teachers],
         activation(student),
     )
@@ -201,12 +188,10 @@ def test_gradient_by_finite_differences(cls):
 @pytest.mark.parametrize("cls", ALL)
 def test_masked_teachers_do_not_leak(cls):
     for from_logits in (True, False):
-        for aggregation in ("probabilities", "logits"):
-            kwargs = {"from_logits": from_logits, "aggregation": aggregation}
-            if cls is losses.LogitsMeanSquaredError:
-                kwargs = {}
-            for bad in (NAN, INF, -INF):
-                check_masked_teacher(make(cls, **kwargs), bad)
+        is_of_logits = cls is losses.LogitsMeanSquaredError
+        kwargs = {} if is_of_logits else {"from_logits": from_logits}
+        for bad in (NAN, INF, -INF):
+            check_masked_teacher(make(cls, **kwargs), bad)
 
 
 def check_masked_teacher(loss, bad):
@@ -230,12 +215,11 @@ def check_masked_teacher(loss, bad):
     np.testing.assert_allclose(values, alone, rtol=1e-5)
 
 
-@pytest.mark.parametrize("aggregation", ["probabilities", "logits"])
-def test_rows_without_a_teacher_are_zeros_and_finite(aggregation):
+def test_rows_without_a_teacher_are_zeros_and_finite():
     student = tf.constant(normal(2, 3, seed=1))
     broken = tf.constant([[1.0, 2.0, 3.0], [NAN, NAN, NAN]])
     for cls in CATEGORICAL:
-        loss = make(cls, aggregation=aggregation)
+        loss = make(cls)
         with tf.GradientTape() as tape:
             tape.watch(student)
             target = loss.aggregate([broken], [[1.0, 0.0]])

@@ -5,7 +5,6 @@ that each group shuffles its own way cannot be cut into disjoint parts.
 """
 
 import warnings
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +21,6 @@ __all__ = [
     "DataError",
     "at_workers_share",
     "checked",
-    "distribute",
     "group_shard",
     "shuffled_indices",
 ]
@@ -81,7 +79,7 @@ def group_shard(
         return _in_one_order(examples)
     if mode == "shared" or cluster.num_groups == 1:
         return examples
-    data_checks.check_parts(examples, cluster.num_groups, "group")
+    data_checks.check_parts(examples, cluster.num_groups)
     if any(s["_reshuffle_each_iteration"] for s in _shuffles(examples)):
         warnings.warn(
             "This data set is shuffled before the groups' parts are taken, so "
@@ -102,7 +100,7 @@ def _shard_arrays(arrays: Any, cluster: identity.Cluster, mode: str) -> Any:
         )
     if mode != "disjoint" or cluster.num_groups == 1:
         return arrays
-    data_checks.check_parts(lengths.pop(), cluster.num_groups, "group")
+    data_checks.check_parts(lengths.pop(), cluster.num_groups)
     return keras.tree.map_structure(
         lambda array: array[cluster.group :: cluster.num_groups], arrays
     )
@@ -132,56 +130,6 @@ def at_workers_share(
         tf.data.experimental.AutoShardPolicy.HINT
     )
     return dataset.shard(hint, hint).with_options(options)
-
-
-def distribute(
-    strategy: tf.distribute.Strategy,
-    make_dataset: Callable[[tf.distribute.InputContext], tf.data.Dataset],
-    *,
-    global_batch_size: int,
-    prepare: Callable[[tf.data.Dataset], tf.data.Dataset] | None = None,
-    drop_remainder: bool = False,
-) -> tf.distribute.DistributedDataset:
-    """Returns a data set of which each worker reads only its own part.
-
-    A batched `tf.data.Dataset` given to `fit` is read completely by every
-    worker, which keeps its own rows of each batch. Here a worker skips the
-    others' elements before `prepare` spends time on them.
-
-    Args:
-        strategy: The strategy in use.
-        make_dataset: Called on each worker with its
-            `tf.distribute.InputContext`; gives the group's data set, unbatched
-            and in the same order on all workers. `group_shard` belongs here.
-        global_batch_size: Examples per step of the whole group.
-        prepare: Applied to the worker's part before it is batched: shuffle,
-            repeat, decode, augment. Default None.
-        drop_remainder: Drop a partial last batch. Default False.
-
-    Returns:
-        Batches to give to `fit`, with `steps_per_epoch` if they never end.
-
-    Raises:
-        ValueError: If the batch size cannot be shared by the replicas.
-    """
-    num_replicas = strategy.num_replicas_in_sync
-    size, rest = divmod(global_batch_size, num_replicas)
-    if size < 1 or rest:
-        raise ValueError(
-            "`global_batch_size` must be a multiple of the number of replicas; "
-            f"received {global_batch_size} for {num_replicas}. Use "
-            f"{(size + 1) * num_replicas}."
-        )
-
-    def make_part(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        whole, num_workers = make_dataset(context), context.num_input_pipelines
-        data_checks.check_parts(whole, num_workers, "worker")
-        part = whole.shard(num_workers, context.input_pipeline_id)
-        part = prepare(part) if prepare else part
-        part = part.batch(size, drop_remainder=drop_remainder)
-        return part.prefetch(tf.data.AUTOTUNE)
-
-    return strategy.distribute_datasets_from_function(make_part)
 
 
 def shuffled_indices(

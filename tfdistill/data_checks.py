@@ -101,23 +101,17 @@ def told() -> Iterator[None]:
         raise
 
 
-def check_parts(
-    data: tf.data.Dataset | int, num_parts: int, taker: str
-) -> None:
-    """Checks that each `"group"` or `"worker"` gets an element of the data.
-
-    That is, as far as the number of elements is known.
-    """
+def check_parts(data: tf.data.Dataset | int, num_groups: int) -> None:
+    """Checks that each group gets an element, if their number is known."""
     number: int | None = data if isinstance(data, int) else None
     if isinstance(data, tf.data.Dataset):
         # Not known while a function for workers is traced.
         number = tf.get_static_value(data.cardinality())
-    if number is not None and 0 <= number < num_parts:
-        remedy = 'mode="shared"' if taker == "group" else f"fewer {taker}s"
+    if number is not None and 0 <= number < num_groups:
         raise DataError(
-            f"Disjoint parts need at least one element per {taker}; received "
-            f"{number} elements for {num_parts} {taker}s. Use {remedy}, or "
-            "shard before batching."
+            "Disjoint parts need at least one element per group; received "
+            f"{number} elements for {num_groups} groups. Use "
+            'mode="shared", or shard before batching.'
         )
 
 

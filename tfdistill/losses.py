@@ -27,7 +27,6 @@ __all__ = [
     "SoftTargetCrossEntropy",
 ]
 
-_AGGREGATIONS = ("probabilities", "logits")
 # The smallest probability whose logarithm is taken: exp(-87.3).
 TINY = float(np.finfo(np.float32).tiny)
 
@@ -100,14 +99,10 @@ class DistillationLoss(keras.losses.Loss):
     Args:
         temperature: Divides the logits of teachers and student, > 0. On
             probabilities it acts as `p ** (1 / temperature)`, renormalized.
+            The loss is multiplied by its square, which keeps the size of the
+            gradient (Hinton et al. 2015, section 2).
         from_logits: Whether teachers and student give logits. None, the
             default, means "as the task loss": `with_from_logits()` settles it.
-        aggregation: `"probabilities"` averages the teachers' (tempered)
-            probabilities, as Anil et al. 2018, Algorithm 1; `"logits"`
-            averages their logits.
-        scale_by_temperature_squared: Multiply the loss by `temperature ** 2`,
-            which keeps the size of its gradient (Hinton et al. 2015,
-            section 2). Default True; no effect at temperature 1.
         name: Name of the loss; by default made from the class.
         reduction: As for every Keras loss; `"sum_over_batch_size"`.
         dtype: As for every Keras loss; the Keras default float type.
@@ -121,8 +116,6 @@ class DistillationLoss(keras.losses.Loss):
         *,
         temperature: float = 1.0,
         from_logits: bool | None = None,
-        aggregation: str = "probabilities",
-        scale_by_temperature_squared: bool = True,
         name: str | None = None,
         reduction: str | None = "sum_over_batch_size",
         dtype: Any = None,
@@ -134,11 +127,6 @@ class DistillationLoss(keras.losses.Loss):
                 "`temperature` must be a finite number > 0; received "
                 f"{temperature!r}. Use 1.0 for untempered soft targets."
             )
-        if aggregation not in _AGGREGATIONS:
-            raise ValueError(
-                f"`aggregation` must be one of {_AGGREGATIONS}; received "
-                f"{aggregation!r}."
-            )
         if not (from_logits is None or isinstance(from_logits, bool)):
             raise ValueError(
                 "`from_logits` must be True, False or None (as the task "
@@ -146,8 +134,6 @@ class DistillationLoss(keras.losses.Loss):
             )
         self.temperature = float(temperature)
         self.from_logits = from_logits
-        self.aggregation = aggregation
-        self.scale_by_temperature_squared = bool(scale_by_temperature_squared)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, for serialization."""
@@ -155,8 +141,6 @@ class DistillationLoss(keras.losses.Loss):
             **super().get_config(),
             "temperature": self.temperature,
             "from_logits": self.from_logits,
-            "aggregation": self.aggregation,
-            "scale_by_temperature_squared": self.scale_by_temperature_squared,
             "dtype": self.dtype,
         }
 
@@ -190,21 +174,17 @@ class DistillationLoss(keras.losses.Loss):
             ValueError: If shapes do not fit, or `from_logits` is unsettled.
         """
         logits_given = self._settled_from_logits()
-        means_logits = self.aggregation == "logits"
-        # One teacher's 0 must not veto a class in a mean of logarithms.
-        floor = keras.config.epsilon() if means_logits else 0.0
 
         def transform(output: tf.Tensor) -> tf.Tensor:
-            logits = output if logits_given else self._logits(output, floor)
-            return logits if means_logits else self._probabilities(logits)
+            logits = output if logits_given else self._logits(output, 0.0)
+            return self._probabilities(logits)
 
-        mean, total = weighted_mean(
+        target, total = weighted_mean(
             [self._cast(output) for output in teacher_outputs],
             weights=self._cast(weights),
             transform=transform,
             filler=0.0 if logits_given else 0.5,
         )
-        target = self._probabilities(mean) if means_logits else mean
         target = tf.where(total > 0, target, tf.zeros_like(target))
         return tf.stop_gradient(target)
 
@@ -225,8 +205,7 @@ class DistillationLoss(keras.losses.Loss):
     @property
     def scale(self) -> float:
         """What the loss is multiplied by, for its temperature."""
-        scaled = self.scale_by_temperature_squared
-        return self.temperature**2 if scaled else 1.0
+        return self.temperature**2
 
     def _logits(self, probabilities: tf.Tensor, floor: float) -> tf.Tensor:
         return tf.math.log(tf.maximum(probabilities, floor))
@@ -420,7 +399,6 @@ class LogitsMeanSquaredError(DistillationLoss):
     ) -> None:
         super().__init__(
             from_logits=from_logits,
-            aggregation="logits",
             name=name,
             reduction=reduction,
             dtype=dtype,
@@ -439,7 +417,7 @@ class LogitsMeanSquaredError(DistillationLoss):
         return {key: config[key] for key in ours}
 
     def _probabilities(self, logits: tf.Tensor) -> tf.Tensor:
-        return logits  # The target stays what was averaged.
+        return logits  # Logits are what is averaged and compared.
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Returns the mean squared difference, shape `y_pred.shape[:-1]`."""
