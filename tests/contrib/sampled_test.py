@@ -307,3 +307,22 @@ def test_draws_are_unbiased(proposal, power, from_logits):
         assert (distance <= 3 * error + 1e-5 * np.abs(exact[0])).all(), (
             distance / error
         )
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda model: model, tfdistill.DistributedModel]
+)
+def test_a_loss_that_takes_features_for_logits_is_refused(wrap):
+    # As many features as classes: no shape tells them apart.
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(8)(inputs)
+    outputs = sampled.SampledOutput(8, num_sampled=4, name="classes")(hidden)
+    model = wrap(keras.Model(inputs, outputs))
+    model.compile(
+        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    x, y = np.ones([4, 4], "float32"), np.zeros([4])
+    with pytest.raises(ValueError, match="'classes' returns features"):
+        model.fit(x, y, verbose=0)
+    # In inference these are logits.
+    assert np.isfinite(model.evaluate(x, y, verbose=0))

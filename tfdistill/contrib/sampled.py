@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import threading
 from typing import Any
 
 import keras
@@ -26,8 +27,9 @@ class SampledOutput(keras.layers.Layer):
     made, forward or backward, and the kernel's gradient is `IndexedSlices`.
 
     So compile such a model without a loss, metrics or a distillation loss:
-    they would take its features for logits. The model has a `compute_loss` of
-    its own, which `CodistillModel`, `DistributedModel` and plain Keras call:
+    they would take its features for logits, and training by them is refused.
+    The model has a `compute_loss` of its own, which `CodistillModel`,
+    `DistributedModel` and plain Keras call:
 
     Example:
         >>> class Student(keras.Model):
@@ -111,6 +113,9 @@ class SampledOutput(keras.layers.Layer):
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.supports_masking = True
+        # Threads, as replicas have, in which features that `call` returned have
+        # not come back to `cross_entropy` yet.
+        self._handed_out: set[int] = set()
         self._inclusion = inclusion_probabilities(
             self.num_classes,
             num_sampled=min(self.num_sampled, self.num_classes),
@@ -138,11 +143,28 @@ class SampledOutput(keras.layers.Layer):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns logits; in training the inputs, for `cross_entropy`."""
         if training:
-            return inputs
+            self._handed_out.add(threading.get_ident())
+            return self._guarded(tf.convert_to_tensor(inputs))
         kernel = tf.convert_to_tensor(self.kernel.value)
         inputs = tf.cast(inputs, kernel.dtype)
         logits = tf.einsum("...d,cd->...c", inputs, kernel)
         return logits if self.bias is None else logits + self.bias.value
+
+    @tf.custom_gradient
+    def _guarded(self, features: tf.Tensor) -> Any:
+        """Returns features, whose gradient only `cross_entropy` may ask for."""
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            if threading.get_ident() in self._handed_out:
+                raise ValueError(
+                    f"The layer {self.name!r} returns features in training, "
+                    "and a loss took them for logits. Compile the model "
+                    "without a loss, and give it a `compute_loss` that calls "
+                    "SampledOutput.cross_entropy."
+                )
+            return upstream
+
+        return tf.identity(features), gradient
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the logits."""
@@ -180,6 +202,7 @@ class SampledOutput(keras.layers.Layer):
         Raises:
             ValueError: If `outputs` have another size than `training` says.
         """
+        self._handed_out.discard(threading.get_ident())
         outputs = tf.convert_to_tensor(outputs)
         size = self.kernel.shape[1] if training else self.num_classes
         if outputs.shape[-1] != size:
