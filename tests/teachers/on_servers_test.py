@@ -82,6 +82,7 @@ class _Group:
         for _ in news.ready:
             self.teacher.swap()
             self.remote.swapped()
+        self.remote.publish()
         return news.ready
 
     def take(self, student, step):
@@ -239,6 +240,7 @@ def test_a_version_that_is_too_old_is_not_obeyed(tmp_path):
     # The coordinator's verdict travels along.
     for is_worse in (False, True):
         group.teacher.take_verdicts(is_worse, False)
+        group.remote.publish()
         arguments = group.remote.arguments()
         assert group.ask(arguments, step=60)[1].any() != is_worse
 

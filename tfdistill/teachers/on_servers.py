@@ -329,18 +329,21 @@ class RemoteTeachers:
     # ---- on the coordinator ----
 
     def attached(self) -> None:
-        """Has readers wait for executions that use what they would replace."""
+        """Begins, once teachers have their variables.
+
+        Readers wait for executions that use what they would replace.
+        """
         for remote in self._remotes():
             if isinstance(remote, ServerCopy):
                 remote.wait_until_free = self._wait_until_free
+        self.publish()
 
     def _remotes(self) -> list[Any]:
         return [t.remote for t in self._teachers if t.remote is not None]
 
-    def arguments(self) -> tf.Tensor:
-        """Returns what the next execution is to use, int64 `[teachers, 4]`."""
-        self._num_scheduled += 1
-        return tf.constant(
+    def publish(self) -> None:
+        """Makes the teachers' present state that of executions from now on."""
+        self._arguments = tf.constant(
             [
                 [
                     teacher.step,
@@ -353,6 +356,11 @@ class RemoteTeachers:
             tf.int64,
             shape=[len(self._teachers), _NUM_FIELDS],
         )
+
+    def arguments(self) -> tf.Tensor:
+        """Returns what the next execution is to use, int64 `[teachers, 4]`."""
+        self._num_scheduled += 1
+        return self._arguments
 
     def note(self, report: np.ndarray) -> None:
         """Takes what an execution reported, in the order of their scheduling.

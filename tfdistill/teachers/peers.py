@@ -220,8 +220,7 @@ class Peer(teacher.Teacher):
         self._merit: merit_lib.Merit | None = None
         # What the chief has found of the version in use, and of the next one.
         self._is_worse = self._next_is_worse = False
-        # A version and a weight, and whether it is from the burn-in of it.
-        self._burn_in: tuple[Any, bool] = None, False
+        self._is_burn_in = False
         self._reading = threading.Lock()
         # A graph that is loaded for the version to come.
         self._next: _Copy | _OtherGraph | None = None
@@ -418,6 +417,7 @@ class Peer(teacher.Teacher):
         self._silence.arrived(step, extras.get(screen.INTERVAL_FIELD))
         self._is_worse, self._next_is_worse = self._next_is_worse, False
         self._now, self._drop_reason = step, ""
+        self._settle()
         self._num_swaps += 1
         self._last_num_bytes = staged.version.num_bytes
         self._num_bytes += staged.version.num_bytes
@@ -435,8 +435,14 @@ class Peer(teacher.Teacher):
         if step is None or not self.in_use:
             return
         self._now = step
+        if self._is_burn_in:
+            # A weight that is no function of the step alone may end it.
+            self._settle()
         self._silence.refreshed(step)
         self._log_health(step)
+
+    def _settle(self) -> None:
+        self._is_burn_in = self._student.in_burn_in(self.step)
 
     # ---- what the version counts ----
 
@@ -454,14 +460,6 @@ class Peer(teacher.Teacher):
         if self._options.bound != staleness.AUTO or self._now is None:
             return 1.0
         return self._silence.share(self._now)
-
-    @property
-    def _is_burn_in(self) -> bool:
-        key = self.step, self._student.weight
-        # A weight that is no function of the step alone may end it any time.
-        if self._burn_in[0] != key or self._burn_in[1]:
-            self._burn_in = key, self._student.in_burn_in(self.step)
-        return self._burn_in[1]
 
     @property
     def health(self) -> tuple[str, str]:

@@ -399,6 +399,7 @@ class TeacherList:
         """Lets the traced step know of the versions, if anything changed."""
         if self.remote:
             # Travels with each execution.
+            self.remote.publish()
             return
         values: dict[str, Any] = {
             "steps": [each.step for each in self._teachers],
