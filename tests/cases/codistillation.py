@@ -172,7 +172,7 @@ def outputs_of_teachers(
 
 def teacher_variables(model: Any) -> list[tf.Variable]:
     """Where the first teacher's version in use lies."""
-    return model.teachers._teachers[0]._place._variables
+    return model.teachers._teachers[0]._place.variables
 
 
 def never() -> tfdistill.callbacks.TeacherLoader:

@@ -339,14 +339,14 @@ def test_a_teacher_stays_as_it_is_while_the_student_trains(exchange):
     peer = cases.deep(1)
     cases.publish(exchange, peer)
     cases.load(model, 10)
-    held = model.teachers._teachers[0]._place._variables
+    held = model.teachers._teachers[0]._place.variables
     values = [v.numpy() for v in held]
     num_slots = len(model.optimizer.variables)
     before = [v.numpy() for v in model.student.variables]
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
     cases.fit(model, data.repeat(), steps_per_epoch=100)
     _assert_same_bits(
-        [v.numpy() for v in model.teachers._teachers[0]._place._variables],
+        [v.numpy() for v in model.teachers._teachers[0]._place.variables],
         values,
     )
     _assert_same_bits(values, [v.numpy() for v in peer.variables])

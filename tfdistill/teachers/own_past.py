@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdistill.exports import saved_model
+from tfdistill.teachers import copies
 from tfdistill.teachers import teacher
 
 
@@ -53,7 +53,7 @@ class OwnPast(teacher.Teacher):
         self._step = -1
         self._age_steps: int | None = None
         self._num_swaps = 0
-        self._variables: list[tf.Variable] = []
+        self._copy: Any = None
 
     def attach(self, student: teacher.Student) -> None:
         """Makes room for a copy of the student's values."""
@@ -63,16 +63,13 @@ class OwnPast(teacher.Teacher):
                 "worker has all of the student's values. Leave it out, or "
                 "train without parameter servers."
             )
-        self._student, self._graph = student, student.graph
+        self._student = student
         self._writer = saved_model.SavedModelWriter(student.graph)
-        self._variables = [
-            tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
-            for v in student.graph.variables
-        ]
+        self._copy = copies.Copy(student.graph)
 
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
         """Runs the student's graph with the values of its past."""
-        return keras.tree.flatten(self._graph(self._variables, batch.inputs))
+        return self._copy.infer(batch.inputs)
 
     @property
     def step(self) -> int:
@@ -93,17 +90,20 @@ class OwnPast(teacher.Teacher):
         """
         if step == self._step or self._student.in_burn_in(step):
             return
-        is_first, self._step = self._step < 0, step
-        for held, value in zip(
-            self._variables, self._writer.snapshot(averages), strict=True
-        ):
-            value = tf.cast(value, held.dtype)
-            if self._decay and held.dtype.is_floating and not is_first:
-                old = tf.convert_to_tensor(held)
-                value = old + (1 - self._decay) * (value - old)
-            held.assign(value)
+        values = self._writer.snapshot(averages)
+        if self._decay and self._step >= 0:
+            values = map(self._moved, self._copy.variables, values)
+        self._copy.install(values)
+        self._step = step
         self._age_steps, self._drop_reason = None, ""
         self._num_swaps += 1
+
+    def _moved(self, held: tf.Variable, value: Any) -> tf.Tensor:
+        value = tf.cast(value, held.dtype)
+        if not held.dtype.is_floating:
+            return value
+        old = tf.convert_to_tensor(held)
+        return old + (1 - self._decay) * (value - old)
 
     def refresh(self, step: int | None) -> None:
         """Takes a version, unless an exporter decides when."""
@@ -135,7 +135,7 @@ class OwnPast(teacher.Teacher):
     @property
     def variables(self) -> Sequence[tf.Variable]:
         """What it holds, for backups: by variable of the student's graph."""
-        return self._variables
+        return self._copy.variables if self._copy else ()
 
     def state(self) -> dict[str, Any]:
         """Returns the step of its version; a backup has the values."""

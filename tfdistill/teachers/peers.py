@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdistill.cluster import identity
@@ -15,12 +14,12 @@ from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
-from tfdistill.exports import student_graph
 from tfdistill.follow import follower as follower_lib
 from tfdistill.follow import screen
 from tfdistill.system import background
 from tfdistill.system import run_files
 from tfdistill.teachers import canary as canary_lib
+from tfdistill.teachers import copies
 from tfdistill.teachers import merit as merit_lib
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import staleness
@@ -140,35 +139,6 @@ def exchange_for(
     return exchange or publisher.Exchange(cluster.exchange)
 
 
-class _Copy:
-    """A copy of the student's variables, on its replicas."""
-
-    def __init__(self, graph: student_graph.StudentGraph) -> None:
-        self._graph = graph
-        self._variables = [
-            tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
-            for v in graph.variables
-        ]
-
-    def infer(self, inputs: Any) -> list[tf.Tensor]:
-        """Runs the version in use, in the step."""
-        return keras.tree.flatten(self._graph(self._variables, inputs))
-
-    def read(
-        self, version: versions.Version, expected: Mapping[str, Any]
-    ) -> saved_model.Snapshot:
-        """Reads a version's values; those that are not finite are refused."""
-        return saved_model.read_variables(version.path, expected)
-
-    def try_out(self, values: saved_model.Snapshot, inputs: Any) -> list[Any]:
-        """Runs values that were read, outside of the step."""
-        return run_student(self._graph, values, inputs)
-
-    def install(self, values: saved_model.Snapshot) -> None:
-        """Puts values that were read in place, between two steps."""
-        _assign(self._variables, values)
-
-
 class _OtherGraph:
     """A peer's own graph and its variables."""
 
@@ -185,20 +155,7 @@ class _OtherGraph:
             )
 
     def install(self, values: saved_model.Snapshot) -> None:
-        _assign(self.infer.variables, values)
-
-
-def _assign(variables: Sequence[Any], values: saved_model.Snapshot) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(tf.cast(value, variable.dtype))
-
-
-def run_student(
-    graph: student_graph.StudentGraph, values: Sequence[Any], inputs: Any
-) -> list[Any]:
-    """Runs the student's graph with other values, outside of the step."""
-    tensors = [tf.convert_to_tensor(value) for value in values]
-    return keras.tree.flatten(graph(tensors, inputs))
+        copies.assign(self.infer.variables, values)
 
 
 class Peer(teacher.Teacher):
@@ -223,7 +180,7 @@ class Peer(teacher.Teacher):
         self._is_burn_in = False
         self._reading = threading.Lock()
         # A graph that is loaded for the version to come.
-        self._next: _Copy | _OtherGraph | None = None
+        self._next: copies.Copy | _OtherGraph | None = None
         # The last version of another graph that has answered the canary.
         self._examined = -1
         # The student's step at the last refresh.
@@ -245,7 +202,7 @@ class Peer(teacher.Teacher):
             self._refuse_other_graphs()
             self.remote = on_servers.ServerCopy(self.name, graph)
         # What runs in the step, and what reads versions of the own graph.
-        self._place = self._own_place = self.remote or _Copy(graph)
+        self._place = self._own_place = self.remote or copies.Copy(graph)
         if self._canary is not None:
             self._prepare_canary(self._canary, student)
         self.follower = follower_lib.Follower(
@@ -272,7 +229,7 @@ class Peer(teacher.Teacher):
         run = (
             on_servers.student_runner(graph)
             if student.on_servers
-            else functools.partial(run_student, graph)
+            else self._own_place.try_out
         )
         snapshot = saved_model.SavedModelWriter(graph).snapshot
         # Traced here: the reading thread must not run the student's code.
