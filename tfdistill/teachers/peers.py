@@ -14,6 +14,7 @@ from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
+from tfdistill.exports import student_graph
 from tfdistill.follow import follower as follower_lib
 from tfdistill.follow import screen
 from tfdistill.system import background
@@ -201,6 +202,7 @@ class Peer(teacher.Teacher):
         if student.on_servers:
             self._refuse_other_graphs()
             self.remote = on_servers.ServerCopy(self.name, graph)
+        self._writer = saved_model.SavedModelWriter(graph)
         # What runs in the step, and what reads versions of the own graph.
         self._place = self._own_place = self.remote or copies.Copy(graph)
         if self._canary is not None:
@@ -209,9 +211,16 @@ class Peer(teacher.Teacher):
             self._exchange,
             self.group,
             read=self._read,
-            screen=screen.Screen(graph, schema=self._options.schema),
+            screen=self._screen(graph),
             alone=student.num_workers == 1,
         )
+
+    def _screen(self, graph: student_graph.StudentGraph) -> screen.Screen:
+        schema = self._options.schema
+        if self._options.allow_other_graphs:
+            return screen.Screen(graph, schema=schema)
+        same_graph = screen.refuse_other_graphs(graph, _OTHER_GRAPH)
+        return screen.Screen(graph, schema=schema, also=same_graph)
 
     def _refuse_other_graphs(self) -> None:
         if self._options.allow_other_graphs:
@@ -231,7 +240,7 @@ class Peer(teacher.Teacher):
             if student.on_servers
             else self._own_place.try_out
         )
-        snapshot = saved_model.SavedModelWriter(graph).snapshot
+        snapshot = self._writer.snapshot
         # Traced here: the reading thread must not run the student's code.
         run(snapshot(), canary.inputs)
         if student.on_servers:
@@ -258,15 +267,11 @@ class Peer(teacher.Teacher):
     def _read(self, version: versions.Version) -> saved_model.Snapshot:
         """Reads the values of a version that passed the screen."""
         is_own = version.manifest.graph_fingerprint == self._graph.fingerprint
-        if is_own:
-            writer = saved_model.SavedModelWriter(self._graph)
-            expected: Mapping[str, Any] = writer.variables
-        elif self._options.allow_other_graphs:
-            expected = saved_model.in_order(version.manifest.variables)
-        else:
-            raise screen.Refused(
-                f"its graph differs from the student's. {_OTHER_GRAPH}"
-            )
+        expected = (
+            self._writer.variables
+            if is_own
+            else saved_model.in_order(version.manifest.variables)
+        )
         # A read that was given up may be under way still.
         with self._reading, self._reads.measured():
             values = self._own_place.read(version, expected)
