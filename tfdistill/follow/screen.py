@@ -20,9 +20,9 @@ from tfdistill.exports import graph_check
 from tfdistill.exports import student_graph
 
 # Of a manifest's `extras`: hashes of what labels and columns mean, the steps
-# between exports, the examples trained on, and what an average keeps of itself.
+# between exports, and what an average keeps of itself.
 SCHEMA_FIELD, INTERVAL_FIELD = "schema", "every_steps"
-EXAMPLES_FIELD, DECAY_FIELD = "examples", "ema_decay"
+DECAY_FIELD = "ema_decay"
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _BLOCK_BYTES = 1024 * 1024
