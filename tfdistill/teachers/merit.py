@@ -6,10 +6,13 @@ each class occurs, 1 without any loss. Skills compare across data sets; losses
 in nats do not.
 """
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
 
+from tfdistill.exports import saved_model
+from tfdistill.exports import student_graph
 from tfdistill.teachers import canary as canary_lib
 
 _log = logging.getLogger(__name__)
@@ -23,61 +26,68 @@ _LEAST_SKILL, _WORSE_THAN_CHANCE = 0.05, 1.25
 
 
 class Merit:
-    """Compares the versions of one peer with the student, on the chief.
+    """Compares the versions of peers with the student, on the chief.
 
-    The training thread takes the student's values; the thread that reads a
-    version finds both losses.
+    The training thread takes the student's values; the thread that reads
+    versions finds all losses, the student's once for all peers.
+
+    Attributes:
+        worse: By peer, whether the version that was compared last is worse,
+            by its step.
     """
 
     def __init__(
         self,
         canary: canary_lib.Canary,
-        *,
-        snapshot: Callable[[], Any],
-        loss_of: Callable[[Any], float | None],
+        graph: student_graph.StudentGraph,
+        run: Callable[[Any, Any], list[Any]],
     ) -> None:
-        """Knows of no values yet.
-
-        `snapshot` takes the values that an export would hold, at no cost;
-        `loss_of` finds their loss on the canary batch.
-        """
-        self._canary = canary
-        self._snapshot = snapshot
-        self._loss_of = loss_of
-        self._values: Any = None
-        # Of the version that was compared last.
-        self._before: float | None = None
-        # By step of a version, whether it is worse.
-        self.worse: dict[int, bool] = {}
+        """Takes the student's values; `run` is from values and inputs."""
+        self._canary, self._graph, self._run = canary, graph, run
+        self._writer = saved_model.SavedModelWriter(graph)
+        # By peer, the loss of the version before.
+        self._before: dict[str, float] = {}
+        self.worse: dict[str, dict[int, bool]] = {}
+        # Traced here: the other thread must not run the student's code.
+        run(self._writer.snapshot(), canary.inputs)
+        # The first version may be read before the first refresh.
+        self.take()
 
     def take(self) -> None:
-        """Takes the student's values, between two steps."""
-        self._values = self._snapshot()
+        """Takes the student's values, between two steps, at no cost."""
+        values = self._writer.snapshot()
+        run = functools.partial(self._run, values)
+        spec = self._graph.output_spec
+        # Found once somebody asks, and kept.
+        self._own_loss: Any = functools.cache(lambda: self._canary.check(run, spec))
 
-    def compare(self, version: int, loss: float | None) -> None:
+    def compare(self, peer: str, version: int, loss: float | None) -> None:
         """Notes whether a version of this loss is worse than the student."""
-        if loss is None or self._values is None:
+        if loss is None:
             return
         try:
-            own = self._loss_of(self._values)
+            own = self._own_loss()
         except ValueError as error:
             _log.info("The student's canary batch failed: %s", error)
             return
-        if own is not None:
-            self.worse = {version: self.is_worse(loss, own, self._before)}
-        self._before = loss
+        before = self._before.get(peer)
+        self.worse[peer] = {version: is_worse(self._canary, loss, own, before)}
+        self._before[peer] = loss
 
-    def is_worse(self, loss: float, own: float, before: float | None) -> bool:
-        """Whether losses are clearly worse than the student's own.
 
-        Models with batch normalization may be much worse for the time of one
-        version: `before`, the loss of the version before, is averaged in.
-        """
-        base = self._canary.base_rate_loss()
-        if not base > 0:
-            return False
-        mean = loss if before is None else (loss + before) / 2
-        least, own_skill = min(loss, mean), 1 - own / base
-        if own_skill < _LEAST_SKILL:
-            return least > _WORSE_THAN_CHANCE * self._canary.chance_loss()
-        return 1 - least / base < _LEAST_SHARE * own_skill
+def is_worse(
+    canary: canary_lib.Canary, loss: float, own: float, before: float | None
+) -> bool:
+    """Whether losses are clearly worse than the student's own.
+
+    Models with batch normalization may be much worse for the time of one
+    version: `before`, the loss of the version before, is averaged in.
+    """
+    base = canary.base_rate_loss()
+    if not base > 0:
+        return False
+    mean = loss if before is None else (loss + before) / 2
+    least, own_skill = min(loss, mean), 1 - own / base
+    if own_skill < _LEAST_SKILL:
+        return least > _WORSE_THAN_CHANCE * canary.chance_loss()
+    return 1 - least / base < _LEAST_SHARE * own_skill

@@ -106,9 +106,7 @@ class OwnPast(teacher.Teacher):
         return old + (1 - self._decay) * (value - old)
 
     def refresh(self, step: int | None) -> None:
-        """Takes a version, unless an exporter decides when."""
-        if not self._student.has_exporter:
-            self.note_export(step or 0, {})
+        """Notes the student's step."""
         if step is not None and self.in_use:
             self._age_steps = step - self._step
 

@@ -234,27 +234,16 @@ class Peer(teacher.Teacher):
         self, canary: canary_lib.Canary, student: teacher.Student
     ) -> None:
         canary.settle(student.loss.from_logits if student.loss else None)
-        graph = student.graph
-        run = (
-            on_servers.student_runner(graph)
-            if student.on_servers
-            else self._own_place.try_out
-        )
-        snapshot = self._writer.snapshot
         # Traced here: the reading thread must not run the student's code.
-        run(snapshot(), canary.inputs)
-        if student.on_servers:
-            self._own_place.try_out([], canary.inputs)
-        if canary.labels is not None and student.is_chief:
-            self._merit = merit_lib.Merit(
-                canary,
-                snapshot=snapshot,
-                loss_of=lambda values: canary.check(
-                    functools.partial(run, values), graph.output_spec
-                ),
-            )
-            # The first version may be read before the first refresh.
-            self._merit.take()
+        self._own_place.try_out(self._writer.snapshot(), canary.inputs)
+        if canary.labels is None or not student.is_chief:
+            return
+        if canary not in student.merits:
+            run = self._own_place.try_out
+            if student.on_servers:
+                run = on_servers.student_runner(student.graph)
+            student.merits[canary] = merit_lib.Merit(canary, student.graph, run)
+        self._merit = student.merits[canary]
 
     # ---- in the step ----
 
@@ -288,7 +277,7 @@ class Peer(teacher.Teacher):
             return
         loss = self._canary.check(predict, self._graph.output_spec)
         if self._merit is not None:
-            self._merit.compare(version, loss)
+            self._merit.compare(self.name, version, loss)
 
     def examine(self) -> None:
         """Has a version of another graph answer the canary, once it is in use.
@@ -323,7 +312,7 @@ class Peer(teacher.Teacher):
         if self._merit is None:
             return False, False
         self._merit.take()
-        worse = self._merit.worse
+        worse = self._merit.worse.get(self.name, {})
         return (
             worse.get(self.step, self._is_worse),
             worse.get(self.follower.announced, False),

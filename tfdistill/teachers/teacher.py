@@ -70,6 +70,7 @@ class Batch:
         return keras.tree.flatten(self.outputs)
 
 
+@dataclasses.dataclass(eq=False)
 class Student:
     """What a teacher may know of the student, once `fit` has seen its data.
 
@@ -82,28 +83,21 @@ class Student:
         layers: Hidden layers of the teacher that are compared, too.
         last: What the last execution reported.
         names: The names of its teachers, in order.
-        has_exporter: Whether the `fit` in progress exports it.
+        merits: By canary, what compares versions with the student on it.
     """
 
-    has_exporter = False
-
-    def __init__(
-        self,
-        graph: student_graph.StudentGraph,
-        strategy: tf.distribute.Strategy,
-        *,
-        cluster: identity.Cluster,
-        names: Sequence[str] = (),
-        weight: Callable[[tf.Tensor], Any] | None = None,
-        loss: losses_lib.DistillationLoss | None = None,
-        layers: Sequence[str] = (),
-        last: steps.LastExecution | None = None,
-    ) -> None:
-        """Takes them as they are."""
-        self.graph, self.strategy, self.cluster = graph, strategy, cluster
-        self.weight, self.loss, self.layers = weight, loss, list(layers)
-        self.last = last or steps.LastExecution()
-        self.names = list(names)
+    graph: student_graph.StudentGraph
+    strategy: tf.distribute.Strategy
+    _: dataclasses.KW_ONLY
+    cluster: identity.Cluster
+    weight: Callable[[tf.Tensor], Any] | None = None
+    loss: losses_lib.DistillationLoss | None = None
+    layers: Sequence[str] = ()
+    last: steps.LastExecution = dataclasses.field(
+        default_factory=steps.LastExecution
+    )
+    names: Sequence[str] = ()
+    merits: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def on_servers(self) -> bool:

@@ -77,6 +77,7 @@ class TeacherList:
     Attributes:
         generation: Counts loaded graphs: the training step is traced again
             for each.
+        has_exporter: Whether the `fit` in progress has a `StudentExporter`.
         remote: What the executions of a parameter-server group take along;
             None in any other.
     """
@@ -98,12 +99,12 @@ class TeacherList:
         ]
         self._student: teacher_lib.Student | None = None
         self._weight: Callable[[tf.Tensor], Any] | None = None
-        self._has_exporter = False
         self._following: follower.Following | None = None
         # What the traced step knows.
         self._published: dict[str, Any] = {}
         self.remote: on_servers.RemoteTeachers | None = None
         self.generation = 0
+        self.has_exporter = False
 
     def __len__(self) -> int:
         return len(self._teachers)
@@ -137,23 +138,12 @@ class TeacherList:
         """Whether refreshes move the student's own past: nobody exports it."""
         kind = own_past.OwnPast
         has_past = any(isinstance(each, kind) for each in self._teachers)
-        return has_past and not self._has_exporter
+        return has_past and not self.has_exporter
 
     @property
     def moves_at_refreshes(self) -> bool:
         """Whether teachers change at the refreshes of a `TeacherLoader`."""
         return self.follows_peers or self.past_moves_at_refreshes
-
-    @property
-    def has_exporter(self) -> bool:
-        """Whether the `fit` in progress has a `StudentExporter`."""
-        return self._has_exporter
-
-    @has_exporter.setter
-    def has_exporter(self, has_exporter: bool) -> None:
-        self._has_exporter = has_exporter
-        if self._student is not None:
-            self._student.has_exporter = has_exporter
 
     # ---- before training ----
 
@@ -184,7 +174,7 @@ class TeacherList:
         """
         if self._student is not None:
             if graph is not self._student.graph or (
-                list(layers) != self._student.layers
+                list(layers) != list(self._student.layers)
             ):
                 raise RuntimeError(_ATTACHED.format(", ".join(self.names)))
             return
@@ -196,9 +186,8 @@ class TeacherList:
             weight=self._weight,
             loss=loss,
             layers=layers,
-            last=last,
+            last=last or steps.LastExecution(),
         )
-        student.has_exporter = self._has_exporter
         self._student = student
         if student.on_servers:
             self.remote = on_servers.RemoteTeachers(self._teachers)
@@ -354,6 +343,8 @@ class TeacherList:
                 peer.follower.announce(newest)
         ready = self._load_graphs(news.ready)
         self._swap(ready, step)
+        if not self.has_exporter:
+            self.note_export(step or 0, {})
         for each in self._teachers:
             each.refresh(step)
         self._publish()
