@@ -19,12 +19,17 @@ class Copy:
         variables: The copies, in the order of the graph's variables.
     """
 
-    def __init__(self, graph: student_graph.StudentGraph) -> None:
-        """Makes them, all 0. Call it in the strategy's scope."""
+    def __init__(
+        self,
+        graph: student_graph.StudentGraph,
+        values: Sequence[Any] | None = None,
+    ) -> None:
+        """Makes them, by default all 0. Call it in the strategy's scope."""
         self._graph = graph
         self.variables = [
-            tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
-            for v in graph.variables
+            tf.Variable(value, trainable=False)
+            for value in values
+            or [tf.zeros(v.shape, v.dtype) for v in graph.variables]
         ]
 
     def infer(self, inputs: Any) -> list[tf.Tensor]:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.teachers import canary as canary_lib
+from tfdistill.teachers import copies
 from tfdistill.teachers import features as features_lib
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import teacher
@@ -106,19 +106,22 @@ class FixedTeacher(teacher.Teacher):
         if not self.is_keras:
             self._load(student)
             return
-        graph = student.graph
-        model = FrozenModel(self.keras_model(), graph, layers=student.layers)
+        graph, order = _traced(self.keras_model(), student)
         # What a file held is not held twice.
         self._given = None if self._path else self._given
+        values = saved_model.SavedModelWriter(graph).snapshot()
         if student.on_servers:
-            self.remote = ServerModel(model)
-            self._infer = self.remote.infer
-            size = len(keras.tree.flatten(graph.output_spec))
-            self._try_out(lambda x: self.remote.try_out(x)[:size], student)
-            return
-        model.copy()
-        self._infer = model
-        self._try_out(model.outputs, student)
+            self.remote = on_servers.ServerCopy("model", graph, values)
+        place = self.remote or copies.Copy(graph, values)
+
+        def in_order(outputs: list[tf.Tensor]) -> list[tf.Tensor]:
+            ours = [outputs[index] for index in order]
+            return [*ours, *outputs[len(order) :]]
+
+        self._infer = lambda inputs: in_order(place.infer(inputs))
+        self._try_out(
+            lambda x: in_order(place.try_out(values, x))[: len(order)], student
+        )
 
     def _load(self, student: teacher.Student) -> None:
         if student.on_servers:
@@ -160,141 +163,28 @@ def only_model(teachers: Sequence[teacher.Teacher]) -> keras.Model:
     return only.keras_model()
 
 
-class FrozenModel:
-    """A model's inference on a copy of its values, called as the student is.
+def _traced(
+    model: keras.Model, student: teacher.Student
+) -> tuple[student_graph.StudentGraph, list[int]]:
+    """Traces a model's inference for the student's inputs.
 
-    Attributes:
-        graph: The model's traced inference.
-        values: The model's values, by variable of the graph; None for a table
-            that is on parameter servers.
-        variables: A copy of each, where the current strategy has them.
+    Returns also the places of the student's outputs among the model's. What
+    its hidden layers return follows the outputs. ValueError if inputs or
+    outputs are not those of the student.
     """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        student: student_graph.StudentGraph,
-        *,
-        layers: Sequence[str] = (),
-    ) -> None:
-        """Traces the model for the student's inputs; copies nothing yet.
-
-        What hidden `layers` return follows the outputs. ValueError if inputs
-        or outputs are not those of the student.
-        """
-        traced = model
-        if layers:
-            traced = features_lib.with_layers(model, layers, role="teacher")
-        try:
-            self.graph = student_graph.StudentGraph(traced, student.input_spec)
-            spec = self.graph.output_spec
-            self._order = _order(
-                spec[0] if layers else spec, student.output_spec
-            )
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"The model {model.name!r} cannot be a teacher of this "
-                "student: it must take the student's inputs and return "
-                f"outputs of the student's shapes; {error}"
-            ) from error
-        self.values = saved_model.SavedModelWriter(self.graph).snapshot()
-        self.variables: list[tf.Variable] = []
-
-    def copy(self) -> None:
-        """Copies the values. Call it in the strategy's scope."""
-        self.variables = [
-            tf.Variable(value, trainable=False) for value in self.values
-        ]
-        self.values = []
-
-    def __call__(self, inputs: Any) -> list[tf.Tensor]:
-        """Predicts; outputs flat, in the order of the student's, and layers."""
-        return self.in_order(self.graph(self.variables, inputs))
-
-    def outputs(self, inputs: Any) -> list[tf.Tensor]:
-        """Predicts without the hidden layers."""
-        return self(inputs)[: len(self._order)]
-
-    def in_order(self, outputs: Any) -> list[tf.Tensor]:
-        """Flattens what the graph returned to the order of the student's."""
-        flat = keras.tree.flatten(outputs)
-        hidden = flat[len(self._order) :]
-        return [*(flat[index] for index in self._order), *hidden]
-
-
-class ServerModel:
-    """A Keras model in memory, of a parameter-server group.
-
-    Its values are copied to the servers, from which each worker fetches them
-    once. Tables that are on servers are looked up there.
-    """
-
-    half = 0
-
-    def __init__(self, model: FrozenModel) -> None:
-        """Takes the model's present values, but for tables on servers."""
-        self._model = model
-        variables, self._values = model.graph.variables, model.values
-        self._tables = {
-            index: [
-                on_servers.Rows(shard.value)
-                for shard in variables[index].layer.shards
-            ]
-            for index, value in enumerate(self._values)
-            if value is None
-        }
-        self._masters = {
-            index: tf.Variable(value, trainable=False)
-            for index, value in enumerate(self._values)
-            if value is not None
-        }
-        self._local = {
-            index: on_servers.WorkerVariable(
-                np.zeros(master.shape, master.dtype.as_numpy_dtype),
-                name=f"model_{index}",
-            )
-            for index, master in self._masters.items()
-        }
-        self._is_here = on_servers.WorkerVariable(
-            np.array(False), name="model_is_here"
-        )
-
-    @property
-    def worker_variables(self) -> list[on_servers.WorkerVariable]:
-        """What each worker keeps of this teacher."""
-        return [*self._local.values(), self._is_here]
-
-    def use(self, arguments: tf.Tensor) -> None:
-        """Fetches the values to a worker that has not got them yet."""
-        del arguments
-
-        def fetch() -> tf.Tensor:
-            for index, master in self._masters.items():
-                with tf.device(master.device):
-                    value = master.read_value()
-                self._local[index].assign(value)
-            self._is_here.assign(True)
-            return tf.constant(True)
-
-        tf.cond(self._is_here.value(), lambda: tf.constant(True), fetch)
-
-    def infer(self, inputs: Any) -> list[tf.Tensor]:
-        """Predicts on a worker, in the step."""
-        values = [
-            self._local[index].value() if index in self._local else None
-            for index in range(len(self._values))
-        ]
-        return self._infer(values, inputs)
-
-    def try_out(self, inputs: Any) -> list[tf.Tensor]:
-        """Predicts on the coordinator."""
-        return self._infer(self._values, inputs)
-
-    def _infer(self, values: Sequence[Any], inputs: Any) -> list[tf.Tensor]:
-        found = [
-            self._tables.get(index, value) for index, value in enumerate(values)
-        ]
-        return self._model.in_order(self._model.graph.infer_from(found, inputs))
+    names, traced = student.layers, model
+    if names:
+        traced = features_lib.with_layers(model, names, role="teacher")
+    try:
+        graph = student_graph.StudentGraph(traced, student.graph.input_spec)
+        spec = graph.output_spec[0] if names else graph.output_spec
+        return graph, _order(spec, student.graph.output_spec)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"The model {model.name!r} cannot be a teacher of this "
+            "student: it must take the student's inputs and return "
+            f"outputs of the student's shapes; {error}"
+        ) from error
 
 
 def _order(theirs: Any, ours: Any) -> list[int]:

@@ -55,11 +55,11 @@ class Merit:
 
     def take(self) -> None:
         """Takes the student's values, between two steps, at no cost."""
-        values = self._writer.snapshot()
-        run = functools.partial(self._run, values)
-        spec = self._graph.output_spec
+        run = functools.partial(self._run, self._writer.snapshot())
         # Found once somebody asks, and kept.
-        self._own_loss: Any = functools.cache(lambda: self._canary.check(run, spec))
+        self._own_loss: Any = functools.cache(
+            lambda: self._canary.check(run, self._graph.output_spec)
+        )
 
     def compare(self, peer: str, version: int, loss: float | None) -> None:
         """Notes whether a version of this loss is worse than the student."""

@@ -129,14 +129,10 @@ class Rows(rows.OwnRows):
             return tf.gather(self._rows, tf.cast(rows, tf.int64) + self._start)
 
 
-def _half(rows: tf.Variable, half: tf.Tensor) -> Rows:
-    """One half of a shard that has room for two versions."""
-    count = int(rows.shape[0]) // 2
-    return Rows(rows, start=half * count, count=count)
-
-
 class ServerCopy:
-    """A peer's version on parameter servers, with room for the next one.
+    """A model's values on parameter servers, which workers fetch once each.
+
+    Those of a peer have room for the version to come.
 
     Attributes:
         half: Which of the two halves is in use.
@@ -144,13 +140,26 @@ class ServerCopy:
             was swapped out last.
     """
 
-    def __init__(self, name: str, graph: student_graph.StudentGraph) -> None:
-        """Makes an empty place. Call it in the strategy's scope."""
+    def __init__(
+        self,
+        name: str,
+        graph: student_graph.StudentGraph,
+        values: saved_model.Snapshot | None = None,
+    ) -> None:
+        """Makes an empty place. Call it in the strategy's scope.
+
+        With `values`, those of a model that never changes: its tables are used
+        where they are, and the rest is copied.
+        """
         self._graph = graph
+        self._num_halves = 2 if values is None else 1
         self.wait_until_free: Callable[[], None] = lambda: None
         self.half = 0
         self._tables = {
-            index: [_two_halves(shard.value) for shard in variable.layer.shards]
+            index: [
+                _two_halves(shard.value) if values is None else shard.value
+                for shard in variable.layer.shards
+            ]
             for index, variable in enumerate(graph.variables)
             if isinstance(variable, layer.LogicalTable)
         }
@@ -161,15 +170,39 @@ class ServerCopy:
                 continue
             dtype = tf.as_dtype(variable.dtype)
             self._masters[index] = tf.Variable(
-                tf.zeros([2, *variable.shape], dtype), trainable=False
+                tf.zeros([2, *variable.shape], dtype)
+                if values is None
+                else tf.expand_dims(values[index], 0),
+                trainable=False,
             )
             self._local[index] = WorkerVariable(
                 np.zeros(variable.shape, dtype.as_numpy_dtype),
                 name=f"{name}_{index}",
             )
-        self._version = WorkerVariable(np.int64(-1), name=f"{name}_version")
+        # That of no teacher.
+        self._version = WorkerVariable(np.int64(-2), name=f"{name}_version")
         self._half: tf.Tensor | None = None
         self._on_trial = tf.function(self._infer_on_trial, autograph=False)
+
+    def _infer(
+        self, half: tf.Tensor, dense: Callable[[int], tf.Tensor], inputs: Any
+    ) -> list[tf.Tensor]:
+        values = [
+            [self._rows(shard, half) for shard in self._tables[index]]
+            if index in self._tables
+            else dense(index)
+            for index in range(len(self._graph.variables))
+        ]
+        return keras.tree.flatten(self._graph.infer_from(values, inputs))
+
+    def _rows(self, shard: tf.Variable, half: tf.Tensor) -> Rows:
+        count = int(shard.shape[0]) // self._num_halves
+        return Rows(shard, start=half * count, count=count)
+
+    def _fetched(self, index: int, half: tf.Tensor) -> tf.Tensor:
+        master = self._masters[index]
+        with tf.device(master.device):
+            return tf.gather(master, half)
 
     # ---- on a worker ----
 
@@ -187,10 +220,8 @@ class ServerCopy:
         is_new = (in_use > 0) & tf.not_equal(version, self._version.value())
 
         def fetch() -> tf.Tensor:
-            for index, master in self._masters.items():
-                with tf.device(master.device):
-                    value = tf.gather(master, self._half)
-                self._local[index].assign(value)
+            for index, local in self._local.items():
+                local.assign(self._fetched(index, self._half))
             self._version.assign(version)
             return tf.constant(True)
 
@@ -198,15 +229,15 @@ class ServerCopy:
 
     def infer(self, inputs: Any) -> list[tf.Tensor]:
         """Runs the version in use, in the step."""
-        values = [
-            [_half(rows, self._half) for rows in self._tables[index]]
-            if index in self._tables
-            else self._local[index].value()
-            for index in range(len(self._graph.variables))
-        ]
-        return keras.tree.flatten(self._graph.infer_from(values, inputs))
+        return self._infer(
+            self._half, lambda index: self._local[index].value(), inputs
+        )
 
     # ---- in the background, on the coordinator ----
+
+    @property
+    def _other_half(self) -> int:
+        return (self.half + 1) % self._num_halves
 
     def read(
         self, version: versions.Version, expected: Any
@@ -226,7 +257,7 @@ class ServerCopy:
     def _read_halves(
         self, directory: str, expected: Any, *, here: bool = False
     ) -> None:
-        half, prefix = 1 - self.half, f"{directory}/variables/variables"
+        half, prefix = self._other_half, f"{directory}/variables/variables"
         keys = list(expected)
         dense = saved_model.read_variables(
             directory,
@@ -248,24 +279,17 @@ class ServerCopy:
 
     def try_out(self, values: Any, inputs: Any) -> list[Any]:
         """Runs the version in the half that is not in use."""
-        half = tf.constant(1 - self.half, tf.int64)
+        half = tf.constant(self._other_half, tf.int64)
         return list(self._on_trial(half, inputs))
 
     def _infer_on_trial(self, half: tf.Tensor, inputs: Any) -> list[tf.Tensor]:
-        values: list[Any] = []
-        for index in range(len(self._graph.variables)):
-            if index in self._tables:
-                shards = self._tables[index]
-                values.append([_half(rows, half) for rows in shards])
-                continue
-            master = self._masters[index]
-            with tf.device(master.device):
-                values.append(tf.gather(master, half))
-        return keras.tree.flatten(self._graph.infer_from(values, inputs))
+        return self._infer(
+            half, lambda index: self._fetched(index, half), inputs
+        )
 
     def install(self, values: saved_model.Snapshot) -> None:
         """Puts the version in use that was read into the other half."""
-        self.half = 1 - self.half
+        self.half = self._other_half
 
 
 def _two_halves(shard: tf.Variable) -> tf.Variable:
@@ -334,11 +358,10 @@ class RemoteTeachers:
         Readers wait for executions that use what they would replace.
         """
         for remote in self._remotes():
-            if isinstance(remote, ServerCopy):
-                remote.wait_until_free = self._wait_until_free
+            remote.wait_until_free = self._wait_until_free
         self.publish()
 
-    def _remotes(self) -> list[Any]:
+    def _remotes(self) -> list[ServerCopy]:
         return [t.remote for t in self._teachers if t.remote is not None]
 
     def publish(self) -> None:

@@ -130,20 +130,20 @@ class TeacherList:
     @property
     def swaps_predictions(self) -> bool:
         """Whether peers teach by what they predict in the same step."""
-        kind = predictions.PredictedPeer
-        return any(isinstance(each, kind) for each in self._teachers)
+        return self._has(predictions.PredictedPeer)
 
     @property
     def past_moves_at_refreshes(self) -> bool:
         """Whether refreshes move the student's own past: nobody exports it."""
-        kind = own_past.OwnPast
-        has_past = any(isinstance(each, kind) for each in self._teachers)
-        return has_past and not self.has_exporter
+        return self._has(own_past.OwnPast) and not self.has_exporter
 
     @property
     def moves_at_refreshes(self) -> bool:
         """Whether teachers change at the refreshes of a `TeacherLoader`."""
         return self.follows_peers or self.past_moves_at_refreshes
+
+    def _has(self, kind: type[teacher_lib.Teacher]) -> bool:
+        return any(isinstance(each, kind) for each in self._teachers)
 
     # ---- before training ----
 
