@@ -34,63 +34,47 @@ from tfdistill.training import weight_mean
 AGREEMENT, DIFFERENCE = "agreement", "mean_absolute_difference"
 
 
-def kind_of(loss: Any, output: tf.Tensor) -> str:
-    """Returns what can be said of an output: `AGREEMENT` or `DIFFERENCE`."""
-    if isinstance(loss, losses_lib.BinarySoftTargetCrossEntropy):
-        return AGREEMENT
-    has_classes = output.shape.rank > 1 and output.shape[-1] != 1
-    return AGREEMENT if has_classes else DIFFERENCE
-
-
-def measure(
+def _measure(
     loss: Any,
     teachers: Sequence[tf.Tensor],
     student: tf.Tensor,
     counts: Sequence[tf.Tensor],
-) -> tf.Tensor:
+) -> tuple[str, tf.Tensor]:
     """Compares each teacher with the student on one output `[batch, ...]`.
 
     `counts` says for each teacher which examples, or positions, count: float,
-    0 or 1. Returns float32 `[num_teachers]`; NaN for a teacher of which nothing
-    counts, as before it has a version.
+    0 or 1. Returns what was measured, and float32 `[num_teachers]`; NaN for a
+    teacher of which nothing counts, as before it has a version.
     """
-    compare = _comparison(loss, tf.cast(student, tf.float32))
-    return tf.stack(
-        [
-            _mean_where(compare, teacher, count)
-            for teacher, count in zip(teachers, counts, strict=True)
-        ]
-    )
+    kind, compare = _comparison(loss, tf.cast(student, tf.float32))
+    found = []
+    for teacher, count in zip(teachers, counts, strict=True):
+        values = compare(teacher)
+        # NaN of an example that does not count must not spread. Where none
+        # counts, 0 / 0 is the NaN that says so.
+        kept = tf.where(count > 0, values, tf.zeros_like(values))
+        found.append(tf.reduce_sum(kept) / tf.reduce_sum(count))
+    return kind, tf.stack(found)
 
 
-def _comparison(loss: Any, student: tf.Tensor) -> Any:
-    if kind_of(loss, student) == DIFFERENCE:
-        return lambda teacher: _flat(tf.abs(teacher - student))
+def _comparison(loss: Any, student: tf.Tensor) -> tuple[str, Any]:
     if isinstance(loss, losses_lib.BinarySoftTargetCrossEntropy):
         middle = 0.0 if loss.from_logits else 0.5
         own_side = student > middle
-        return lambda teacher: _flat(
+        return AGREEMENT, lambda teacher: _flat(
             tf.cast((teacher > middle) == own_side, tf.float32)
         )
-    own_class = tf.argmax(student, axis=-1)
-    return lambda teacher: tf.cast(
-        tf.argmax(teacher, axis=-1) == own_class, tf.float32
-    )
+    if student.shape.rank > 1 and student.shape[-1] != 1:
+        own_class = tf.argmax(student, axis=-1)
+        return AGREEMENT, lambda teacher: tf.cast(
+            tf.argmax(teacher, axis=-1) == own_class, tf.float32
+        )
+    return DIFFERENCE, lambda teacher: _flat(tf.abs(teacher - student))
 
 
 def _flat(values: tf.Tensor) -> tf.Tensor:
     """Means over the last axis, as a loss has it."""
     return values if values.shape.rank == 1 else tf.reduce_mean(values, -1)
-
-
-def _mean_where(
-    compare: Any, teacher: tf.Tensor, count: tf.Tensor
-) -> tf.Tensor:
-    values = compare(teacher)
-    # NaN of an example that does not count must not spread. Where none
-    # counts, 0 / 0 is the NaN that says so.
-    kept = tf.where(count > 0, values, tf.zeros_like(values))
-    return tf.reduce_sum(kept) / tf.reduce_sum(count)
 
 
 class DistillationTerm:
@@ -124,19 +108,13 @@ class DistillationTerm:
         0 if no teacher is in use. `sample_weight` is as in the data: None, a
         tensor, or by output.
         """
-        flat_pred = keras.tree.flatten(y_pred)
-        losses = self._by_output(y_pred, len(flat_pred))
-        weights = _by_output(sample_weight, len(flat_pred))
         of_rows = _rows(soft)
         total = tf.zeros([])
-        for outputs, student, loss, weight in zip(
-            soft.outputs, flat_pred, losses, weights, strict=True
+        for outputs, student, loss, weight in self._distilled(
+            soft, y_pred, sample_weight
         ):
-            if loss is None:
-                continue
             target = loss.inner.aggregate(outputs, soft.weights)
-            mask = _masked(weight, of_rows, student)
-            share = loss(target, student, mask)
+            share = loss(target, student, _masked(weight, of_rows, student))
             total += tf.cast(share, tf.float32)
         return total
 
@@ -150,30 +128,36 @@ class DistillationTerm:
         `[num_teachers]`: the mean over outputs; NaN for a teacher that was not
         asked.
         """
-        flat_pred = keras.tree.flatten(y_pred)
         found: dict[str, list[tf.Tensor]] = {}
-        for outputs, student, loss, weight in zip(
-            soft.outputs,
-            flat_pred,
-            self._by_output(y_pred, len(flat_pred)),
-            _by_output(sample_weight, len(flat_pred)),
-            strict=True,
+        for outputs, student, loss, weight in self._distilled(
+            soft, y_pred, sample_weight
         ):
-            if loss is None:
-                continue
             counts = [
                 _that_count(row > 0, weight, student)
                 for row in tf.unstack(soft.weights)
             ]
-            kind = kind_of(loss.inner, student)
-            found.setdefault(kind, []).append(
-                measure(loss.inner, outputs, student, counts)
-            )
+            kind, values = _measure(loss.inner, outputs, student, counts)
+            found.setdefault(kind, []).append(values)
         for kind in (AGREEMENT, DIFFERENCE):
             if kind in found:
                 return kind, tf.reduce_mean(tf.stack(found[kind]), axis=0)
         nothing = tf.fill([soft.weights.shape[0]], float("nan"))
         return AGREEMENT, nothing
+
+    def _distilled(
+        self, soft: soft_targets.SoftTargets, y_pred: Any, sample_weight: Any
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yields teachers' and student's output, loss and weights of each."""
+        flat_pred = keras.tree.flatten(y_pred)
+        for each in zip(
+            soft.outputs,
+            flat_pred,
+            self._by_output(y_pred),
+            _by_output(sample_weight, len(flat_pred)),
+            strict=True,
+        ):
+            if each[2] is not None:
+                yield each
 
     @property
     def first(self) -> losses_lib.DistillationLoss | None:
@@ -185,14 +169,10 @@ class DistillationTerm:
         self, y_pred: Any
     ) -> list[losses_lib.DistillationLoss | None]:
         """Returns the loss of each output; None for one without."""
-        count = len(keras.tree.flatten(y_pred))
-        return [
-            loss.inner if loss else None
-            for loss in self._by_output(y_pred, count)
-        ]
+        return [loss and loss.inner for loss in self._by_output(y_pred)]
 
-    def _by_output(self, y_pred: Any, count: int) -> list[Any]:
-        losses = self._losses
+    def _by_output(self, y_pred: Any) -> list[Any]:
+        losses, count = self._losses, len(keras.tree.flatten(y_pred))
         if not isinstance(losses, (dict, list, tuple)):
             return [losses] * count
         if isinstance(losses, dict):
