@@ -404,52 +404,56 @@ class Peer(teacher.Teacher):
     @property
     def share(self) -> float:
         """What the version counts until the next refresh, in [0, 1]."""
-        most = self.max_staleness_steps
-        is_too_old = most is not None and self._age_steps > most
-        if self._is_worse or self._is_burn_in or is_too_old:
-            return 0.0
-        if self._options.bound != staleness.AUTO or self._now is None:
-            return 1.0
-        return self._silence.share(self._now)
+        return self._standing()[1]
 
     @property
     def health(self) -> tuple[str, str]:
         """A word for what its share is owed to, and the reason."""
+        health, _, reason = self._standing()
+        return health, reason
+
+    def _standing(self) -> tuple[str, float, str]:
+        """Returns its health, its share, and the reason."""
         if self._drop_reason:
-            return teacher.DROPPED, self._drop_reason
+            return teacher.DROPPED, 0.0, self._drop_reason
         if not self.in_use:
             rejected = self.follower.rejected
-            return teacher.ABSENT, rejected.get(max(rejected, default=-1), "")
+            reason = rejected.get(max(rejected, default=-1), "")
+            return teacher.ABSENT, 0.0, reason
         if self._is_burn_in:
-            return teacher.BURN_IN, teacher.burn_in_reason(self.step)
+            return teacher.BURN_IN, 0.0, teacher.burn_in_reason(self.step)
         if self._is_worse:
-            return teacher.WORSE, (
-                "on the canary batch, it is clearly worse than the student"
-            )
-        if self.share == 1:
-            return teacher.GOOD, ""
-        if self._options.bound != staleness.AUTO:
-            return teacher.TOO_STALE, (
-                f"it is {self._age_steps} steps old, beyond "
-                f"max_staleness_steps={self.max_staleness_steps}"
-            )
+            reason = "on the canary batch, it is clearly worse than the student"
+            return teacher.WORSE, 0.0, reason
+        age, most = self._age_steps, self.max_staleness_steps
+        if most is not None and age > most:
+            reason = f"it is {age} steps old, beyond max_staleness_steps={most}"
+            return teacher.TOO_STALE, 0.0, reason
+        share = 1.0
+        if self._options.bound == staleness.AUTO and self._now is not None:
+            share = self._silence.share(self._now)
+        if share == 1:
+            return teacher.GOOD, share, ""
         every = self._silence.interval
         before = f", and they came every {every:.0f} steps" if every else ""
-        return teacher.FADING, (
-            "its group publishes no more versions: this one is "
-            f"{self._age_steps} steps old{before}"
+        return (
+            teacher.FADING,
+            share,
+            (
+                "its group publishes no more versions: this one is "
+                f"{age} steps old{before}"
+            ),
         )
 
     def _log_health(self, step: int) -> None:
         """Logs a change, unless the student is better while none counts yet."""
-        health, reason = self.health
+        health, share, reason = self._standing()
         weight = self._student.weight
         if health == teacher.WORSE and weight is not None:
             if not float(weight(tf.constant(step, tf.int64))):
                 return
-        now = health, health != teacher.GOOD and self.share == 0
-        before, self._logged = self._logged, now
-        if now == before:
+        before, self._logged = self._logged, (health, share == 0)
+        if self._logged == before:
             return
         if health == teacher.GOOD:
             again = "" if before[0] == teacher.BURN_IN else " again"
@@ -457,13 +461,13 @@ class Peer(teacher.Teacher):
             return
         _log.log(
             logging.INFO if health == teacher.BURN_IN else logging.WARNING,
-            "The teacher %s, version %d, is %s: %s. It %s until %s.",
+            "The teacher %s, version %d, is %s: %s. It %s until a newer "
+            "version arrives.",
             self.name,
             self.step,
             health.replace("_", " "),
             reason,
-            "has no weight" if self.share == 0 else "counts less and less",
-            "a newer version arrives",
+            "has no weight" if share == 0 else "counts less and less",
         )
 
     def status(self) -> dict[str, Any]:

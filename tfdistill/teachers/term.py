@@ -304,11 +304,6 @@ class Codistillation:
             output_names=getattr(self.student, "output_names", None),
         )
 
-    @property
-    def first_loss(self) -> losses_lib.DistillationLoss | None:
-        """The distillation loss of the first output that has one."""
-        return self._term.first if self._term else None
-
     # ---- before the first step ----
 
     def graph(self, model: Any) -> student_graph.StudentGraph:
@@ -354,7 +349,7 @@ class Codistillation:
             self.teachers.attach(
                 self.graph(model),
                 model.distribute_strategy,
-                loss=self.first_loss,
+                loss=self._term.first if self._term else None,
                 layers=self.features.teacher_layers if self.features else (),
                 last=model.trainer.last,
             )
