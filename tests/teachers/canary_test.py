@@ -1,5 +1,7 @@
 """What a version must answer before it teaches, and how well."""
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,9 +20,12 @@ def exchange(tmp_path):
     return tfdistill.Exchange(tmp_path / "exchange")
 
 
-def _check(outputs, spec=_SPEC, labels=None, **kwargs):
-    batch = canary_lib.Canary(np.zeros([2, 4]), labels=labels, **kwargs)
-    return batch.check(lambda inputs: [outputs], spec)
+def _check(outputs, spec=_SPEC, labels=None, from_logits=True):
+    batch = canary_lib.Canary(np.zeros([2, 4]), labels=labels)
+    student = types.SimpleNamespace(
+        graph=types.SimpleNamespace(output_spec=spec), from_logits=from_logits
+    )
+    return batch.check(lambda inputs: [outputs], student)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdistill.teachers import teacher
+
 _Predict = Callable[[Any], list[Any]]
 
 
@@ -25,13 +27,7 @@ class Canary:
         8
     """
 
-    def __init__(
-        self,
-        inputs: Any,
-        *,
-        labels: Any = None,
-        from_logits: bool | None = None,
-    ) -> None:
+    def __init__(self, inputs: Any, *, labels: Any = None) -> None:
         """Checks the labels.
 
         Args:
@@ -39,8 +35,6 @@ class Canary:
             labels: Class indices `[batch, ...]`, or 0 and 1 for a student of
                 one output. The student must then have one output tensor,
                 `[batch, ..., classes]`. Default: outputs are only looked at.
-            from_logits: Whether the outputs are logits, not probabilities.
-                Default: as the distillation loss takes them.
 
         Raises:
             ValueError: An argument is not as above.
@@ -61,7 +55,6 @@ class Canary:
                 f">= 1; received {sorted(sizes)}."
             )
         self.num_examples = sizes.pop()
-        self._from_logits = from_logits
         # Of the outputs, once a model has answered.
         self._num_classes = 1
 
@@ -94,18 +87,16 @@ class Canary:
         labels = _labels(batch[1]) if len(batch) > 1 else None
         return cls(batch[0], labels=labels)
 
-    def settle(self, from_logits: bool | None) -> None:
-        """Says what outputs are, unless the canary was made with it."""
-        if self._from_logits is None:
-            self._from_logits = from_logits
-
-    def check(self, predict: _Predict, output_spec: Any) -> float | None:
+    def check(
+        self, predict: _Predict, student: teacher.Student
+    ) -> float | None:
         """Has a model answer; returns its mean cross-entropy in nats.
 
         None without labels. `predict` is from inputs to the flat list of
-        outputs. ValueError if these are not finite or of another shape.
+        outputs. ValueError if these are not finite, or of another shape than
+        the student's.
         """
-        wanted = keras.tree.flatten(output_spec)
+        wanted = keras.tree.flatten(student.graph.output_spec)
         outputs = [tf.convert_to_tensor(t) for t in predict(self.inputs)]
         if len(outputs) != len(wanted):
             raise ValueError(
@@ -125,7 +116,9 @@ class Canary:
                     "its outputs on the canary batch must be finite; received "
                     "NaN or infinite ones."
                 )
-        return None if self.labels is None else self._loss(outputs)
+        if self.labels is None:
+            return None
+        return self._loss(outputs, from_logits=student.from_logits)
 
     def base_rate_loss(self) -> float:
         """The cross-entropy of whoever knows only how often classes occur."""
@@ -140,13 +133,13 @@ class Canary:
         """
         return max(self.base_rate_loss(), float(np.log(self._num_classes)))
 
-    def _loss(self, outputs: list[tf.Tensor]) -> float:
+    def _loss(self, outputs: list[tf.Tensor], *, from_logits: bool) -> float:
         if len(outputs) != 1:
             raise ValueError(
                 "a canary batch with labels is for students of one output; "
                 f"received {len(outputs)}. Leave the labels out."
             )
-        logits = self._logits(tf.cast(outputs[0], tf.float32))
+        logits = _logits(tf.cast(outputs[0], tf.float32), from_logits)
         num_classes = self._num_classes = int(logits.shape[-1])
         logits = tf.reshape(logits, [-1, num_classes])
         labels = np.asarray(self.labels).reshape(-1)
@@ -162,17 +155,6 @@ class Canary:
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         return float(tf.reduce_mean(losses))
 
-    def _logits(self, outputs: tf.Tensor) -> tf.Tensor:
-        """Gives outputs a logit for each class; one output is that of 1."""
-        if self._from_logits in (None, True):
-            logits, other = outputs, tf.zeros_like(outputs)
-        else:
-            logits = tf.math.log(tf.clip_by_value(outputs, 1e-12, 1.0))
-            other = tf.math.log(tf.clip_by_value(1 - outputs, 1e-12, 1.0))
-        if outputs.shape[-1] == 1:
-            logits = tf.concat([other, logits], axis=-1)
-        return logits
-
 
 def as_canary(given: Any) -> Canary | None:
     """Returns the canary of a dataset, or of a pair of inputs and labels."""
@@ -186,6 +168,18 @@ def as_canary(given: Any) -> Canary | None:
         "`canary` must be a tf.data.Dataset, a pair (inputs, labels) or None; "
         f"received {type(given).__name__}."
     )
+
+
+def _logits(outputs: tf.Tensor, from_logits: bool) -> tf.Tensor:
+    """Gives outputs a logit for each class; one output is that of 1."""
+    if from_logits:
+        logits, other = outputs, tf.zeros_like(outputs)
+    else:
+        logits = tf.math.log(tf.clip_by_value(outputs, 1e-12, 1.0))
+        other = tf.math.log(tf.clip_by_value(1 - outputs, 1e-12, 1.0))
+    if outputs.shape[-1] == 1:
+        logits = tf.concat([other, logits], axis=-1)
+    return logits
 
 
 def _labels(targets: Any) -> np.ndarray | None:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdistill.exports import saved_model
-from tfdistill.exports import student_graph
 from tfdistill.teachers import canary as canary_lib
+from tfdistill.teachers import teacher
 
 _log = logging.getLogger(__name__)
 # A version is worse if it has less than this share of the student's skill. On
@@ -39,12 +39,12 @@ class Merit:
     def __init__(
         self,
         canary: canary_lib.Canary,
-        graph: student_graph.StudentGraph,
+        student: teacher.Student,
         run: Callable[[Any, Any], list[Any]],
     ) -> None:
         """Takes the student's values; `run` is from values and inputs."""
-        self._canary, self._graph, self._run = canary, graph, run
-        self._writer = saved_model.SavedModelWriter(graph)
+        self._canary, self._student, self._run = canary, student, run
+        self._writer = saved_model.SavedModelWriter(student.graph)
         # By peer, the loss of the version before.
         self._before: dict[str, float] = {}
         self.worse: dict[str, dict[int, bool]] = {}
@@ -58,7 +58,7 @@ class Merit:
         run = functools.partial(self._run, self._writer.snapshot())
         # Found once somebody asks, and kept.
         self._own_loss: Any = functools.cache(
-            lambda: self._canary.check(run, self._graph.output_spec)
+            lambda: self._canary.check(run, self._student)
         )
 
     def compare(self, peer: str, version: int, loss: float | None) -> None:

@@ -115,12 +115,12 @@ class Rows(rows.OwnRows):
     """The rows of a shard on a server, gathered there."""
 
     def __init__(
-        self, rows: tf.Variable, *, start: Any = 0, count: int | None = None
+        self, rows: tf.Variable, num_halves: int = 1, half: Any = 0
     ) -> None:
-        self._rows = rows
-        self._start = start
+        """Takes all of them, or one half."""
+        count = int(rows.shape[0]) // num_halves
+        self._rows, self._start = rows, half * count
         self.dtype = rows.dtype
-        count = int(rows.shape[0]) if count is None else count
         self.shape = tf.TensorShape([count, rows.shape[1]])
 
     def gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
@@ -187,17 +187,11 @@ class ServerCopy:
     def _infer(
         self, half: tf.Tensor, dense: Callable[[int], tf.Tensor], inputs: Any
     ) -> list[tf.Tensor]:
-        values = [
-            [self._rows(shard, half) for shard in self._tables[index]]
-            if index in self._tables
-            else dense(index)
-            for index in range(len(self._graph.variables))
-        ]
-        return keras.tree.flatten(self._graph.infer_from(values, inputs))
-
-    def _rows(self, shard: tf.Variable, half: tf.Tensor) -> Rows:
-        count = int(shard.shape[0]) // self._num_halves
-        return Rows(shard, start=half * count, count=count)
+        tables = {
+            index: [Rows(shard, self._num_halves, half) for shard in shards]
+            for index, shards in self._tables.items()
+        }
+        return _infer(self._graph, tables, dense, inputs)
 
     def _fetched(self, index: int, half: tf.Tensor) -> tf.Tensor:
         master = self._masters[index]
@@ -292,6 +286,19 @@ class ServerCopy:
         self.half = self._other_half
 
 
+def _infer(
+    graph: student_graph.StudentGraph,
+    tables: dict[int, list[Rows]],
+    dense: Callable[[int], tf.Tensor],
+    inputs: Any,
+) -> list[tf.Tensor]:
+    values = [
+        tables[index] if index in tables else dense(index)
+        for index in range(len(graph.variables))
+    ]
+    return keras.tree.flatten(graph.infer_from(values, inputs))
+
+
 def _two_halves(shard: tf.Variable) -> tf.Variable:
     strategy = tf.distribute.get_strategy()
     shape = [2 * int(shard.shape[0]), int(shard.shape[1])]
@@ -316,11 +323,7 @@ def student_runner(
     }
 
     def infer(dense: dict[str, Any], inputs: Any) -> list[Any]:
-        values = [
-            tables[index] if index in tables else dense[str(index)]
-            for index in range(len(graph.variables))
-        ]
-        return keras.tree.flatten(graph.infer_from(values, inputs))
+        return _infer(graph, tables, lambda index: dense[str(index)], inputs)
 
     run = tf.function(infer, autograph=False)
     return lambda values, inputs: run(

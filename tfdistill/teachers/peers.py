@@ -233,7 +233,6 @@ class Peer(teacher.Teacher):
     def _prepare_canary(
         self, canary: canary_lib.Canary, student: teacher.Student
     ) -> None:
-        canary.settle(student.loss.from_logits if student.loss else None)
         # Traced here: the reading thread must not run the student's code.
         self._own_place.try_out(self._writer.snapshot(), canary.inputs)
         if canary.labels is None or not student.is_chief:
@@ -242,7 +241,7 @@ class Peer(teacher.Teacher):
             run = self._own_place.try_out
             if student.on_servers:
                 run = on_servers.student_runner(student.graph)
-            student.merits[canary] = merit_lib.Merit(canary, student.graph, run)
+            student.merits[canary] = merit_lib.Merit(canary, student, run)
         self._merit = student.merits[canary]
 
     # ---- in the step ----
@@ -275,7 +274,7 @@ class Peer(teacher.Teacher):
         """Has a version predict the canary batch, if there is one."""
         if self._canary is None:
             return
-        loss = self._canary.check(predict, self._graph.output_spec)
+        loss = self._canary.check(predict, self._student)
         if self._merit is not None:
             self._merit.compare(self.name, version, loss)
 

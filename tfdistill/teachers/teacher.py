@@ -114,6 +114,11 @@ class Student:
         """How many workers train it in step."""
         return replicas.num_workers(self.strategy)
 
+    @property
+    def from_logits(self) -> bool:
+        """Whether it returns logits, as the distillation loss takes them."""
+        return self.loss is None or self.loss.from_logits is not False
+
     def in_burn_in(self, step: int) -> bool:
         """Whether a version of a step was made in the student's burn-in.
 
