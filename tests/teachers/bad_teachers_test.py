@@ -164,14 +164,8 @@ def test_a_version_beyond_its_bound_has_no_weight_at_the_very_step(
     assert len(num_traced) == replicas
 
 
-@pytest.mark.parametrize("replicas", [2])
-def test_a_silent_peer_fades_by_itself(exchange, replicas, request, caplog):
-    strategy = (
-        request.getfixturevalue("two_replicas")
-        if replicas == 2
-        else tf.distribute.get_strategy()
-    )
-    with strategy.scope():
+def test_a_silent_peer_fades_by_itself(exchange, two_replicas, caplog):
+    with two_replicas.scope():
         model = cases.codistill(cases.linear(0), cases.peers(exchange))
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
     cases.prepare(model, data)

@@ -15,11 +15,6 @@ _X, _Y = cases.data()
 _SPEC = tf.TensorSpec([None, 3])
 
 
-@pytest.fixture
-def exchange(tmp_path):
-    return tfdistill.Exchange(tmp_path / "exchange")
-
-
 def _check(outputs, spec=_SPEC, labels=None, from_logits=True):
     batch = canary_lib.Canary(np.zeros([2, 4]), labels=labels)
     student = types.SimpleNamespace(
@@ -122,24 +117,3 @@ def test_a_fixed_teacher_answers_it_on_replicas_too(
         )
     cases.prepare(model, _X, _Y)
     assert model.teachers.status()[0]["health"] == "good"
-
-
-def test_a_bad_version_has_no_weight_until_a_good_one_comes(exchange, caplog):
-    labels = np.argmax(cases.linear(1)(_X), axis=-1)
-    canary = canary_lib.Canary(_X, labels=labels)
-    model = cases.following(exchange, cases.linear(1), canary=canary)
-    model.teachers.refresh(step=9)
-    bad = cases.linear(1)
-    last = bad.layers[-1]
-    last.set_weights([-20 * w for w in last.get_weights()])
-    cases.publish(exchange, bad, step=10)
-    cases.load(model, 10)
-    (status,) = model.teachers.status()
-    assert (status["health"], status["share"]) == ("worse", 0)
-    assert cases.fit(model, _X, _Y)["distillation_weight"] == [0]
-    model.teachers.refresh(step=11)
-    assert "is worse" in caplog.text
-    cases.publish(exchange, cases.linear(1), step=11)
-    cases.load(model, 11)
-    assert model.teachers.status()[0]["health"] == "good"
-    assert cases.fit(model, _X, _Y)["distillation_weight"] == [1]

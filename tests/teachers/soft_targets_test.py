@@ -13,10 +13,7 @@ _NAN = float("nan")
 class _Said(teacher_lib.Teacher):
     """Answers what it is told to, at each step."""
 
-    def __init__(self, weight=1.0, most=None):
-        super().__init__(name="said", weight=weight)
-        self.max_staleness_steps = most
-        self.answer = None
+    answer = None
 
     def ask(self, batch):
         return self.answer(batch.inputs)
@@ -30,9 +27,9 @@ class _Variables(soft_targets.TeacherVariables):
         super().assign(steps=steps, in_use=in_use, shares=shares)
 
 
-def _variables(count=2, weights=None, max_staleness_steps=None):
+def _variables(count=2, weights=None):
     weights = weights or [1.0] * count
-    return _Variables([_Said(w, max_staleness_steps) for w in weights])
+    return _Variables([_Said(weight=w) for w in weights])
 
 
 def _constant(*rows):
@@ -88,20 +85,6 @@ def test_a_teacher_that_is_not_used_is_not_run(in_use, active):
     np.testing.assert_array_equal(weights[1], [active, active])
 
 
-def test_no_teacher_has_no_staleness():
-    soft = _ask(_variables(1), _constant([1.0], [2.0]))
-    assert np.isnan(soft.staleness)
-    np.testing.assert_array_equal(soft.weights, [[0, 0]])
-
-
-@pytest.mark.parametrize(("step", "used"), [(14, 1), (15, 1), (16, 0)])
-def test_staleness_has_an_exact_bound(step, used):
-    variables = _variables(1, max_staleness_steps=5)
-    variables.assign(steps=[10], in_use=[True])
-    soft = _ask(variables, _constant([1.0], [2.0]), step=step)
-    np.testing.assert_array_equal(soft.weights, [[used, used]])
-
-
 def test_a_teacher_that_fades_hands_over_to_the_others():
     variables = _variables(weights=[2.0, 1.0])
     variables.assign(steps=[10, 18], in_use=[True] * 2, shares=[0.25, 1.0])
@@ -110,14 +93,6 @@ def test_a_teacher_that_fades_hands_over_to_the_others():
     np.testing.assert_array_equal(soft.shares, [0.25, 1])
     np.testing.assert_array_equal(soft.weights, [[0.5, 0.5], [1, 0]])
     np.testing.assert_array_equal(soft.share_of_rows, [1, 0.25])
-
-
-@pytest.mark.parametrize("bad", [_NAN, float("-inf")])
-def test_rows_that_are_not_finite_have_no_weight(bad):
-    variables = _variables(1)
-    variables.assign(steps=[10], in_use=[True])
-    soft = _ask(variables, _constant([1.0, bad], [2.0, 3.0]), classes=2)
-    np.testing.assert_array_equal(soft.weights, [[0, 1]])
 
 
 def test_a_row_is_bad_if_any_output_is():

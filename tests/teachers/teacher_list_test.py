@@ -281,10 +281,9 @@ def test_other_variables_are_refused(exchange):
     assert "must be float32 [4, 3]" in cases.quarantined(model)[10]
 
 
-@pytest.mark.parametrize("value", [np.nan])
-def test_values_that_are_not_finite_are_refused(exchange, value):
+def test_values_that_are_not_finite_are_refused(exchange):
     peer = cases.linear(1)
-    peer.variables[1].assign([0.0, value, 0.0])
+    peer.variables[1].assign([0.0, np.nan, 0.0])
     cases.publish(exchange, peer, finite=False)
     model = cases.following(exchange)
     _settle(model)
