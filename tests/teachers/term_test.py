@@ -13,19 +13,22 @@ from tfdistill.teachers import term as term_lib
 from tfdistill.training import global_batch
 
 
-def _soft(*outputs, weights=None, shares=None):
-    """One output; by teacher. `weights` by teacher and example."""
-    outputs = [tf.constant(value, tf.float32) for value in outputs]
-    batch = outputs[0].shape[0]
+def _of_outputs(*outputs, weights=None, shares=None):
+    """For each output, by teacher. `weights` by teacher and example."""
+    outputs = [[tf.constant(t, tf.float32) for t in said] for said in outputs]
+    count, batch = len(outputs[0]), outputs[0][0].shape[0]
+    weights = [[1.0] * batch] * count if weights is None else weights
     return soft_targets.SoftTargets(
-        outputs=[outputs],
-        weights=tf.constant(
-            [[1.0] * batch] * len(outputs) if weights is None else weights,
-            tf.float32,
-        ),
-        shares=tf.constant(shares or [1.0] * len(outputs), tf.float32),
+        outputs=outputs,
+        weights=tf.constant(weights, tf.float32),
+        shares=tf.constant(shares or [1.0] * count, tf.float32),
         staleness=tf.constant(0.0),
     )
+
+
+def _soft(*teachers, **kwargs):
+    """One output."""
+    return _of_outputs(teachers, **kwargs)
 
 
 def _term(loss, task_loss=None, **kwargs):
@@ -132,12 +135,7 @@ def test_sequences_are_masked_by_example_without_weights(reduction, divisor):
 
 
 def _two_outputs():
-    soft = soft_targets.SoftTargets(
-        outputs=[[tf.constant(_A)], [tf.constant(_B)]],
-        weights=tf.ones([1, 4]),
-        shares=tf.ones([1]),
-        staleness=tf.constant(0.0),
-    )
+    soft = _of_outputs([_A], [_B])
     first = _cross_entropy(cases.softmax(_A), _STUDENT).mean()
     second = _cross_entropy(cases.softmax(_B), _STUDENT).mean()
     return soft, first, second
@@ -230,12 +228,7 @@ def test_each_output_follows_its_own_task_loss():
     task = {"a": _scce(True), "b": _scce(False)}
     loss = losses.SoftTargetCrossEntropy
     term = _term({"a": loss(), "b": loss()}, task_loss=task)
-    soft = soft_targets.SoftTargets(
-        outputs=[[tf.constant(_A)], [tf.constant(cases.softmax(_B))]],
-        weights=tf.ones([1, 4]),
-        shares=tf.ones([1]),
-        staleness=tf.constant(0.0),
-    )
+    soft = _of_outputs([_A], [cases.softmax(_B)])
     _, first, second = _two_outputs()
     outputs = {"a": _STUDENT, "b": cases.softmax(_STUDENT)}
     np.testing.assert_allclose(
@@ -268,17 +261,11 @@ NAN = float("nan")
 
 def _compare(student, teachers, *, loss, weights=None, sample_weight=None):
     """One output; the student's and each teacher's values are lists."""
-    student = tf.constant(student, tf.float32)
-    if weights is None:
-        weights = np.ones([len(teachers), student.shape[0]])
-    soft = soft_targets.SoftTargets(
-        outputs=[[tf.constant(t, tf.float32) for t in teachers]],
-        weights=tf.constant(weights, tf.float32),
-        shares=tf.ones([len(teachers)]),
-        staleness=tf.constant(0.0),
+    kind, values = _term(loss, "mse").compare(
+        _soft(*teachers, weights=weights),
+        tf.constant(student, tf.float32),
+        sample_weight,
     )
-    term = term_lib.DistillationTerm(loss, task_loss="mse")
-    kind, values = term.compare(soft, student, sample_weight)
     return kind, values.numpy().tolist()
 
 
@@ -345,11 +332,6 @@ def test_positions_of_weight_0_do_not_count():
 def test_masked_positions_do_not_count():
     student = tf.constant([[[1.0, 0], [1, 0], [0, 1]]])
     student._keras_mask = tf.constant([[True, True, False]])
-    soft = soft_targets.SoftTargets(
-        outputs=[[tf.constant([[[1.0, 0], [0, 1], [1, 0]]])]],
-        weights=tf.ones([1, 1]),
-        shares=tf.ones([1]),
-        staleness=tf.constant(0.0),
-    )
-    term = term_lib.DistillationTerm(_softmax(), task_loss="mse")
-    assert term.compare(soft, student, None)[1].numpy().tolist() == [0.5]
+    soft = _soft([[[1.0, 0], [0, 1], [1, 0]]])
+    _, found = _term(_softmax(), "mse").compare(soft, student, None)
+    assert found.numpy().tolist() == [0.5]
