@@ -1,5 +1,6 @@
 """A model's inference on values that are not the model's: a teacher at work."""
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -47,12 +48,12 @@ class Copy:
         """Reads a version's values; those that are not finite are refused."""
         return saved_model.read_variables(version.path, expected)
 
-    def install(self, values: Sequence[Any]) -> None:
+    def install(self, values: Iterable[Any]) -> None:
         """Puts values in place, between two steps."""
         assign(self.variables, values)
 
 
-def assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+def assign(variables: Iterable[Any], values: Iterable[Any]) -> None:
     """Gives each variable its value, in the variable's own precision."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(tf.cast(value, variable.dtype))

@@ -5,6 +5,7 @@ With a mean it is the mean teacher of Tarvainen and Valpola 2017
 codistillation: what do other groups add to it?
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -90,7 +91,7 @@ class OwnPast(teacher.Teacher):
         """
         if step == self._step or self._student.in_burn_in(step):
             return
-        values = self._writer.snapshot(averages)
+        values: Iterable[Any] = self._writer.snapshot(averages)
         if self._decay and self._step >= 0:
             values = map(self._moved, self._copy.variables, values)
         self._copy.install(values)
