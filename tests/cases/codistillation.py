@@ -161,13 +161,20 @@ def outputs_of_teachers(
     model: Any, x: Any, step: int = 20
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """What the teachers say of a batch, and what each is worth by row."""
-    soft = model.teachers.ask(
-        tf.constant(x),
-        step=tf.constant(step, tf.int64),
-        active=tf.constant(True),
-        outputs=model.student(x),
-    )
+    soft = ask(model, x, step)
     return [o.numpy() for o in soft.outputs[0]], soft.weights.numpy()
+
+
+def ask(model: Any, x: Any, step: int = 20, *, active: bool = True) -> Any:
+    """Asks the teachers about a batch."""
+    outputs = model.student(x)
+    batch = tfdistill.teachers.Batch(
+        inputs=tf.constant(x),
+        outputs=outputs,
+        step=tf.constant(step, tf.int64),
+        losses=[None] * len(keras.tree.flatten(outputs)),
+    )
+    return model.teachers.ask(batch, active=tf.constant(active))
 
 
 def teacher_variables(model: Any) -> list[tf.Variable]:

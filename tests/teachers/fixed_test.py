@@ -99,9 +99,7 @@ def test_outputs_are_found_by_name_and_in_any_precision():
         "sgd", distillation_loss=tfdistill.losses.ForwardKL(from_logits=True)
     )
     cases.prepare(model, _X)
-    soft = model.teachers.ask(
-        _X, step=0, active=tf.constant(True), outputs=model.student(_X)
-    )
+    soft = cases.ask(model, _X)
     for found, name in zip(soft.outputs, "ab", strict=True):
         np.testing.assert_allclose(
             found[0], tf.cast(teacher(_X)[name], tf.float32), rtol=1e-2

@@ -42,8 +42,7 @@ class _Student(teacher_lib.Student):
 
 
 def _student(graph):
-    cluster = tfdistill.Cluster()
-    return _Student(graph, tf.distribute.get_strategy(), cluster=cluster)
+    return _Student(graph, tf.distribute.get_strategy())
 
 
 class _Group:
@@ -96,7 +95,6 @@ class _Group:
                 teacher_lib.Batch(
                     inputs=x,
                     outputs=tf.zeros([24, 1]),
-                    labels={},
                     step=step,
                 ),
                 active=tf.constant(True),
@@ -358,4 +356,4 @@ def test_kinds_that_cannot_run_on_servers_say_so(monkeypatch, teacher):
     teachers = teacher_list.TeacherList(teacher(), tfdistill.Cluster())
     graph = student_graph.StudentGraph(cases.student(), SPEC)
     with pytest.raises(ValueError, match="arameter.server"):
-        teachers.attach(graph, tf.distribute.get_strategy())
+        teachers.attach(_student(graph))

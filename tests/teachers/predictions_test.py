@@ -109,9 +109,7 @@ def test_nothing_is_sent_while_the_weight_is_zero(tmp_path, monkeypatch):
     )
     for active in (False, True):
         assert not sent
-        soft = model.teachers.ask(
-            _X, step=1, active=tf.constant(active), outputs=model(_X)
-        )
+        soft = cases.ask(model, _X, 1, active=active)
         assert not np.any(soft.weights)
     assert len(sent) == 1
 

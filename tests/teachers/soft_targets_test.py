@@ -43,7 +43,6 @@ def _ask(variables, *answers, step=20, active=True, batch=2, classes=1):
         teacher_lib.Batch(
             inputs=tf.zeros([batch, 4]),
             outputs=tf.zeros([batch, classes]),
-            labels={},
             step=tf.constant(step, tf.int64),
         ),
         active=tf.constant(active),
@@ -104,7 +103,6 @@ def test_a_row_is_bad_if_any_output_is():
         teacher_lib.Batch(
             inputs=tf.zeros([2, 4]),
             outputs=[tf.zeros([2, 3]), tf.zeros([2])],
-            labels={},
             step=tf.constant(20, tf.int64),
         ),
         active=tf.constant(True),

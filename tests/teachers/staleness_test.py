@@ -122,7 +122,7 @@ _BURN_IN = schedules.BurnIn(steps=20)
     ],
 )
 def test_burn_in_is_the_time_before_a_schedule_begins(weight, expected):
-    student = teacher_lib.Student(None, None, cluster=None, weight=weight)
+    student = teacher_lib.Student(None, None, weight=weight)
     found = [student.in_burn_in(step) for step in (0, 19, 20, 40, 10**6)]
     assert found == expected
 

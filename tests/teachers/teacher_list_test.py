@@ -149,15 +149,7 @@ def test_swaps_reach_every_replica(exchange, two_replicas):
 
         @tf.function
         def ask():
-            def in_replica():
-                return model.teachers.ask(
-                    tf.constant(_X),
-                    step=tf.constant(20, tf.int64),
-                    active=tf.constant(True),
-                    outputs=tf.zeros([16, 3]),
-                ).outputs[0][0]
-
-            return two_replicas.run(in_replica)
+            return two_replicas.run(lambda: cases.ask(model, _X).outputs[0][0])
 
         expected = cases.linear(step)(_X)
         for found in two_replicas.experimental_local_results(ask()):

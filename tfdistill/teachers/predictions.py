@@ -88,6 +88,7 @@ class PeerPredictions(teacher.Teacher):
 
     def members(self, cluster: identity.Cluster) -> Sequence[teacher.Teacher]:
         """Returns a teacher for each group."""
+        self._cluster = cluster
         groups = cluster.peers if self._peers is None else self._peers
         self._exchange = peers_lib.exchange_for(self._exchange, groups, cluster)
         self._members = [PredictedPeer(group, self) for group in groups]
@@ -105,7 +106,7 @@ class PeerPredictions(teacher.Teacher):
                 "teachers.Peers(), or from labels of servers, by "
                 "teachers.LabelTeacher(...)."
             )
-        cluster = student.cluster
+        cluster = self._cluster
         local = tuple(replicas.local_replicas(student.strategy))
         self.mailbox = mailbox_lib.Mailbox(
             self._exchange,

@@ -58,8 +58,8 @@ class Batch:
 
     inputs: Any
     outputs: Any
-    labels: Mapping[str, Any]
     step: tf.Tensor
+    labels: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     hidden: Sequence[tf.Tensor] = ()
     losses: Sequence[losses_lib.DistillationLoss | None] = ()
     weight: Callable[[tf.Tensor], Any] | None = None
@@ -77,7 +77,6 @@ class Student:
     Attributes:
         graph: The student's inference, traced once.
         strategy: The strategy it trains under.
-        cluster: Its place among the groups.
         weight: The distillation weight as a function of the step, if known.
         loss: The distillation loss of the first output that has one.
         layers: Hidden layers of the teacher that are compared, too.
@@ -89,7 +88,6 @@ class Student:
     graph: student_graph.StudentGraph
     strategy: tf.distribute.Strategy
     _: dataclasses.KW_ONLY
-    cluster: identity.Cluster
     weight: Callable[[tf.Tensor], Any] | None = None
     loss: losses_lib.DistillationLoss | None = None
     layers: Sequence[str] = ()

@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -13,9 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill import losses as losses_lib
 from tfdistill.cluster import identity
-from tfdistill.exports import student_graph
 from tfdistill.follow import agreement
 from tfdistill.follow import follower
 from tfdistill.labels import attached
@@ -26,7 +23,6 @@ from tfdistill.teachers import peers as peers_lib
 from tfdistill.teachers import predictions
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher as teacher_lib
-from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
 # What the chief says of each peer; see `Peer.verdicts`.
@@ -98,7 +94,6 @@ class TeacherList:
             t for t in self._teachers if isinstance(t, peers_lib.Peer)
         ]
         self._student: teacher_lib.Student | None = None
-        self._weight: Callable[[tf.Tensor], Any] | None = None
         self._following: follower.Following | None = None
         # What the traced step knows.
         self._published: dict[str, Any] = {}
@@ -147,47 +142,19 @@ class TeacherList:
 
     # ---- before training ----
 
-    def count_by(self, weight: Callable[[tf.Tensor], Any] | None) -> None:
-        """Takes the distillation weight as a function of the step.
-
-        Versions of its burn-in are not learned from.
-        """
-        self._weight = weight
-        if self._student is not None:
-            self._student.weight = weight
-
-    def attach(
-        self,
-        graph: student_graph.StudentGraph,
-        strategy: tf.distribute.Strategy,
-        *,
-        loss: losses_lib.DistillationLoss | None = None,
-        layers: Sequence[str] = (),
-        last: steps.LastExecution | None = None,
-    ) -> None:
+    def attach(self, student: teacher_lib.Student) -> None:
         """Makes the teachers and their variables for one student, once.
 
-        `loss` is the first output's distillation loss, by which a canary knows
-        what outputs are. `layers` are those of a model in memory that it
-        answers with beside its outputs. `last` is what the trainer keeps of
-        the last execution.
+        Of the same one, compiled again, it takes the weight.
         """
         if self._student is not None:
-            if graph is not self._student.graph or (
-                list(layers) != list(self._student.layers)
+            if student.graph is not self._student.graph or (
+                list(student.layers) != list(self._student.layers)
             ):
                 raise RuntimeError(_ATTACHED.format(", ".join(self.names)))
+            self._student.weight = student.weight
             return
-        student = teacher_lib.Student(
-            graph,
-            strategy,
-            cluster=self._cluster,
-            names=self.names,
-            weight=self._weight,
-            loss=loss,
-            layers=layers,
-            last=last or steps.LastExecution(),
-        )
+        student.names, strategy = self.names, student.strategy
         self._student = student
         if student.on_servers:
             self.remote = on_servers.RemoteTeachers(self._teachers)
@@ -226,33 +193,13 @@ class TeacherList:
     # ---- in the step ----
 
     def ask(
-        self,
-        inputs: Any,
-        *,
-        step: Any,
-        active: tf.Tensor,
-        outputs: Any,
-        hidden: Sequence[tf.Tensor] = (),
-        labels: Mapping[str, Any] | None = None,
-        losses: Sequence[losses_lib.DistillationLoss | None] | None = None,
+        self, batch: teacher_lib.Batch, *, active: tf.Tensor
     ) -> soft_targets.SoftTargets:
         """Asks all teachers about one replica's batch, in inference mode.
 
         A teacher that is not in use costs nothing, and no gradient is kept.
-        `outputs` are the student's for these inputs, `hidden` its layers that
-        are compared, `step` an int64 scalar; `active`, a bool scalar, is False
-        to leave all teachers out. `labels` are what came with the batch.
-        `losses` compare the outputs, one each; by default nobody does.
+        `active`, a bool scalar, is False to leave all teachers out.
         """
-        batch = teacher_lib.Batch(
-            inputs=inputs,
-            outputs=outputs,
-            hidden=hidden,
-            labels=labels or {},
-            step=tf.cast(step, tf.int64),
-            losses=losses or [None] * len(keras.tree.flatten(outputs)),
-            weight=self._weight,
-        )
         for given in self._given:
             said = given.before_step(batch, active=active)
             if said:

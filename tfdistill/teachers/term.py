@@ -24,6 +24,7 @@ from tfdistill.teachers import fixed
 from tfdistill.teachers import labels as labels_lib
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import soft_targets
+from tfdistill.teachers import teacher
 from tfdistill.teachers import teacher_list
 from tfdistill.training import global_batch
 from tfdistill.training import steps
@@ -48,8 +49,8 @@ def _measure(
     """
     kind, compare = _comparison(loss, tf.cast(student, tf.float32))
     found = []
-    for teacher, count in zip(teachers, counts, strict=True):
-        values = compare(teacher)
+    for output, count in zip(teachers, counts, strict=True):
+        values = compare(output)
         # NaN of an example that does not count must not spread. Where none
         # counts, 0 / 0 is the NaN that says so.
         kept = tf.where(count > 0, values, tf.zeros_like(values))
@@ -61,15 +62,15 @@ def _comparison(loss: Any, student: tf.Tensor) -> tuple[str, Any]:
     if isinstance(loss, losses_lib.BinarySoftTargetCrossEntropy):
         middle = 0.0 if loss.from_logits else 0.5
         own_side = student > middle
-        return AGREEMENT, lambda teacher: _flat(
-            tf.cast((teacher > middle) == own_side, tf.float32)
+        return AGREEMENT, lambda output: _flat(
+            tf.cast((output > middle) == own_side, tf.float32)
         )
     if student.shape.rank > 1 and student.shape[-1] != 1:
         own_class = tf.argmax(student, axis=-1)
-        return AGREEMENT, lambda teacher: tf.cast(
-            tf.argmax(teacher, axis=-1) == own_class, tf.float32
+        return AGREEMENT, lambda output: tf.cast(
+            tf.argmax(output, axis=-1) == own_class, tf.float32
         )
-    return DIFFERENCE, lambda teacher: _flat(tf.abs(teacher - student))
+    return DIFFERENCE, lambda output: _flat(tf.abs(output - student))
 
 
 def _flat(values: tf.Tensor) -> tf.Tensor:
@@ -283,7 +284,6 @@ class Codistillation:
     ) -> None:
         """Takes what `CodistillModel.compile` was given."""
         self.loss, self.weight = loss, weight
-        self.teachers.count_by(weight)
         if feature_loss is not self.feature_loss:
             # Compiled again with the same one, projections keep their values.
             self.feature_loss, self.features = feature_loss, None
@@ -347,11 +347,16 @@ class Codistillation:
                 )
         if self:
             self.teachers.attach(
-                self.graph(model),
-                model.distribute_strategy,
-                loss=self._term.first if self._term else None,
-                layers=self.features.teacher_layers if self.features else (),
-                last=model.trainer.last,
+                teacher.Student(
+                    self.graph(model),
+                    model.distribute_strategy,
+                    weight=self.weight,
+                    loss=self._term.first if self._term else None,
+                    layers=self.features.teacher_layers
+                    if self.features
+                    else (),
+                    last=model.trainer.last,
+                )
             )
         return self.teachers.remote
 
@@ -390,15 +395,16 @@ class Codistillation:
             return None
         with tape.stop_recording():
             weight = tf.cast(self.weight(step), dtype)
-            soft = self.teachers.ask(
-                x,
-                step=step,
-                active=weight > 0,
+            batch = teacher.Batch(
+                inputs=x,
                 outputs=y_pred,
                 hidden=hidden,
-                labels=labels,
+                labels=labels or {},
+                step=tf.cast(step, tf.int64),
                 losses=self._term.losses_of(y_pred),
+                weight=self.weight,
             )
+            soft = self.teachers.ask(batch, active=weight > 0)
         shares = {}
         if self.features:
             soft, targets = self.features.split(soft)
