@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfdistill
-from tests.cases import codistillation as cases
 from tfdistill.teachers import canary as canary_lib
 from tfdistill.teachers import merit
 
-_X, _Y = cases.data()
 _SPEC = tf.TensorSpec([None, 3])
 
 
@@ -97,23 +94,3 @@ def test_one_bad_version_of_a_good_peer_is_forgiven_at_once():
     assert not _is_worse(1.0, 0.2, before=0.2)
     assert _is_worse(1.0, 0.2, before=0.9)
     assert not _is_worse(0.2, 0.2, before=5.0)
-
-
-@pytest.mark.parametrize("kind", ["SavedModel", "model"])
-def test_a_fixed_teacher_answers_it_on_replicas_too(
-    tmp_path, two_replicas, kind
-):
-    """In the strategy's scope, where what was loaded does not run as it is."""
-    given = cases.linear(3)
-    if kind == "SavedModel":
-        path = str(tmp_path / "model")
-        tfdistill.CodistillModel(given).export(path, verbose=False)
-        given = path
-    canary = canary_lib.Canary(_X, labels=_Y)
-    with two_replicas.scope():
-        model = cases.codistill(
-            cases.linear(0),
-            tfdistill.teachers.FixedTeacher(given, canary=canary),
-        )
-    cases.prepare(model, _X, _Y)
-    assert model.teachers.status()[0]["health"] == "good"

@@ -15,11 +15,10 @@ _Predict = Callable[[Any], list[Any]]
 class Canary:
     """A small batch of real inputs, and perhaps their labels.
 
-    Each version of a peer, and each fixed model, must predict this batch
-    before it becomes a teacher. A version is refused if its outputs are not
-    finite or have another shape. With labels, a version of a peer that is
-    clearly worse than the student has no weight; see `merit.py`. Hold the
-    batch out of training.
+    Each version of a peer must predict this batch before it becomes a teacher.
+    One is refused if its outputs are not finite or have another shape. With
+    labels, a version that is clearly worse than the student has no weight; see
+    `merit.py`. Hold the batch out of training.
 
     Example:
         >>> canary = Canary(np.zeros([8, 4]), labels=np.arange(8) % 2)

@@ -10,7 +10,6 @@ import tensorflow as tf
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
-from tfdistill.teachers import canary as canary_lib
 from tfdistill.teachers import copies
 from tfdistill.teachers import features as features_lib
 from tfdistill.teachers import on_servers
@@ -40,7 +39,6 @@ class FixedTeacher(teacher.Teacher):
         name: str | None = None,
         weight: float = 1.0,
         trust_graph: bool = False,
-        canary: canary_lib.Canary | tf.data.Dataset | None = None,
     ) -> None:
         """Loads nothing yet.
 
@@ -53,9 +51,6 @@ class FixedTeacher(teacher.Teacher):
             trust_graph: Whether to load a SavedModel that holds more than
                 `exports.graph_ops` lists. Loading one runs its code. Default
                 False.
-            canary: Examples that it must predict before it teaches: a
-                `Canary`, or a dataset, of which the first 256 examples are
-                taken. Default: none.
 
         Raises:
             ValueError: An argument is not as above.
@@ -81,7 +76,6 @@ class FixedTeacher(teacher.Teacher):
         self._given: Any = model
         self._path = path
         self._trust_graph = trust_graph
-        self._canary = canary_lib.as_canary(canary)
 
     @property
     def is_keras(self) -> bool:
@@ -119,9 +113,6 @@ class FixedTeacher(teacher.Teacher):
             return [*ours, *outputs[len(order) :]]
 
         self._infer = lambda inputs: in_order(place.infer(inputs))
-        self._try_out(
-            lambda x: in_order(place.try_out(values, x))[: len(order)], student
-        )
 
     def _load(self, student: teacher.Student) -> None:
         if student.on_servers:
@@ -133,11 +124,6 @@ class FixedTeacher(teacher.Teacher):
         self._infer = other_graphs.load(
             self._path, student.graph, trust=self._trust_graph
         )
-        self._try_out(self._infer, student)
-
-    def _try_out(self, predict: Any, student: teacher.Student) -> None:
-        if self._canary is not None:
-            self._canary.check(predict, student)
 
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
         """Runs the model on the student's inputs."""

@@ -229,10 +229,6 @@ class ServerCopy:
 
     # ---- in the background, on the coordinator ----
 
-    @property
-    def _other_half(self) -> int:
-        return (self.half + 1) % self._num_halves
-
     def read(
         self, version: versions.Version, expected: Any
     ) -> saved_model.Snapshot:
@@ -251,7 +247,7 @@ class ServerCopy:
     def _read_halves(
         self, directory: str, expected: Any, *, here: bool = False
     ) -> None:
-        half, prefix = self._other_half, f"{directory}/variables/variables"
+        half, prefix = 1 - self.half, f"{directory}/variables/variables"
         keys = list(expected)
         dense = saved_model.read_variables(
             directory,
@@ -273,7 +269,7 @@ class ServerCopy:
 
     def try_out(self, values: Any, inputs: Any) -> list[Any]:
         """Runs the version in the half that is not in use."""
-        half = tf.constant(self._other_half, tf.int64)
+        half = tf.constant(1 - self.half, tf.int64)
         return list(self._on_trial(half, inputs))
 
     def _infer_on_trial(self, half: tf.Tensor, inputs: Any) -> list[tf.Tensor]:
@@ -283,7 +279,7 @@ class ServerCopy:
 
     def install(self, values: saved_model.Snapshot) -> None:
         """Puts the version in use that was read into the other half."""
-        self.half = self._other_half
+        self.half = 1 - self.half
 
 
 def _infer(
