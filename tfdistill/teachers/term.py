@@ -467,23 +467,15 @@ class Codistillation:
 def _map_losses(losses: Any, task_loss: Any) -> Any:
     if isinstance(losses, dict):
         return {
-            key: _map_losses(value, _part(task_loss, key))
-            for key, value in losses.items()
+            key: _wrapped(loss, _part(task_loss, key))
+            for key, loss in losses.items()
         }
     if isinstance(losses, (list, tuple)):
         return [
-            _map_losses(value, _part(task_loss, index))
-            for index, value in enumerate(losses)
+            _wrapped(loss, _part(task_loss, index))
+            for index, loss in enumerate(losses)
         ]
-    if losses is None:
-        return None
-    if not isinstance(losses, losses_lib.DistillationLoss):
-        raise ValueError(
-            "`distillation_loss` must be a tfdistill.losses.DistillationLoss; "
-            f"received {losses!r}. A task loss compares with labels, not with "
-            "several teachers."
-        )
-    return global_batch.GlobalBatchLoss(_settled(losses, task_loss))
+    return _wrapped(losses, task_loss)
 
 
 def _part(structure: Any, key: Any) -> Any:
@@ -493,39 +485,42 @@ def _part(structure: Any, key: Any) -> Any:
         return structure
 
 
-def _settled(
-    loss: losses_lib.DistillationLoss, task_loss: Any
-) -> losses_lib.DistillationLoss:
+def _wrapped(loss: Any, task_loss: Any) -> global_batch.GlobalBatchLoss | None:
     """Takes `from_logits` from the task loss where it was left open."""
-    if loss.from_logits is not None:
-        return loss
-    answers = {
-        answer
-        for answer in map(_from_logits, keras.tree.flatten(task_loss))
-        if answer is not None
-    }
-    if len(answers) != 1:
+    if loss is None:
+        return None
+    if not isinstance(loss, losses_lib.DistillationLoss):
         raise ValueError(
-            f"{type(loss).__name__} cannot tell from the task loss whether "
-            "outputs are logits. Construct it with from_logits=True or "
-            "from_logits=False. For a regression, use True."
+            "`distillation_loss` must be a tfdistill.losses.DistillationLoss; "
+            f"received {loss!r}. A task loss compares with labels, not with "
+            "several teachers."
         )
-    return loss.with_from_logits(answers.pop())
+    if loss.from_logits is None:
+        answers = set(map(_from_logits, keras.tree.flatten(task_loss)))
+        answers.discard(None)
+        if len(answers) != 1:
+            raise ValueError(
+                f"{type(loss).__name__} cannot tell from the task loss whether "
+                "outputs are logits. Construct it with from_logits=True or "
+                "from_logits=False. For a regression, use True."
+            )
+        loss = loss.with_from_logits(answers.pop())
+    return global_batch.GlobalBatchLoss(loss)
 
 
 def _from_logits(task_loss: Any) -> bool | None:
     is_global = isinstance(task_loss, global_batch.GlobalBatchLoss)
     inner = task_loss.inner if is_global else task_loss
-    if isinstance(inner, keras.losses.Loss):
-        try:
-            answer = inner.get_config().get("from_logits")
-        except NotImplementedError:
-            return None
-        if answer is None and "crossentropy" in inner.name.lower():
-            # Named by a string: Keras' functions default to probabilities.
-            return False
-        return answer
-    return None
+    if not isinstance(inner, keras.losses.Loss):
+        return None
+    try:
+        answer = inner.get_config().get("from_logits")
+    except NotImplementedError:
+        return None
+    if answer is None and "crossentropy" in inner.name.lower():
+        # Named by a string: Keras' functions default to probabilities.
+        return False
+    return answer
 
 
 def _rows(
