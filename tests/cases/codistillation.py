@@ -16,6 +16,7 @@ import tensorflow as tf
 import tfdistill
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
+from tfdistill.teachers import teacher
 
 NUM_FEATURES, NUM_CLASSES = 4, 3
 WAIT_SECS = 60.0
@@ -168,7 +169,7 @@ def outputs_of_teachers(
 def ask(model: Any, x: Any, step: int = 20, *, active: bool = True) -> Any:
     """Asks the teachers about a batch."""
     outputs = model.student(x)
-    batch = tfdistill.teachers.Batch(
+    batch = teacher.Batch(
         inputs=tf.constant(x),
         outputs=outputs,
         step=tf.constant(step, tf.int64),

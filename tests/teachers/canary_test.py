@@ -13,7 +13,8 @@ _SPEC = tf.TensorSpec([None, 3])
 
 
 def _check(outputs, spec=_SPEC, labels=None, from_logits=True):
-    batch = canary_lib.Canary(np.zeros([2, 4]), labels=labels)
+    rows = (np.zeros([2, 4]),) if labels is None else (np.zeros([2, 4]), labels)
+    batch = canary_lib.Canary(rows)
     student = types.SimpleNamespace(
         graph=types.SimpleNamespace(output_spec=spec), from_logits=from_logits
     )
@@ -61,14 +62,14 @@ def test_logits_probabilities_and_one_output_have_the_same_loss():
 )
 def test_a_data_set_gives_its_first_examples(targets, labels):
     data = tf.data.Dataset.from_tensor_slices((np.eye(3), targets)).batch(2)
-    found = canary_lib.as_canary(data)
+    found = canary_lib.Canary(data)
     np.testing.assert_array_equal(found.inputs, np.eye(3))
     np.testing.assert_equal(found.labels, labels and np.array(labels))
 
 
 def _is_worse(loss, own, before=None):
     labels = np.arange(100) % 10
-    canary = canary_lib.Canary(np.zeros([100, 4]), labels=labels)
+    canary = canary_lib.Canary((np.zeros([100, 4]), labels))
     return merit.is_worse(canary, loss, own, before)
 
 

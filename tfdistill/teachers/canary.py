@@ -10,81 +10,50 @@ import tensorflow as tf
 from tfdistill.teachers import teacher
 
 _Predict = Callable[[Any], list[Any]]
+_NUM_EXAMPLES = 256
 
 
 class Canary:
-    """A small batch of real inputs, and perhaps their labels.
+    """The first examples of held-out data, and perhaps their labels.
 
-    Each version of a peer must predict this batch before it becomes a teacher.
-    One is refused if its outputs are not finite or have another shape. With
-    labels, a version that is clearly worse than the student has no weight; see
-    `merit.py`. Hold the batch out of training.
+    Class indices, 0 and 1, and one-hot rows are taken as labels; of other
+    targets, several, or none it has none.
+
+    Attributes:
+        inputs: As the student is called with, `[batch, ...]`.
+        labels: Class indices `[batch, ...]`, or 0 and 1 for a student of one
+            output; None without.
 
     Example:
-        >>> canary = Canary(np.zeros([8, 4]), labels=np.arange(8) % 2)
+        >>> canary = Canary((np.zeros([8, 4]), np.arange(8) % 2))
         >>> canary.num_examples
         8
     """
 
-    def __init__(self, inputs: Any, *, labels: Any = None) -> None:
-        """Checks the labels.
-
-        Args:
-            inputs: As the student is called with, `[batch, ...]`.
-            labels: Class indices `[batch, ...]`, or 0 and 1 for a student of
-                one output. The student must then have one output tensor,
-                `[batch, ..., classes]`. Default: outputs are only looked at.
-
-        Raises:
-            ValueError: An argument is not as above.
-        """
-        self.inputs = keras.tree.map_structure(tf.convert_to_tensor, inputs)
-        sizes = {int(t.shape[0]) for t in keras.tree.flatten(self.inputs)}
-        self.labels = None if labels is None else np.asarray(labels)
-        if self.labels is not None:
-            sizes.add(len(self.labels))
-            if self.labels.dtype.kind not in "iub":
-                raise ValueError(
-                    "`labels` must be whole numbers, class indices; received "
-                    f"{self.labels.dtype}."
-                )
-        if len(sizes) != 1 or 0 in sizes:
+    def __init__(self, examples: Any) -> None:
+        """Takes a dataset of batches, as `fit` takes it, or arrays `(x, y)`."""
+        if isinstance(examples, tuple):
+            given = tuple(part for part in examples if part is not None)
+            rows = tf.data.Dataset.from_tensor_slices(given)
+        elif isinstance(examples, tf.data.Dataset):
+            rows = examples.unbatch()
+        else:
             raise ValueError(
-                "`inputs` and `labels` must have the same number of examples, "
-                f">= 1; received {sorted(sizes)}."
+                "`canary` must be a tf.data.Dataset, arrays `(x, y)` or None; "
+                f"received {type(examples).__name__}."
             )
-        self.num_examples = sizes.pop()
-        # Of the outputs, once a model has answered.
-        self._num_classes = 1
-
-    @classmethod
-    def from_dataset(
-        cls, dataset: tf.data.Dataset, *, num_examples: int = 256
-    ) -> "Canary":
-        """Makes a canary of the first examples of a dataset, as `fit` takes it.
-
-        Class indices, 0 and 1, and one-hot rows are taken as labels; a dataset
-        with other targets, several, or none gives a canary without labels.
-
-        Args:
-            dataset: Batches of inputs, `(inputs, targets)` or `(inputs,
-                targets, sample_weight)`, held out of training.
-            num_examples: How many to take, >= 1. Default 256.
-
-        Raises:
-            ValueError: The dataset is empty.
-        """
-        found = list(dataset.unbatch().take(num_examples).batch(num_examples))
+        found = list(rows.take(_NUM_EXAMPLES).batch(_NUM_EXAMPLES))
         if not found:
             raise ValueError(
                 "A canary needs at least one example; received an empty "
                 "dataset."
             )
-        batch = found[0]
-        if not isinstance(batch, tuple):
-            return cls(batch)
-        labels = _labels(batch[1]) if len(batch) > 1 else None
-        return cls(batch[0], labels=labels)
+        batch = found[0] if isinstance(found[0], tuple) else found
+        self.inputs = batch[0]
+        self.labels = _labels(batch[1]) if len(batch) > 1 else None
+        self.num_examples = int(keras.tree.flatten(self.inputs)[0].shape[0])
+        # Of the outputs, once a model has answered.
+        self._num_classes = 1
 
     def check(
         self, predict: _Predict, student: teacher.Student
@@ -153,20 +122,6 @@ class Canary:
             )
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         return float(tf.reduce_mean(losses))
-
-
-def as_canary(given: Any) -> Canary | None:
-    """Returns the canary of a dataset, or of a pair of inputs and labels."""
-    if isinstance(given, tf.data.Dataset):
-        return Canary.from_dataset(given)
-    if isinstance(given, tuple) and len(given) == 2:
-        return Canary(given[0], labels=given[1])
-    if given is None or isinstance(given, Canary):
-        return given
-    raise ValueError(
-        "`canary` must be a tf.data.Dataset, a pair (inputs, labels) or None; "
-        f"received {type(given).__name__}."
-    )
 
 
 def _logits(outputs: tf.Tensor, from_logits: bool) -> tf.Tensor:

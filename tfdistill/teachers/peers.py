@@ -63,7 +63,7 @@ class Peers(teacher.Teacher):
         peers: Sequence[int] | None = None,
         weight: float = 1.0,
         max_staleness_steps: int | str | None = staleness.AUTO,
-        canary: Any = None,
+        canary: tf.data.Dataset | tuple[Any, Any] | None = None,
         schema: Mapping[str, Any] | None = None,
         allow_other_graphs: bool = False,
     ) -> None:
@@ -81,10 +81,11 @@ class Peers(teacher.Teacher):
                 intervals at which its versions arrived before fades, over ten
                 more. Its next version gets full weight.
             canary: Held-out examples that each version must predict before it
-                is used, and, if they have labels, on which it is compared
-                with the student: a pair of inputs and class indices (or
-                None), or a dataset as `fit` takes it, of which the first 256
-                examples are taken. Default: none.
+                is used: a dataset as `fit` takes it, or arrays `(x, y)`, of
+                which the first 256 examples are taken. A version is refused if
+                its outputs are not finite or have another shape. If the
+                targets are class indices, 0 and 1, or one-hot rows, one that
+                is clearly worse than the student has no weight. Default: none.
             schema: What peers' labels, vocabularies and columns must be; see
                 `follow.screen.digests`. Default: nothing is compared.
             allow_other_graphs: Whether to run peers' graphs that differ from
@@ -101,7 +102,7 @@ class Peers(teacher.Teacher):
         self.peers = None if peers is None else checked_groups(peers)
         self.bound = max_staleness_steps
         self.max_staleness_steps = staleness.checked(max_staleness_steps)
-        self.canary: Any = canary_lib.as_canary(canary)
+        self.canary = canary
         self.schema = screen.digests(schema or {})
         self.allow_other_graphs = allow_other_graphs
 
@@ -109,8 +110,8 @@ class Peers(teacher.Teacher):
         """Returns a teacher for each group."""
         groups = cluster.peers if self.peers is None else self.peers
         exchange = exchange_for(self.exchange, groups, cluster)
-        self.canary = canary_lib.as_canary(self.canary)
-        return [Peer(group, exchange, self) for group in groups]
+        canary = None if self.canary is None else canary_lib.Canary(self.canary)
+        return [Peer(group, exchange, self, canary) for group in groups]
 
 
 def checked_groups(peers: Sequence[int]) -> list[int]:
@@ -163,7 +164,11 @@ class Peer(teacher.Teacher):
     """One other group: its version in use, and what that still counts."""
 
     def __init__(
-        self, group: int, exchange: publisher.Exchange, options: Peers
+        self,
+        group: int,
+        exchange: publisher.Exchange,
+        options: Peers,
+        canary: canary_lib.Canary | None,
     ) -> None:
         """Reads nothing yet."""
         super().__init__(
@@ -173,7 +178,7 @@ class Peer(teacher.Teacher):
         self.max_staleness_steps = options.max_staleness_steps
         self._exchange = exchange
         self._options = options
-        self._canary = options.canary
+        self._canary = canary
         self._silence = staleness.Silence()
         self._merit: merit_lib.Merit | None = None
         # What the chief has found of the version in use, and of the next one.

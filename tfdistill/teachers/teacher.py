@@ -39,22 +39,7 @@ _NUM_LOOKS_BACK = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What a teacher is asked about: one replica's rows, in one step.
-
-    Attributes:
-        inputs: The student's inputs, `[rows, ...]`, structured as it takes
-            them.
-        outputs: What the student itself has answered, structured as it
-            returns them: for one output a tensor `[rows, ...]`.
-        hidden: What the student's hidden layers gave, for those that a
-            `FeatureDistillation` compares.
-        labels: What `tfdistill.labels` attached to the rows, by name of the
-            teacher.
-        step: int64 scalar, the student's step.
-        losses: The distillation loss of each output; None for an output that
-            is not distilled.
-        weight: The distillation weight as a function of the step, if known.
-    """
+    """What a teacher is asked about; see `Teacher.ask`."""
 
     inputs: Any
     outputs: Any
@@ -226,10 +211,16 @@ class Teacher:
         """Answers about a batch, while the step is traced.
 
         Args:
-            batch: One replica's rows: `batch.inputs`, structured as the student
-                takes them; `batch.outputs`, what it has answered itself;
-                `batch.labels`, what `tfdistill.labels` attached to the rows, by
-                name of the teacher; and `batch.step`, an int64 scalar.
+            batch: One replica's rows, in one step: `inputs`, `[rows, ...]`,
+                structured as the student takes them; `outputs`, what the
+                student itself has answered, structured as it returns them, and
+                `flat`, a list of these; `step`, int64 scalar; `labels`, what
+                `tfdistill.labels` attached to the rows, by name of the
+                teacher; `hidden`, what the student's hidden layers gave, for
+                those that a `FeatureDistillation` compares; `losses`, the
+                distillation loss of each output, None for one that is not
+                distilled; and `weight`, the distillation weight as a function
+                of the step, if known.
 
         Returns:
             One tensor for each of the student's outputs, as a structure or a
