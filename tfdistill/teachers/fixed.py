@@ -15,6 +15,7 @@ from tfdistill.teachers import features as features_lib
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import teacher
 from tfdistill.training import guards
+from tfdistill.training import steps
 
 
 class FixedTeacher(teacher.Teacher):
@@ -86,7 +87,9 @@ class FixedTeacher(teacher.Teacher):
         """Returns the Keras model; loads a file, once."""
         if not isinstance(self._given, keras.Model):
             self._given = keras.saving.load_model(self._path, compile=False)
-        model = getattr(self._given, "student", self._given)
+        model = self._given
+        if isinstance(model, steps.Codistilled):
+            model = model.student
         if path := guards.first_not_finite(model):
             raise ValueError(
                 "A FixedTeacher must have finite weights; received "
