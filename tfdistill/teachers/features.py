@@ -70,6 +70,9 @@ class Features:
     """A `FeatureDistillation` between one student and one teacher.
 
     Attributes:
+        loss: What it was made of.
+        weight: What the term counts beside the distillation loss.
+        teacher_layers: The layers of the teacher that are compared.
         projections: The layers that were asked for, one for each pair, which
             are trained with the student and are no part of it.
     """
@@ -81,8 +84,13 @@ class Features:
         teacher: keras.Model,
     ) -> None:
         """Makes the projections. Call it in the strategy's scope."""
+        if not isinstance(loss, losses_lib.FeatureDistillation):
+            raise ValueError(
+                "`feature_loss` must be a tfdistill.losses."
+                f"FeatureDistillation; received {loss!r}."
+            )
+        self.loss, self.weight = loss, loss.weight
         self._loss = global_batch.over_global_batch(loss.loss)
-        self.weight = loss.weight
         ours = [own for own, _ in loss.pairs]
         self.teacher_layers = [theirs for _, theirs in loss.pairs]
         self._student = with_layers(student, ours, role="student")

@@ -205,7 +205,12 @@ class Peer(teacher.Teacher):
         self._graph = graph
         self._fingerprint = graph.fingerprint
         if student.on_servers:
-            self._refuse_other_graphs()
+            if self._options.allow_other_graphs:
+                raise ValueError(
+                    "Peers of a parameter-server group must have the student's "
+                    "own graph; received allow_other_graphs=True. Leave it "
+                    "out, or train without parameter servers."
+                )
             self.remote = on_servers.ServerCopy(self.name, graph)
         self._writer = saved_model.SavedModelWriter(graph)
         # What runs in the step, and what reads versions of the own graph.
@@ -226,14 +231,6 @@ class Peer(teacher.Teacher):
             return screen.Screen(graph, schema=schema)
         same_graph = screen.refuse_other_graphs(graph, _OTHER_GRAPH)
         return screen.Screen(graph, schema=schema, also=same_graph)
-
-    def _refuse_other_graphs(self) -> None:
-        if self._options.allow_other_graphs:
-            raise ValueError(
-                "Peers of a parameter-server group must have the student's own "
-                "graph; received allow_other_graphs=True. Leave it out, or "
-                "train without parameter servers."
-            )
 
     def _prepare_canary(
         self, canary: canary_lib.Canary, student: teacher.Student

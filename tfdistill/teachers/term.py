@@ -246,8 +246,8 @@ class Codistillation:
         teachers: Whom it learns from.
         loss, weight: The distillation loss that the model was compiled with,
             and its weight as a function of the step.
-        feature_loss: The `FeatureDistillation` compiled with, if any.
-        features: What computes it.
+        features: What computes the `FeatureDistillation` that it was compiled
+            with, if any.
     """
 
     def __init__(
@@ -258,7 +258,6 @@ class Codistillation:
         self.teachers = teachers
         self.loss: Any = None
         self.weight: Callable[[tf.Tensor], Any] | None = None
-        self.feature_loss: losses_lib.FeatureDistillation | None = None
         self.features: features_lib.Features | None = None
         self._term: DistillationTerm | None = None
         self._graph: student_graph.StudentGraph | None = None
@@ -268,6 +267,11 @@ class Codistillation:
 
     def __bool__(self) -> bool:
         return bool(len(self.teachers))
+
+    @property
+    def feature_loss(self) -> losses_lib.FeatureDistillation | None:
+        """The `FeatureDistillation` that it was compiled with, if any."""
+        return self.features.loss if self.features else None
 
     @property
     def projections(self) -> list[keras.Layer]:
@@ -286,13 +290,8 @@ class Codistillation:
         self.loss, self.weight = loss, weight
         if feature_loss is not self.feature_loss:
             # Compiled again with the same one, projections keep their values.
-            self.feature_loss, self.features = feature_loss, None
+            self.features = None
         if feature_loss is not None and self.features is None:
-            if not isinstance(feature_loss, losses_lib.FeatureDistillation):
-                raise ValueError(
-                    "`feature_loss` must be a tfdistill.losses."
-                    f"FeatureDistillation; received {feature_loss!r}."
-                )
             self.features = features_lib.Features(
                 feature_loss,
                 self.student,
@@ -496,8 +495,8 @@ def _wrapped(loss: Any, task_loss: Any) -> global_batch.GlobalBatchLoss | None:
             "several teachers."
         )
     if loss.from_logits is None:
-        answers = set(map(_from_logits, keras.tree.flatten(task_loss)))
-        answers.discard(None)
+        found = map(_from_logits, keras.tree.flatten(task_loss))
+        answers = {answer for answer in found if answer is not None}
         if len(answers) != 1:
             raise ValueError(
                 f"{type(loss).__name__} cannot tell from the task loss whether "
