@@ -110,7 +110,9 @@ class Peers(teacher.Teacher):
         """Returns a teacher for each group."""
         groups = cluster.peers if self.peers is None else self.peers
         exchange = exchange_for(self.exchange, groups, cluster)
-        canary = None if self.canary is None else canary_lib.Canary(self.canary)
+        canary = None
+        if self.canary is not None and groups:
+            canary = canary_lib.Canary(self.canary)
         return [Peer(group, exchange, self, canary) for group in groups]
 
 
