@@ -45,7 +45,13 @@ def weighted_mean(
     `transform`. Also returns the sum of the weights over the teachers; the
     mean is 0 where that is.
     """
-    _check_shapes(outputs, weights)
+    shapes = [output.shape for output in outputs]
+    if not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
+        raise ValueError(
+            "All teachers must have outputs of one shape; received "
+            f"{[tuple(shape) for shape in shapes]}. Leave out the teacher "
+            "that predicts something else."
+        )
     missing = len(outputs[0].shape) - len(weights.shape) + 1
     for _ in range(missing):
         weights = weights[..., tf.newaxis]
@@ -57,35 +63,6 @@ def weighted_mean(
         weighted_sum += transform(output) * weight
     total = tf.reduce_sum(weights, axis=0)
     return tf.math.divide_no_nan(weighted_sum, total), total
-
-
-def _check_shapes(outputs: Sequence[tf.Tensor], weights: tf.Tensor) -> None:
-    if not outputs:
-        raise ValueError(
-            "`teacher_outputs` must hold at least one tensor; received none. "
-            "Leave the distillation loss out while there is no teacher."
-        )
-    shapes = [output.shape for output in outputs]
-    if not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
-        raise ValueError(
-            "All teachers must have outputs of one shape; received "
-            f"{[tuple(shape) for shape in shapes]}. Leave out the teacher "
-            "that predicts something else."
-        )
-    rank = len(weights.shape)
-    if rank < 1 or not weights.shape[:1].is_compatible_with([len(outputs)]):
-        raise ValueError(
-            "`weights` must have one row per teacher; received shape "
-            f"{tuple(weights.shape)} for {len(outputs)} teachers."
-        )
-    per_teacher = weights.shape[1:]
-    fits = per_teacher.is_compatible_with(shapes[0][: rank - 1])
-    if rank > len(shapes[0]) + 1 or not fits:
-        raise ValueError(
-            "`weights` must be [num_teachers] or [num_teachers, batch, ...] "
-            f"with the outputs' leading dimensions; received weights of shape "
-            f"{tuple(weights.shape)} for outputs of shape {tuple(shapes[0])}."
-        )
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")

@@ -885,38 +885,20 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         logs = super().test_step(data)
         return {k: v for k, v in logs.items() if k not in _PARTS}
 
-    # ---- copies ----
-
-    def __reduce__(self) -> Any:
-        """Copies and pickles as Keras does, which knows of no teachers."""
-        _check_copy(self.name, len(self.teachers))
-        return super().__reduce__()
-
     def get_config(self) -> dict[str, Any]:
-        """Returns the student, serialized; of the teachers their number."""
-        return {**super().get_config(), "num_teachers": len(self.teachers)}
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Any = None
-    ) -> Any:
-        """Makes the model from `get_config`, if it has no teachers.
+        """Returns the student, serialized, if the model has no teachers.
 
         Raises:
-            ValueError: It has, and the copy would lack them.
+            ValueError: It has, and a copy would lack them.
         """
-        _check_copy(config["name"], config["num_teachers"])
-        return super().from_config(config, custom_objects)
-
-
-def _check_copy(name: str, num_teachers: int) -> None:
-    if num_teachers:
-        raise ValueError(
-            "A CodistillModel with teachers must not be copied, cloned or "
-            f"pickled; received {name!r} with {num_teachers}, which the copy "
-            "would lack. Copy `model.student` and wrap the copy: "
-            "tfdistill.CodistillModel(copy, teachers=...)."
-        )
+        if len(self.teachers):
+            raise ValueError(
+                "A CodistillModel with teachers must not be copied, cloned or "
+                f"pickled; received {self.name!r} with {len(self.teachers)}, "
+                "which the copy would lack. Copy `model.student` and wrap the "
+                "copy: tfdistill.CodistillModel(copy, teachers=...)."
+            )
+        return super().get_config()
 
 
 def _leave_out_xla(arguments: dict[str, Any]) -> None:
