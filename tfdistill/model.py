@@ -77,6 +77,10 @@ _LOOPS = (
 _STEPS = ("train_step", "compute_metrics", "test_step", "predict_step")
 
 
+def _of_the_model_inside(name: str) -> Any:
+    return property(lambda self: getattr(self.model, name))
+
+
 @keras.saving.register_keras_serializable(package="tfdistill")
 class DistributedModel(steps.Trained, keras.Model):
     """Trains a finished model on several workers or parameter servers.
@@ -171,30 +175,11 @@ class DistributedModel(steps.Trained, keras.Model):
         """Exports the model inside for inference; see `keras.Model.export`."""
         saved_model.export_for_inference(self.model, filepath, **kwargs)
 
-    @property
-    def inputs(self) -> Any:
-        """The symbolic inputs, if the model inside is a functional one."""
-        return self.model.inputs
-
-    @property
-    def outputs(self) -> Any:
-        """The symbolic outputs, if the model inside is a functional one."""
-        return self.model.outputs
-
-    @property
-    def input_shape(self) -> Any:
-        """The shape of the inputs, if the model inside is a functional one."""
-        return self.model.input_shape
-
-    @property
-    def output_shape(self) -> Any:
-        """The shape of the outputs, if the model inside is a functional one."""
-        return self.model.output_shape
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the outputs, by which `compile` finds losses and metrics."""
-        return self.model.output_names
+    # Of a functional model; `compile` finds losses and metrics by the names.
+    inputs, outputs, input_shape, output_shape, output_names = map(
+        _of_the_model_inside,
+        ("inputs", "outputs", "input_shape", "output_shape", "output_names"),
+    )
 
     def get_layer(
         self, name: str | None = None, index: int | None = None

@@ -161,9 +161,8 @@ def no_batch(epoch: int) -> data_checks.DataError:
 
 def _num_rows(data: Any) -> int | None:
     """Examples in arrays, None of anything else."""
-    shapes = (
-        getattr(leaf, "shape", None) or () for leaf in keras.tree.flatten(data)
-    )
+    leaves = keras.tree.flatten(data)
+    shapes: Any = (getattr(leaf, "shape", None) or () for leaf in leaves)
     return next((shape[0] for shape in shapes if len(shape)), None)
 
 
