@@ -37,6 +37,8 @@ from tfdistill.training.guards import FiniteLoss
 # Exports that fail cost a snapshot each and may fill the disk's last bytes.
 _FIRST_PAUSE_SECS = 1.0
 _LONGEST_PAUSE_SECS = 30.0
+# Longest wait for the last export at the end of training.
+_FINISH_SECS = 600.0
 # Steps that have certainly ended when so many later ones were begun.
 _MOST_UNCOUNTED = 64
 # Of a group that has taken its first step, in its directory.
@@ -126,7 +128,6 @@ class StudentExporter(steps.Exporter):
         schema: Mapping[str, Any] | None = None,
         offset_steps: int | None = None,
         ema_decay: float | None = None,
-        finish_timeout_secs: float = 600.0,
     ) -> None:
         """Writes nothing yet.
 
@@ -153,8 +154,6 @@ class StudentExporter(steps.Exporter):
                 only; batch statistics and integers are the student's own.
                 Memory holds the trained weights once more. Default: versions
                 hold the weights at the step of the export.
-            finish_timeout_secs: Longest wait for the last export at the end
-                of training. Default 600.
 
         Raises:
             ValueError: An argument is not as above.
@@ -171,7 +170,6 @@ class StudentExporter(steps.Exporter):
         self._given_exchange, self._given_group = exchange, group
         self._variables_dtype = variables_dtype
         self._ema_decay = ema_decay
-        self._finish_timeout_secs = finish_timeout_secs
         self._writer: saved_model.SavedModelWriter | None = None
         self._worker: background.OneJobThread | None = None
         self._claim: claim.GroupClaim | None = None
@@ -305,7 +303,7 @@ class StudentExporter(steps.Exporter):
         """Publishes the last step and waits until it is written."""
         self._export(wait=True)
         if self._worker is not None:
-            self._worker.close(self._finish_timeout_secs)
+            self._worker.close(_FINISH_SECS)
             self._worker = None
         if self._claim is not None:
             self._claim.release()
@@ -332,7 +330,7 @@ class StudentExporter(steps.Exporter):
         values = self._values()
         if self.step:
             model.teachers.note_export(self.step, values)
-        self._take(values, wait_secs=self._finish_timeout_secs if wait else 0.0)
+        self._take(values, wait_secs=_FINISH_SECS if wait else 0.0)
 
     def _values(self) -> Mapping[int, tf.Tensor]:
         """What versions hold in place of weights; at the start, nothing."""

@@ -45,29 +45,14 @@ def call_functions(
             arguments[name] = arguments[name](tf.distribute.InputContext())
 
 
-def check(
-    arguments: Mapping[str, Any],
-    model: keras.Model | None = None,
-    *,
-    starts_over: bool = False,
-) -> None:
+def check(arguments: Mapping[str, Any], *, starts_over: bool = False) -> None:
     """Checks what `fit` was given, as far as it can be known before.
 
-    Arguments that are absent have Keras' defaults. The replicas of `model`, by
-    default one, share each batch. If it `starts_over`, each epoch reads the
-    data from their start, though `steps_per_epoch` is given.
+    Arguments that are absent have Keras' defaults. If it `starts_over`, each
+    epoch reads the data from their start, though `steps_per_epoch` is given.
     """
     _check_numbers(arguments)
     _check_contradictions(arguments)
-    strategy = model.distribute_strategy if model else None
-    num_replicas = strategy.num_replicas_in_sync if strategy else 1
-    if num_replicas > 1 and model and model.jit_compile:
-        raise ValueError(
-            "`jit_compile` must be left out of `compile` if several "
-            f"replicas train; received True with {num_replicas}. XLA cannot "
-            "compile what they exchange."
-        )
-    _check_batch(arguments, num_replicas)
     num_batches = check_data("x", arguments.get("x"))
     if num_batches is not None:
         _check_steps(arguments, num_batches, starts_over)
@@ -215,29 +200,6 @@ def _check_contradictions(arguments: Mapping[str, Any]) -> None:
 def _is_given(arguments: Mapping[str, Any], name: str) -> bool:
     value = arguments.get(name)
     return value is not None and not (np.isscalar(value) and not value)
-
-
-def _check_batch(arguments: Mapping[str, Any], num_replicas: int) -> None:
-    """Checks that each replica gets at least one example."""
-    data, size = arguments.get("x"), None
-    if isinstance(data, tf.data.Dataset):
-        inputs = keras.utils.unpack_x_y_sample_weight(data.element_spec)[0]
-        shape = next(iter(keras.tree.flatten(inputs))).shape
-        size = shape[0] if shape.rank else None
-    elif _num_rows(data):
-        # As many as Keras takes where it is told nothing.
-        size = min(arguments.get("batch_size") or 32, _num_rows(data) or 0)
-    if size is not None and size < num_replicas:
-        raise ValueError(too_small_a_batch(size, num_replicas))
-
-
-def too_small_a_batch(num_examples: int, num_replicas: int) -> str:
-    """Returns the message about a batch that leaves some replicas none."""
-    return (
-        f"A global batch must hold an example for each of {num_replicas} "
-        f"replicas; received {num_examples}. Batches are global: use a "
-        "larger size, or fewer workers."
-    )
 
 
 def _check_steps(

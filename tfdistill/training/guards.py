@@ -373,7 +373,11 @@ class _DataWatch(keras.callbacks.Callback):
             return
         size = round(float(examples) / self.model.steps_per_execution)
         if size < replicas:
-            raise ValueError(fit_arguments.too_small_a_batch(size, replicas))
+            raise ValueError(
+                "A global batch must hold an example for each of "
+                f"{replicas} replicas; received {size}. Batches are global: "
+                "use a larger size, or fewer workers."
+            )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._has_begun and not self._num_steps:
