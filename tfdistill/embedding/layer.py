@@ -101,21 +101,15 @@ def _refuse(
 
     def complain() -> tf.Tensor:
         first = tf.where(is_bad)[0]
-        parts = [
-            f"Ids of {owner} must be >= 0 and < ",
-            tf.gather_nd(tf.broadcast_to(limits, tf.shape(ids)), first),
-            "; received ",
-            tf.gather_nd(ids, first),
-        ]
-        if fields is not None:
-            every = tf.broadcast_to(fields, tf.shape(ids))
-            parts += [" in field ", tf.gather_nd(every, first)]
-        parts.append(". Fix the data, or map such ids to one by `oov_index`.")
-        message = tf.strings.join(
+        parts = [limits, ids, *([] if fields is None else [fields])]
+        message = tf.strings.format(
+            f"Ids of {owner} must be >= 0 and < {{}}; received {{}}"
+            f"{'' if fields is None else ' in field {}'}. Fix the data, or map "
+            "such ids to one by `oov_index`.",
             [
-                p if isinstance(p, str) else tf.strings.as_string(p)
-                for p in parts
-            ]
+                tf.gather_nd(tf.broadcast_to(part, tf.shape(ids)), first)
+                for part in parts
+            ],
         )
         with tf.control_dependencies([tf.debugging.Assert(False, [message])]):
             return tf.constant(False)

@@ -439,10 +439,8 @@ def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
     differently train on some examples twice and on others never.
     """
     seed = keras_internals.global_seed()
-    own = -1 if seed is None else seed % 2**31
-    if own < 0:
-        own = int.from_bytes(os.urandom(4), "big") % 2**31
-    seeds = replicas.WorkerValues(strategy).gathered(own)
+    own = int.from_bytes(os.urandom(4), "big") if seed is None else seed
+    seeds = replicas.WorkerValues(strategy).gathered(own % 2**31)
     if len(set(seeds)) == 1 and seed is not None:
         return
     if seed is not None:
