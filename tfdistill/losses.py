@@ -8,7 +8,6 @@ outputs, made by its own `aggregate()`; its `y_pred` is the student's output.
 
 import math
 import numbers
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import Self
@@ -29,40 +28,6 @@ __all__ = [
 
 # The smallest probability whose logarithm is taken: exp(-87.3).
 TINY = float(np.finfo(np.float32).tiny)
-
-
-def weighted_mean(
-    outputs: Sequence[tf.Tensor],
-    *,
-    weights: tf.Tensor,
-    transform: Callable[[tf.Tensor], tf.Tensor],
-    filler: float,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the weighted mean of the transformed outputs.
-
-    `weights` are `[num_teachers]` or `[num_teachers, batch, ...]`. An output
-    may be NaN where its weight is 0: `filler` takes its place before
-    `transform`. Also returns the sum of the weights over the teachers; the
-    mean is 0 where that is.
-    """
-    shapes = [output.shape for output in outputs]
-    if not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
-        raise ValueError(
-            "All teachers must have outputs of one shape; received "
-            f"{[tuple(shape) for shape in shapes]}. Leave out the teacher "
-            "that predicts something else."
-        )
-    missing = len(outputs[0].shape) - len(weights.shape) + 1
-    for _ in range(missing):
-        weights = weights[..., tf.newaxis]
-    weighted_sum = tf.zeros_like(outputs[0])
-    for index, output in enumerate(outputs):
-        weight = weights[index]
-        # Before any arithmetic: 0 * NaN is NaN, and so is its gradient.
-        output = tf.where(weight > 0, output, tf.cast(filler, output.dtype))
-        weighted_sum += transform(output) * weight
-    total = tf.reduce_sum(weights, axis=0)
-    return tf.math.divide_no_nan(weighted_sum, total), total
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -151,19 +116,27 @@ class DistillationLoss(keras.losses.Loss):
             ValueError: If shapes do not fit, or `from_logits` is unsettled.
         """
         logits_given = self._settled_from_logits()
-
-        def transform(output: tf.Tensor) -> tf.Tensor:
+        outputs = [self._cast(output) for output in teacher_outputs]
+        shapes = [output.shape for output in outputs]
+        if not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
+            raise ValueError(
+                "All teachers must have outputs of one shape; received "
+                f"{[tuple(shape) for shape in shapes]}. Leave out the teacher "
+                "that predicts something else."
+            )
+        weights = self._cast(weights)
+        while len(weights.shape) <= len(shapes[0]):
+            weights = weights[..., tf.newaxis]
+        filler = 0.0 if logits_given else 0.5
+        weighted_sum = tf.zeros_like(outputs[0])
+        for index, output in enumerate(outputs):
+            weight = weights[index]
+            # Before any arithmetic: 0 * NaN is NaN, and so is its gradient.
+            output = tf.where(weight > 0, output, tf.cast(filler, output.dtype))
             logits = output if logits_given else self._logits(output, 0.0)
-            return self._probabilities(logits)
-
-        target, total = weighted_mean(
-            [self._cast(output) for output in teacher_outputs],
-            weights=self._cast(weights),
-            transform=transform,
-            filler=0.0 if logits_given else 0.5,
-        )
-        target = tf.where(total > 0, target, tf.zeros_like(target))
-        return tf.stop_gradient(target)
+            weighted_sum += self._probabilities(logits) * weight
+        total = tf.reduce_sum(weights, axis=0)
+        return tf.stop_gradient(tf.math.divide_no_nan(weighted_sum, total))
 
     def _settled_from_logits(self) -> bool:
         if self.from_logits is None:
