@@ -146,20 +146,8 @@ def _named(element: Any) -> list[tuple[str, Any]]:
         (name + "".join(f"[{key}]" for key in path), leaf)
         for name, part in zip(("x", "y", "sample_weight"), parts, strict=True)
         if part is not None
-        for path, leaf in _leaves(part, ())
+        for path, leaf in keras.tree.flatten_with_path(part)
     ]
-
-
-def _leaves(part: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
-    if isinstance(part, Mapping):
-        keys: Any = part.keys()
-    elif isinstance(part, list | tuple):
-        keys = range(len(part))
-    else:
-        yield path, part
-        return
-    for key in keys:
-        yield from _leaves(part[key], (*path, key))
 
 
 def _faults(name: str, value: Any, num_classes: int | None) -> Any:

@@ -18,7 +18,7 @@ def _dataset():
     [
         ({"validation_split": 0.1}, "`validation_split` .* received 0.1"),
         ({"y": np.ones(3)}, "`y`, .* must be left out"),
-        ({"x": None}, "`x` must be a tf.data.Dataset.* received NoneType"),
+        ({"x": None}, "`x` must be data that .* received NoneType"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):

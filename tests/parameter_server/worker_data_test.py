@@ -44,7 +44,7 @@ def test_arrays_are_shuffled_whole_and_each_time_anew():
 )
 def test_python_that_workers_cannot_run_is_refused(given):
     given = given() if isinstance(given, type) else given
-    with pytest.raises(ValueError, match="Python runs in this process only"):
+    with pytest.raises(ValueError, match="workers read by themselves"):
         worker_data.source_of(given)
 
 

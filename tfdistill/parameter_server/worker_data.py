@@ -43,18 +43,16 @@ def source_of(
                 f"received x={type(x).__name__}."
             )
         return x
-    if isinstance(x, keras.utils.PyDataset | collections.abc.Iterator):
+    if x is None or isinstance(
+        x,
+        keras.utils.PyDataset
+        | collections.abc.Iterator
+        | tf.distribute.DistributedDataset,
+    ):
         raise ValueError(
-            "`x` must be data that workers read by themselves; received "
-            f"{type(x).__name__}, whose Python runs in this process only. "
-            "Under parameter servers pass arrays, a tf.data.Dataset of "
-            "TensorFlow operations, or a function of a "
-            "tf.distribute.InputContext that returns one."
-        )
-    if x is None or isinstance(x, tf.distribute.DistributedDataset):
-        raise ValueError(
-            "`x` must be a tf.data.Dataset, a function of a "
-            "tf.distribute.InputContext that returns one, or arrays; received "
+            "`x` must be data that workers read by themselves: arrays, a "
+            "tf.data.Dataset of TensorFlow operations, or a function of a "
+            "tf.distribute.InputContext that returns one; received "
             f"{type(x).__name__}."
         )
     parts = [part for part in (x, y, sample_weight) if part is not None]
