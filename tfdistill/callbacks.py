@@ -586,11 +586,10 @@ class StartTogether(keras.callbacks.Callback):
         if logs:
             float(logs["loss"])  # Steps may be running still.
         start = time.monotonic()
-        groups = range(self._cluster.num_groups)
+        workdir = pathlib.Path(self._cluster.workdir)
         markers = [
-            pathlib.Path(self._cluster.workdir, run_files.group_name(g))
-            / _STARTED
-            for g in groups
+            workdir / run_files.group_name(group) / _STARTED
+            for group in range(self._cluster.num_groups)
         ]
         own = markers[self._cluster.group]
         try:
@@ -599,14 +598,13 @@ class StartTogether(keras.callbacks.Callback):
         except OSError as error:
             _log.warning("This group could not say that it started: %s", error)
         while missing := [path for path in markers if not path.exists()]:
-            self.waited_secs = time.monotonic() - start
-            if self.waited_secs > self._limit_secs:
+            if time.monotonic() - start > self._limit_secs:
                 _log.warning(
                     "Waited %.0f s for the first step of %s; training "
                     "continues.",
-                    self.waited_secs,
+                    self._limit_secs,
                     ", ".join(path.parent.name for path in missing),
                 )
-                return
+                break
             time.sleep(_LOOK_SECS)
         self.waited_secs = time.monotonic() - start

@@ -51,11 +51,6 @@ class RowLayout:
 
     def __post_init__(self) -> None:
         """Checks the attributes."""
-        if self.num_rows < 1:
-            raise ValueError(
-                f"`num_rows` must be >= 1; received {self.num_rows}. A table "
-                "without rows has no ids to look up."
-            )
         if self.sharding not in SHARDINGS:
             raise ValueError(
                 f"`sharding` must be one of {SHARDINGS}; received "
