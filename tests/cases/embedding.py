@@ -28,7 +28,6 @@ def data(num_examples: int = 27) -> tuple[np.ndarray, np.ndarray]:
 def model(
     model_class: type = keras.Model,
     num_shards: int | None = None,
-    sharding: str = "hash",
 ) -> keras.Model:
     """A table for three fields, looked up twice, below a dense layer."""
     inputs = keras.Input((len(FIELDS),), dtype="int32")
@@ -36,7 +35,6 @@ def model(
         FIELDS,
         DIM,
         num_shards=num_shards,
-        sharding=sharding,
         seed=5,
         name="table",
     )
