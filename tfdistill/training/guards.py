@@ -77,10 +77,10 @@ def over(
 ) -> Iterator[None]:
     """Guards one call of `fit`, whose `callbacks` are replaced.
 
-    They are a list, or a `CallbackList`, which is run as it is.
-    Faulty data are an error that says which; a loss that is not finite ends
-    the training; a task that hangs ends, as does one that gets SIGTERM; and
-    the launcher hears how far the task is.
+    They are a list, or a `CallbackList`, which is run as it is. Faulty data are
+    an error that says which; a loss that is not finite ends the training; a
+    task that hangs ends, as does one that gets SIGTERM; and the launcher hears
+    how far the task is.
     """
     callbacks = select(arguments["callbacks"], strategy)
     if not isinstance(callbacks, keras.callbacks.CallbackList):
