@@ -76,7 +76,7 @@ def _open_exchange(
     own = run / "exchange"
     if not given and not own.exists():
         record = directory.read_record(run / directory.RECORD)
-        given = record.exchange if record else None
+        given = record["topology"]["exchange"] if record else None
     key: signing.KeyOption = "environment"
     path = run / run_files.KEY
     if not signing.has_key(os.environ) and path.exists():

@@ -1,7 +1,7 @@
 """Callbacks whose files may fail, as on a full disk; training continues."""
 
+import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -72,14 +72,7 @@ class BestEffort(keras.callbacks.Callback):
             )
 
 
-def _forward(hook: str) -> Callable[..., None]:
-    def call(self: BestEffort, *args: Any, **kwargs: Any) -> None:
-        self._try(hook, *args, **kwargs)
-
-    call.__name__ = hook
-    return call
-
-
 for _hook in dir(keras.callbacks.Callback):
     if _hook.startswith("on_"):
-        setattr(BestEffort, _hook, _forward(_hook))
+        _method = functools.partialmethod(BestEffort._try, _hook)
+        setattr(BestEffort, _hook, _method)

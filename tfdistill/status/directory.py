@@ -5,12 +5,12 @@ on another machine.
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from tfdistill.status import run_events
 from tfdistill.system import processes
@@ -69,55 +69,31 @@ def _group_of(name: str) -> int | None:
     return run_files.group_of(match[1]) if match else None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LaunchRecord:
-    """A launch, as launch.json has it."""
-
-    num_groups: int = 0
-    exchange: str | None = None
-    # See `processes.machine`.
-    machine: str = ""
-    # Id and start of each task's process, by the task's name, and of its own.
-    processes: Mapping[str, tuple[int, int]] = dataclasses.field(
-        default_factory=dict
-    )
-    launcher: tuple[int, int] | None = None
-
-    def is_lost(self, group: int) -> bool:
-        """Whether its launcher and a group's tasks are known to be gone."""
-        # Process ids mean something on that machine and since that boot only.
-        if self.machine != processes.machine() or self.launcher is None:
-            return False
-        name = f"{run_files.group_name(group)}_"
-        tasks = [p for n, p in self.processes.items() if n.startswith(name)]
-        return bool(tasks) and all(
-            processes.has_ended(pid, started=started)
-            for pid, started in (self.launcher, *tasks)
-        )
-
-
-def read_record(path: pathlib.Path) -> LaunchRecord | None:
+def read_record(path: pathlib.Path) -> dict[str, Any] | None:
     """Reads launch.json, or returns None if there is none.
 
-    OSError if it cannot be read; ValueError if it holds no JSON object.
+    OSError if it cannot be read; ValueError if it holds no JSON.
     """
     try:
-        found = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    topology = found.get("topology", {})
-    starts = found.get("task_starts", {})
-    launcher = found.get("launcher")
-    return LaunchRecord(
-        num_groups=topology.get("num_groups", 0),
-        exchange=topology.get("exchange"),
-        machine=found.get("machine", ""),
-        processes={
-            name: (pid, starts[name])
-            for name, pid in found.get("pids", {}).items()
-            if starts.get(name)
-        },
-        launcher=(launcher["pid"], launcher["started"])
-        if launcher and launcher["started"]
-        else None,
+
+
+def is_lost(record: Mapping[str, Any], group: int) -> bool:
+    """Whether a launcher and the tasks of a group are known to be gone."""
+    # Process ids mean something on that machine and since that boot only.
+    machine = processes.machine()
+    if not machine or record.get("machine") != machine:
+        return False
+    name = f"{run_files.group_name(group)}_"
+    tasks = [
+        (pid, record["task_starts"][task])
+        for task, pid in record["pids"].items()
+        if task.startswith(name)
+    ]
+    launcher = record["launcher"]["pid"], record["launcher"]["started"]
+    return bool(tasks) and all(
+        processes.has_ended(pid, started=started)
+        for pid, started in (launcher, *tasks)
     )

@@ -68,9 +68,10 @@ class ObservedRun:
         self._statuses: dict[int, group_status.GroupStatus] = {}
         self._exit_code: int | None = None
         self._record = self._read_record()
-        recorded = self._record.exchange if self._record else None
         path = self._directory.path
-        self.exchange = exchange or recorded or str(path / "exchange")
+        self.exchange = (
+            exchange or self._launched("exchange") or str(path / "exchange")
+        )
         self._published = reader.NewestVersions(
             self.exchange,
             interval_secs=1.0,
@@ -116,21 +117,24 @@ class ObservedRun:
             problems=self._problems,
         )
 
-    def _read_record(self) -> directory.LaunchRecord | None:
+    def _read_record(self) -> dict[str, Any] | None:
         path = self._directory.path / directory.RECORD
         try:
             return directory.read_record(path)
         except (OSError, ValueError) as error:
             self._note(path, error)
-            return directory.LaunchRecord()
+            return {}
+
+    def _launched(self, option: str) -> Any:
+        """Returns an option of the launch, or None if it is not known."""
+        return (self._record or {}).get("topology", {}).get(option)
 
     def _groups(self) -> list[int]:
-        num_launched = self._record.num_groups if self._record else 0
         return sorted(
             {
                 *self._published.groups,
                 *self._statuses,
-                *range(num_launched),
+                *range(self._launched("num_groups") or 0),
                 *self._directory.groups(),
             }
         )
@@ -192,7 +196,7 @@ class ObservedRun:
             pass
         elif self._exit_code is not None:
             status.state = "stopped"
-        elif self._record is not None and self._record.is_lost(status.group):
+        elif directory.is_lost(self._record or {}, status.group):
             status.state = "lost"
             status.last_error = (
                 "its launcher and its tasks are gone, and nothing says why: "

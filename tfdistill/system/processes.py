@@ -86,7 +86,7 @@ def machine() -> str:
 def has_ended(pid: int, *, started: int) -> bool:
     """Whether a process of this machine is known to have ended.
 
-    Its id may be another process's by now, which `started` shows.
+    Its id may be another process's by now, which `started` shows, unless 0.
     """
     try:
         os.kill(pid, 0)
@@ -97,7 +97,7 @@ def has_ended(pid: int, *, started: int) -> bool:
     found = status_of(pid)
     if found is None:
         return False
-    return not found.is_alive or found.started != started
+    return not found.is_alive or 0 != started != found.started
 
 
 class Answer(enum.Enum):
