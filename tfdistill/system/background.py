@@ -26,7 +26,7 @@ class OneJobThread:
 
     def submit(self, job: Callable[[], None], *, wait_secs: float) -> bool:
         """Hands over a job, if the thread is idle within `wait_secs`."""
-        if not self._idle.acquire(timeout=wait_secs or 0.0):
+        if not self._idle.acquire(timeout=wait_secs):
             return False
         self._jobs.put(job)
         return True
@@ -82,11 +82,6 @@ class Backoff:
         longest_secs: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not 0 < first_secs <= longest_secs:
-            raise ValueError(
-                "`first_secs` must be > 0 and at most `longest_secs`; received "
-                f"{first_secs!r} and {longest_secs!r}."
-            )
         self._first_secs = first_secs
         self._longest_secs = longest_secs
         self._clock = clock
