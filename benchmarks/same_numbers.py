@@ -63,15 +63,14 @@ class _Recipe:
 
 _RECIPES: dict[str, _Recipe] = {
     "digits": _Recipe(name="digits"),
-    "digits_regularized": _Recipe(
+    "digits_small": _Recipe(
         name="digits",
         overrides=(
             "num_steps=200",
             "seed=5",
-            "steps_per_execution=5",
-            "model.arguments.dropout=0.2",
-            "optimizer.global_clipnorm=0.5",
-            "smoothing.kind=uniform",
+            "learning_rate=0.01",
+            "hidden_sizes=[32]",
+            "batch_size=50",
         ),
     ),
     "digits_two_workers": _Recipe(
