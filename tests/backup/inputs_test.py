@@ -40,7 +40,8 @@ def _of_service(target, **more):
 
 
 def _of_grain():
-    grain = pytest.importorskip("grain")
+    import grain
+
     source = grain.MapDataset.source(range(_SIZE)).seed(7).shuffle()
     return source.map(lambda i: (X[i], Y[i])).repeat().batch(_BATCH)
 
@@ -108,8 +109,12 @@ def test_a_shared_job_of_a_data_service_is_refused(tmp_path, service):
 
 @pytest.mark.parametrize("how", ["itself", "from_generator"])
 def test_grain_resumes(tmp_path, how):
+    grain = pytest.importorskip("grain")
+
     def make():
-        data = _of_grain().to_iter_dataset()
+        # By itself, it would read hundreds of batches ahead.
+        reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+        data = _of_grain().to_iter_dataset(reading)
         if how == "itself":
             return data
         return tf.data.Dataset.from_generator(

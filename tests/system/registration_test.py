@@ -10,7 +10,7 @@ import pytest
 import tfdistill
 
 _LOAD = """
-{imports}
+import sys, tfdistill, keras
 assert not any(name.startswith("tfdistill.embedding") for name in sys.modules)
 model = keras.saving.load_model(sys.argv[1])
 print(type(model.layers[0]).__name__, type(model.optimizer).__name__)
@@ -56,14 +56,11 @@ def saved(tmp_path_factory):
     return path, model.predict(np.array([[1, 2]]), verbose=0)[0]
 
 
-@pytest.mark.parametrize(
-    "imports",
-    ["import sys, keras, tfdistill", "import sys, tfdistill, keras"],
-)
-def test_importing_the_package_is_enough_in_either_order(saved, imports):
+def test_importing_the_package_before_keras_is_enough(saved):
+    """All other tests import Keras first."""
     path, expected = saved
     kinds, outputs, without_stub, without_class = _run(
-        _LOAD.format(imports=imports) + _NAMES, str(path)
+        _LOAD + _NAMES, str(path)
     )[-4:]
     assert kinds == "ShardedEmbedding LARS"
     np.testing.assert_allclose(
