@@ -9,7 +9,7 @@ Of data sets that TensorFlow Datasets has prepared, nothing is downloaded and
 nothing prepared here. It takes seconds to import: only its users wait for it.
 """
 
-import collections
+import glob
 import hashlib
 import json
 import os
@@ -29,6 +29,12 @@ import tensorflow as tf
 
 Path = str | os.PathLike[str]
 Paths = Path | Sequence[Path]
+# Of a `path` that names a prepared data set instead of files.
+PREFIX = "tfds:"
+_HEADER = "header.json"
+# Of the beginning and the end of a file, to know it again by.
+_SAMPLE_BYTES = 1 << 16
+_REPORT_SECS = 10.0
 
 
 def data_dir(given: Path | None = None) -> pathlib.Path:
@@ -41,30 +47,108 @@ def data_dir(given: Path | None = None) -> pathlib.Path:
     return repository.parent / "shared" / "data"
 
 
-def natural_order(path: pathlib.Path) -> list[tuple[int, int, str]]:
-    """Returns a key to sort by: day_9 comes before day_10."""
+def tfds_version(
+    name: str, given: Path | None = None
+) -> tuple[pathlib.Path | None, str]:
+    """Returns where TensorFlow Datasets has prepared a data set.
+
+    That is the newest version in the data directory, or in TensorFlow
+    Datasets' own. None if there is none; then the second result says where it
+    was looked for.
+    """
+    home = pathlib.Path.home() / "tensorflow_datasets"
+    usual = pathlib.Path(os.environ.get("TFDS_DATA_DIR") or home)
+    roots = (usual, data_dir(given))
+    found = [
+        info.parent
+        for root in roots
+        for info in sorted((root / name).glob("*/dataset_info.json"))
+    ]
+    return (found[-1] if found else None), " or ".join(map(str, roots))
+
+
+class File:
+    """A file of examples, with what messages and caches know it by."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Reads nothing yet."""
+        self.name = str(path)
+        self.path = path
+        self.size = path.stat().st_size
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what changes whenever the examples do, as JSON has it."""
+        found = self.path.stat()
+        with self.path.open("rb") as opened:
+            sample = opened.read(_SAMPLE_BYTES)
+            opened.seek(max(0, found.st_size - _SAMPLE_BYTES))
+            sample += opened.read(_SAMPLE_BYTES)
+        return {
+            "name": self.path.name,
+            "bytes": found.st_size,
+            "modified_nanoseconds": found.st_mtime_ns,
+            "sample_sha256": hashlib.sha256(sample).hexdigest(),
+        }
+
+
+def sources(
+    paths: Paths,
+    *,
+    patterns: Sequence[str],
+    file: Callable[[pathlib.Path], Any],
+    prepared: Callable[[str], Any],
+) -> list[Any]:
+    """Returns where the examples are that a user's `path` stands for.
+
+    Files come as given, and in natural order (day_9 before day_10) within a
+    pattern or directory.
+
+    Args:
+        paths: A file, a pattern such as `day_*.gz`, a directory, or
+            `tfds:NAME[SPLIT]`; or several of these.
+        patterns: Of the files that are read of a directory.
+        file: Makes a source of a file.
+        prepared: Makes one of the name of a prepared data set.
+    """
+    found: list[Any] = []
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        if str(path).startswith(PREFIX):
+            found.append(prepared(str(path).removeprefix(PREFIX)))
+        else:
+            found += map(file, _expand(pathlib.Path(path), patterns))
+    names = [source.name for source in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if not found or twice:
+        raise ValueError(
+            "`path` must name files, each once; received "
+            f"{f'{twice} twice' if twice else 'none'}."
+        )
+    return found
+
+
+def _expand(path: pathlib.Path, patterns: Sequence[str]) -> list[pathlib.Path]:
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        matches = {match for name in patterns for match in path.glob(name)}
+    else:
+        matches = set(map(pathlib.Path, glob.glob(str(path))))
+    files = [match for match in matches if match.is_file()]
+    if not files:
+        raise ValueError(
+            "`path` must be a file, a pattern, or a directory with "
+            f"{', '.join(patterns)}; received {str(path)!r}, which stands for "
+            "no file. Set `path` to where the data are."
+        )
+    return sorted(files, key=_natural_order)
+
+
+def _natural_order(path: pathlib.Path) -> list[tuple[int, int, str]]:
     parts = re.split(r"([0-9]+)", str(path))
     return [
         (1, int(part), "") if part.isdecimal() else (0, 0, part)
         for part in parts
     ]
-
-
-def check_names(names: Sequence[Any]) -> None:
-    """Checks the files that a user's `path` stands for."""
-    if not names:
-        raise ValueError("`path` must name at least one file; received none.")
-    twice = [
-        n for n, number in collections.Counter(names).items() if number > 1
-    ]
-    if twice:
-        raise ValueError(
-            f"`path` must name each file once; received {twice[0]} twice. "
-            "Remove one of the two."
-        )
-
-
-_HEADER = "header.json"
 
 
 def directory(given: str | os.PathLike[str] | None = None) -> pathlib.Path:
@@ -137,16 +221,20 @@ def check_at_least(name: str, value: int, least: int) -> None:
 class Progress:
     """Reports on standard error how far a long conversion is, now and then."""
 
-    def __init__(self, *, every_secs: float = 10.0) -> None:
-        self._every_secs = every_secs
+    def __init__(self) -> None:
         self._reported = time.monotonic()
 
     def report(self, text: str) -> None:
-        """Prints the text if it is time to."""
+        """Prints the text if the last was long ago."""
         now = time.monotonic()
-        if now - self._reported >= self._every_secs:
+        if now - self._reported >= _REPORT_SECS:
             self._reported = now
-            print(f"{text} ...", file=sys.stderr, flush=True)
+            tell(f"{text} ...")
+
+
+def tell(text: str) -> None:
+    """Prints a line on standard error at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def made_once(
@@ -172,46 +260,30 @@ def made_once(
     final.parent.mkdir(parents=True, exist_ok=True)
     # The file stays, since those who wait hold it open.
     lock = filelock.FileLock(final.with_name(f".lock-{final.name}"))
+    # With the machine's name: what others are making is not ours to remove.
+    prefix = f".tmp-{final.name}-{os.uname().nodename}-"
     try:
         is_alone = _wait(lock, wait_secs, report_every_secs)
-        if not final.is_dir():
-            if is_alone:
-                _remove_leftovers(final)
-            _make_aside(final, make)
+        if final.is_dir():
+            return final
+        if is_alone:  # What a process of this machine left when it was killed.
+            for path in final.parent.glob(f"{prefix}*"):
+                shutil.rmtree(path, ignore_errors=True)
+        aside = pathlib.Path(tempfile.mkdtemp(dir=final.parent, prefix=prefix))
+        try:
+            make(aside)
+            # Group mates may run as other users; mkdtemp keeps them out.
+            aside.chmod(0o755)
+            aside.rename(final)
+        except OSError:
+            # Perhaps another machine was first: its copy is the same.
+            if not final.is_dir():
+                raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
     finally:
         lock.release()  # Nothing if it is not held.
     return final
-
-
-def _make_aside(
-    final: pathlib.Path, make: Callable[[pathlib.Path], None]
-) -> None:
-    aside = pathlib.Path(
-        tempfile.mkdtemp(dir=final.parent, prefix=_prefix(final))
-    )
-    try:
-        make(aside)
-        # Group mates may run as other users; mkdtemp keeps them out.
-        aside.chmod(0o755)
-        try:
-            aside.rename(final)
-        except OSError:
-            # Another machine was first: its copy is the same.
-            if not final.is_dir():
-                raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _prefix(final: pathlib.Path) -> str:
-    # With the machine's name: what others are making is not ours to remove.
-    return f".tmp-{final.name}-{os.uname().nodename}-"
-
-
-def _remove_leftovers(final: pathlib.Path) -> None:
-    """Removes what a process of this machine left when it was killed."""
-    for path in final.parent.glob(f"{_prefix(final)}*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _wait(
@@ -219,35 +291,28 @@ def _wait(
 ) -> bool:
     """Takes the lock; returns False if the file system has none."""
     start = time.monotonic()
-    while True:
-        waited = time.monotonic() - start
+    while (waited := time.monotonic() - start) < wait_secs:
+        if waited >= report_every_secs:
+            tell(
+                "Data: waiting for another process to convert them "
+                f"({waited:.0f} s so far; {lock.lock_file}) ..."
+            )
         try:
             lock.acquire(
-                timeout=max(0.0, min(report_every_secs, wait_secs - waited)),
+                timeout=min(report_every_secs, wait_secs - waited),
                 poll_interval=min(0.2, wait_secs),
             )
             return True
         except filelock.Timeout:
-            waited = time.monotonic() - start
+            continue
         except (NotImplementedError, OSError):
             # No locks here: then all make it, and the first rename wins.
             return False
-        if waited >= wait_secs:
-            raise RuntimeError(
-                f"Another process has been converting data for over "
-                f"{wait_secs:.0f} s; it holds {lock.lock_file}. See whether "
-                "it still makes progress; once it ends, start again."
-            )
-        print(
-            "Data: waiting for another process to convert them "
-            f"({waited:.0f} s so far; {lock.lock_file}) ...",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-# Of a `path` that names a data set instead of files.
-PREFIX = "tfds:"
+    raise RuntimeError(
+        f"Another process has been converting data for over {wait_secs:.0f} s; "
+        f"it holds {lock.lock_file}. See whether it still makes progress; once "
+        "it ends, start again."
+    )
 
 
 class Prepared:
@@ -323,18 +388,16 @@ class Prepared:
         held = self._builder.info.features
         specs = held.get_tensor_spec() if hasattr(held, "keys") else {}
         for field, (dtype, shape) in features.items():
-            spec = specs.get(field)
+            spec, wanted = specs.get(field), tf.as_dtype(dtype)
             fits = isinstance(spec, tf.TensorSpec) and (
-                tf.as_dtype(dtype).is_integer == spec.dtype.is_integer
-                and tf.as_dtype(dtype).is_floating == spec.dtype.is_floating
+                wanted.is_integer == spec.dtype.is_integer
+                and wanted.is_floating == spec.dtype.is_floating
                 and spec.shape.is_compatible_with(shape)
             )
             if not fits:
                 raise ValueError(
                     f"{self.name!r} must have a feature {field!r} of dtype "
-                    f"{tf.as_dtype(dtype).name} and shape {list(shape)}; "
-                    f"received {', '.join(f'{k!r}' for k in specs) or 'none'}"
-                    f"{f', with {spec} for it' if spec is not None else ''}. "
+                    f"{wanted.name} and shape {list(shape)}; received {specs}. "
                     "Choose another data set."
                 )
 

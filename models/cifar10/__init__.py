@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfdistill
 from models import group_batches
+from models import rates
 from models import residual
 from models.cifar10 import files
 from tfdistill import data as tfdistill_data
@@ -23,6 +24,7 @@ load = files.load
 _MEAN = (0.4913, 0.4821, 0.4465)
 _VARIANCE = (0.0601, 0.0589, 0.0679)
 _PADDING = 4
+_WIDTH = 16
 
 
 def workload(
@@ -47,15 +49,6 @@ def workload(
 
     For GPUs, or patience: on two cores a step takes seconds.
     """
-
-    def rate() -> keras.optimizers.schedules.LearningRateSchedule:
-        return keras.optimizers.schedules.CosineDecay(
-            0.0,
-            num_steps - warmup_steps,
-            warmup_target=learning_rate,
-            warmup_steps=warmup_steps,
-        )
-
     return tfdistill.Workload(
         model=lambda: build_model(depth=depth, norm=norm),
         data=functools.partial(
@@ -70,17 +63,18 @@ def workload(
         evaluate_every_steps=evaluate_every_steps,
         checkpoints="best",
         optimizer=lambda: keras.optimizers.SGD(
-            rate(), momentum=0.9, nesterov=True, global_clipnorm=5.0
+            rates.cosine(learning_rate, num_steps, warmup_steps=warmup_steps),
+            momentum=0.9,
+            nesterov=True,
+            global_clipnorm=5.0,
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=lambda: ["accuracy"],
         distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(
             from_logits=True, temperature=temperature
         ),
-        distillation_weight=tfdistill.schedules.LinearRamp(
-            start_step=burn_in_steps,
-            end_step=burn_in_steps + ramp_steps,
-            weight=weight,
+        distillation_weight=rates.after_burn_in(
+            steps=burn_in_steps, ramp_steps=ramp_steps, weight=weight
         ),
         every_steps=every_steps,
         refresh_every_steps=refresh_every_steps,
@@ -138,10 +132,6 @@ def make_datasets(
         num_test: Use only so many test images. Default None: all.
         data_dir: As for `load`.
         cache_dir: As for `load`.
-
-    Raises:
-        ValueError: If a number or `data` is out of range, or the images are
-            missing.
     """
     train, test = load(data_dir=data_dir, cache_dir=cache_dir)
     train = _first(train, num_train, "num_train")
@@ -235,29 +225,22 @@ def make_schema(**arguments: Any) -> dict[str, Any]:
 def build_model(
     *,
     depth: int = 20,
-    width: int = 16,
     norm: str = "group",
-    name: str = "cifar10",
 ) -> keras.Model:
     """Returns a residual network for small images.
 
-    Three stages of basic blocks with `width`, `2 * width` and `4 * width`
-    channels (He et al. 2015, section 4.2 of arXiv:1512.03385), with 1x1
-    convolutions if the shape changes. Weights are not decayed here.
+    Three stages of basic blocks with 16, 32 and 64 channels (He et al. 2015,
+    section 4.2 of arXiv:1512.03385), with 1x1 convolutions if the shape
+    changes. Weights are not decayed here.
 
     Args:
         depth: Layers with weights: 6 n + 2 for n blocks a stage. Default 20.
-        width: Channels of the first stage; a multiple of 8. Default 16.
         norm: `"group"` (default; every worker computes the same) or
             `"batch"`, whose moving statistics differ between workers.
-        name: Name of the model.
 
     Returns:
         A model from images in [0, 1], `[batch, 32, 32, 3]`, to float32 logits
         `[batch, 10]`.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
     blocks, rest = divmod(depth - 2, 6)
     if blocks < 1 or rest:
@@ -265,18 +248,18 @@ def build_model(
             "`depth` must be 6 n + 2 with n >= 1 (8, 14, 20, 32, ...); "
             f"received {depth}."
         )
-    residual.check(width=width, norm=norm)
+    residual.check(width=_WIDTH, norm=norm)
     inputs = keras.Input(INPUT_SHAPE, name="image")
     x = keras.layers.Normalization(mean=_MEAN, variance=_VARIANCE)(inputs)
-    x = keras.layers.ReLU()(residual.convolve(x, width, size=3, norm=norm))
+    x = keras.layers.ReLU()(residual.convolve(x, _WIDTH, size=3, norm=norm))
     for stage in range(3):
         for block in range(blocks):
             strides = 2 if stage and not block else 1
-            x = _block(x, width * 2**stage, strides=strides, norm=norm)
+            x = _block(x, _WIDTH * 2**stage, strides=strides, norm=norm)
     x = keras.layers.GlobalAveragePooling2D()(x)
     # float32 even under a mixed policy: losses want exact logits.
     logits = keras.layers.Dense(NUM_CLASSES, dtype="float32", name="logits")(x)
-    return keras.Model(inputs, logits, name=name)
+    return keras.Model(inputs, logits, name="cifar10")
 
 
 def _block(

@@ -9,7 +9,6 @@ import hashlib
 import io
 import os
 import pathlib
-import sys
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -80,20 +79,13 @@ def _find(
     archive = data_dir / "cifar10" / "cifar10_jpg.zip"
     if archive.is_file():
         return _digest(archive), lambda split: _read_zip(archive, split)
-    tfds_home = pathlib.Path.home() / "tensorflow_datasets"
-    tfds_dir = pathlib.Path(os.environ.get("TFDS_DATA_DIR") or tfds_home)
-    prepared = [
-        info
-        for root in (tfds_dir, data_dir)
-        for info in sorted((root / "cifar10").glob("*/dataset_info.json"))
-    ]
-    if prepared:
-        version = prepared[-1].parent
+    version, places = data_files.tfds_version("cifar10", data_dir)
+    if version is not None:
         key = hashlib.sha256(str(version.resolve()).encode()).hexdigest()
         return f"tfds-{key[:16]}", lambda split: _read_tfds(version, split)
     raise ValueError(
         f"CIFAR-10 must be at {archive}, or prepared by TensorFlow Datasets in "
-        f"{data_dir} or {tfds_dir}; neither was found. Set TFDISTILL_DATA to "
+        f"{places}; neither was found. Set TFDISTILL_DATA to "
         "the data directory, or run tfds.load('cifar10') once."
     )
 
@@ -168,10 +160,8 @@ def _read_tfds(version: pathlib.Path, split: str) -> Arrays:
 
 
 def _decode_all(aside: pathlib.Path, read: Callable[[str], Arrays]) -> None:
-    print(
-        f"CIFAR-10: decoding all images once into {aside.parent} ...",
-        file=sys.stderr,
-        flush=True,
+    data_files.tell(
+        f"CIFAR-10: decoding all images once into {aside.parent} ..."
     )
     for split in SPLITS:
         images, labels = read(split)
@@ -186,6 +176,3 @@ def _read_cache(cached: pathlib.Path, split: str) -> Arrays:
         for kind in ("images", "labels")
     )
     return images, labels
-
-
-# IMP

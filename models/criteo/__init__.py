@@ -10,13 +10,12 @@ import tensorflow as tf
 
 import tfdistill
 from models import files as data_files
+from models import rates
 from models.criteo import batches
 from models.criteo import converted
-from models.criteo import dlrm as dlrm_lib
-from models.criteo import files
-from models.criteo import rows
+from models.criteo import networks
 
-build_dlrm = dlrm_lib.build_dlrm
+build_model, build_dlrm = networks.build_model, networks.build_dlrm
 
 
 def workload(
@@ -50,7 +49,6 @@ def workload(
         "field_sizes": field_sizes,
         "min_count": min_count,
     }
-    start, end = burn_in_steps, burn_in_steps + ramp_steps
     return tfdistill.Workload(
         # The tables must have the sizes that the rows are hashed for.
         model=lambda: build_model(
@@ -77,11 +75,9 @@ def workload(
         distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(
             from_logits=True
         ),
-        distillation_weight=tfdistill.schedules.LinearRamp(
-            start_step=start, end_step=end, weight=weight
-        )
-        if ramp_steps
-        else tfdistill.schedules.BurnIn(steps=start, weight=weight),
+        distillation_weight=rates.after_burn_in(
+            steps=burn_in_steps, ramp_steps=ramp_steps, weight=weight
+        ),
         every_steps=every_steps,
         refresh_every_steps=refresh_every_steps,
     )
@@ -183,14 +179,9 @@ def make_datasets(
         cache_dir: Where the converted rows are kept. Default: `tfdistill` in
             the user's cache directory.
         **options: Those of `converted.Options`.
-
-    Raises:
-        ValueError: If an argument is out of range; if there are no files; if
-            more than half of the lines are faulty, or one is and those are
-            refused.
     """
     binary = converted.open_or_convert(
-        files.default_path() if path is None else path,
+        data_files.data_dir() / "criteo" if path is None else path,
         options=converted.Options(**options),
         cache_dir=cache_dir,
     )
@@ -228,55 +219,3 @@ def make_schema(
             "min_count": min_count,
         },
     }
-
-
-def build_model(
-    *,
-    field_sizes: int | Sequence[int] = converted.DEFAULT_FIELD_SIZE,
-    embedding_dim: int = 16,
-    hidden_units: Sequence[int] = (2560, 1024, 256),
-    name: str = "criteo",
-) -> keras.Model:
-    """Returns a tower over the integers and an embedding of each category.
-
-    The default layers are those of Anil et al. 2018 (arXiv:1804.03235) for
-    this data: 2560, 1024 and 256 ReLU units, and one logit.
-
-    Args:
-        field_sizes: Rows of the table of each category column, or one number
-            for all; as for `make_datasets`. Default 10,000.
-        embedding_dim: Numbers a category is embedded in, >= 1. Default 16.
-        hidden_units: Units of each hidden layer. Default (2560, 1024, 256).
-        name: Name of the model.
-
-    Returns:
-        A model from `{"integers": float32 [batch, 13], "categories": int32
-        [batch, 26]}` to float32 logits `[batch, 1]`.
-
-    Raises:
-        ValueError: If an argument is out of range.
-    """
-    sizes = converted.checked_field_sizes(field_sizes)
-    if embedding_dim < 1 or any(units < 1 for units in hidden_units):
-        raise ValueError(
-            "`embedding_dim` and each of `hidden_units` must be >= 1; received "
-            f"{embedding_dim} and {hidden_units}."
-        )
-    integers = keras.Input((rows.NUM_INTEGERS,), name="integers")
-    categories = keras.Input(
-        (rows.NUM_CATEGORIES,), dtype="int32", name="categories"
-    )
-    embedding = tfdistill.layers.ShardedEmbedding(
-        sizes,
-        embedding_dim,
-        oov_index=rows.RARE_ROW,
-        name="embedding",
-    )
-    embedded = keras.layers.Flatten()(embedding(categories))
-    x = keras.layers.Concatenate()([integers, embedded])
-    for units in hidden_units:
-        x = keras.layers.Dense(units, activation="relu")(x)
-    # float32 even under a mixed policy: losses want exact logits.
-    logit = keras.layers.Dense(1, dtype="float32", name="logit")(x)
-    inputs = {"integers": integers, "categories": categories}
-    return keras.Model(inputs, logit, name=name)

@@ -1,7 +1,6 @@
 """ImageNet: 1,281,167 photographs of 1,000 classes, and ResNet-50 for them."""
 
 import functools
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +10,10 @@ import tensorflow as tf
 import tfdistill
 from models import files as data_files
 from models import group_batches
+from models import rates
 from models import residual
 from models.imagenet import files
 from models.imagenet import images
-from models.imagenet import rates
 from tfdistill import data as tfdistill_data
 
 # Of the training images in [0, 1], per colour channel.
@@ -146,9 +145,6 @@ def make_datasets(
         image_size: Height and width of the images. Default 224.
         num_classes: Number of classes in the data. Default 1000.
         data_dir: As for `files.find`.
-
-    Raises:
-        ValueError: If an argument is out of range, or the images are missing.
     """
     if image_size < 1:
         raise ValueError(f"`image_size` must be >= 1; received {image_size}.")
@@ -170,7 +166,16 @@ def make_datasets(
         batch_size, num_examples=num_images, examples="images"
     )
     auto = tf.data.AUTOTUNE
-    crop = _random_crop(image_size, seed=seed, group=cluster.group)
+    # Another pair of numbers than the one that orders the images.
+    base = tf.constant([seed, -1 - cluster.group], tf.int64)
+
+    def crop(
+        number: tf.Tensor, example: tuple[tf.Tensor, tf.Tensor]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        fold = tf.random.experimental.stateless_fold_in(base, number)
+        image, label = example
+        return images.random_crop(image, size=image_size, seed=fold), label
+
     train = encoded.map(crop, num_parallel_calls=auto)
     train = train.batch(batch_size, drop_remainder=True)
     validation = source.validation().map(
@@ -198,22 +203,6 @@ def make_schema(
     }
 
 
-def _random_crop(
-    size: int, *, seed: int, group: int
-) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
-    # Another pair of numbers than the one that orders the images.
-    base = tf.constant([seed, -1 - group], tf.int64)
-
-    def crop(
-        number: tf.Tensor, example: tuple[tf.Tensor, tf.Tensor]
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        fold = tf.random.experimental.stateless_fold_in(base, number)
-        image, label = example
-        return images.random_crop(image, size=size, seed=fold), label
-
-    return crop
-
-
 def build_model(
     *,
     depth: int = 50,
@@ -221,7 +210,6 @@ def build_model(
     norm: str = "batch",
     image_size: int = 224,
     num_classes: int = 1000,
-    name: str = "imagenet",
 ) -> keras.Model:
     """Returns a residual network of bottleneck blocks.
 
@@ -241,14 +229,10 @@ def build_model(
             (every worker computes the same).
         image_size: Height and width of the images. Default 224.
         num_classes: Number of classes. Default 1000.
-        name: Name of the model.
 
     Returns:
         A model from images in [0, 1], `[batch, image_size, image_size, 3]`,
         to float32 logits `[batch, num_classes]`.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
     if depth not in _BLOCKS:
         raise ValueError(
@@ -272,7 +256,7 @@ def build_model(
         dtype="float32",
         name="logits",
     )(x)
-    return keras.Model(inputs, logits, name=name)
+    return keras.Model(inputs, logits, name="imagenet")
 
 
 def _block(

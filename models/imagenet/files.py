@@ -8,7 +8,6 @@ import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -27,55 +26,23 @@ _FILES_AT_ONCE = 16
 Share = Callable[[tf.data.Dataset], tf.data.Dataset]
 
 
-class Source(Protocol):
-    """Encoded images and labels: (string scalar, int64 scalar) elements."""
-
-    num_classes: int
-    class_names: list[str]
-
-    def train(
-        self,
-        cluster: tfdistill.Cluster,
-        *,
-        mode: str,
-        seed: int,
-        share: Share,
-    ) -> tuple[tf.data.Dataset, int]:
-        """Returns a group's images, endless and shuffled, and their number.
-
-        Elements are (number from 0, (image, label)). `share` is applied to the
-        numbered elements as soon as they are known.
-        """
-
-    def validation(self) -> tf.data.Dataset:
-        """Returns the validation images in order."""
-
-
 def find(
     path: str | os.PathLike[str] | None,
     data_dir: str | os.PathLike[str] | None,
-) -> Source:
-    """Returns where the images are.
+) -> "Folders | Prepared":
+    """Returns where the images are, encoded.
 
-    `data_dir` holds the prepared `imagenet2012/<version>`; by default
-    TFDS_DATA_DIR, or `~/tensorflow_datasets`, then the data directory.
+    `data_dir` may hold the prepared `imagenet2012/<version>`; else it is in
+    TFDS_DATA_DIR, or `~/tensorflow_datasets`.
     """
     if path is not None:
         return Folders(path)
-    home = pathlib.Path.home() / "tensorflow_datasets"
-    usual = pathlib.Path(os.environ.get("TFDS_DATA_DIR") or home)
-    given = data_files.data_dir(data_dir)
-    roots = (given,) if data_dir is not None else (usual, given)
-    prepared = [
-        info.parent
-        for root in roots
-        for info in sorted((root / _NAME).glob("*/dataset_info.json"))
-    ]
-    if prepared:
-        return Prepared(prepared[-1])
+    version, places = data_files.tfds_version(_NAME, data_dir)
+    if version is not None:
+        return Prepared(version)
     raise ValueError(
         f"ImageNet must be prepared by TensorFlow Datasets as {_NAME} in "
-        f"{' or '.join(map(str, roots))}; it was not found there. Get "
+        f"{places}; it was not found there. Get "
         "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar from "
         "image-net.org, put them into <data dir>/downloads/manual and run "
         f"tfds.builder('{_NAME}', data_dir=<data dir>).download_and_prepare();"
@@ -129,7 +96,11 @@ class Folders:
         seed: int,
         share: Share,
     ) -> tuple[tf.data.Dataset, int]:
-        """Returns a group's images in exactly shuffled epochs."""
+        """Returns a group's images, endless and shuffled, and their number.
+
+        Elements are (number from 0, (image, label)); each epoch is exactly
+        shuffled. `share` is applied as soon as the numbers are known.
+        """
         arrays = data.group_shard(self._files("train"), cluster, mode=mode)
         paths, labels = (tf.constant(array) for array in arrays)
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfdistill
 from models import files as data_files
+from models import rates
 from models.language_model import batches
 from models.language_model import lstm
 from models.language_model import text
@@ -61,16 +62,7 @@ def workload(
         "num_train_tokens": num_train_tokens,
         "num_validation_tokens": num_validation_tokens,
     }
-    losses, ramp_end = tfdistill.losses, burn_in_steps + ramp_steps
-
-    def rate() -> keras.optimizers.schedules.LearningRateSchedule:
-        return keras.optimizers.schedules.CosineDecay(
-            0.0,
-            num_steps - warmup_steps,
-            warmup_target=learning_rate,
-            warmup_steps=warmup_steps,
-        )
-
+    losses = tfdistill.losses
     return tfdistill.Workload(
         model=lambda: build_model(
             vocabulary_size=vocabulary_size,
@@ -90,17 +82,18 @@ def workload(
         evaluate_every_steps=evaluate_every_steps,
         steps_per_execution=steps_per_execution,
         checkpoints="best",
-        optimizer=lambda: keras.optimizers.Adam(rate(), global_clipnorm=1.0),
+        optimizer=lambda: keras.optimizers.Adam(
+            rates.cosine(learning_rate, num_steps, warmup_steps=warmup_steps),
+            global_clipnorm=1.0,
+        ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=lambda: ["accuracy"],
         distillation_loss=losses.SoftTargetCrossEntropy(
             from_logits=True, temperature=temperature, top_k=top_k
         ),
-        distillation_weight=tfdistill.schedules.LinearRamp(
-            start_step=burn_in_steps, end_step=ramp_end, weight=weight
-        )
-        if ramp_steps
-        else tfdistill.schedules.BurnIn(steps=burn_in_steps, weight=weight),
+        distillation_weight=rates.after_burn_in(
+            steps=burn_in_steps, ramp_steps=ramp_steps, weight=weight
+        ),
         every_steps=every_steps,
         refresh_every_steps=refresh_every_steps,
     )
@@ -175,10 +168,6 @@ def make_datasets(
         path: As for `open_tokens`.
         sequence_length: Tokens of a window. Default 32.
         **text_options: The others of `open_tokens`.
-
-    Raises:
-        ValueError: If an argument is out of range, or the text is missing,
-            broken or too short.
     """
     if sequence_length < 1:
         raise ValueError(
@@ -234,10 +223,6 @@ def open_tokens(
         cache_dir: Where the tokens are kept. Default: `tfdistill` in the
             user's cache directory.
         **options: The others of `tokens.Options`.
-
-    Raises:
-        ValueError: If an argument is out of range, or the text is missing,
-            broken or too short.
     """
     if validation_path is not None and validation_fraction is not None:
         raise ValueError(
@@ -255,7 +240,7 @@ def open_tokens(
     train, validation = (
         [] if paths is None else text.sources(paths)
         for paths in (
-            text.default_path() if path is None else path,
+            data_files.data_dir() / "imdb" if path is None else path,
             validation_path,
         )
     )
@@ -278,7 +263,6 @@ def build_model(
     num_layers: int = 2,
     dropout: float = 0.0,
     layer_norm: str = "cell",
-    name: str = "language_model",
 ) -> keras.Model:
     """Returns LSTMs over an embedding, with logits for each next token.
 
@@ -299,14 +283,10 @@ def build_model(
             (arXiv:1607.06450) have it; `"output"`: of the outputs of Keras'
             own LSTM, which GPUs have fast code for, but which was the slower
             of the two on a CPU.
-        name: Name of the model.
 
     Returns:
         A model from tokens int32 `[batch, sequence_length]` to float32 logits
         `[batch, sequence_length, vocabulary_size]`.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
     sizes = {
         "vocabulary_size": vocabulary_size,
@@ -330,7 +310,7 @@ def build_model(
         x = _lstm(_drop(x, dropout), units, layer_norm)
     # float32 even under a mixed policy: losses want exact logits.
     logits = keras.layers.Dense(vocabulary_size, dtype="float32", name="logits")
-    return keras.Model(tokens, logits(_drop(x, dropout)), name=name)
+    return keras.Model(tokens, logits(_drop(x, dropout)), name="language_model")
 
 
 def _drop(x: keras.KerasTensor, dropout: float) -> keras.KerasTensor:

@@ -12,6 +12,7 @@ space, and control characters and U+FFFD are dropped.
 """
 
 import array
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -21,7 +22,6 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,6 @@ from models import files as data_files
 DEFAULT_VOCABULARY_SIZE = 24_000
 # 256 bytes, the unknown and the end of a document; and letters.
 _SMALLEST_VOCABULARY = 300
-_LARGEST_VOCABULARY = 1 << 20
 DEFAULT_VALIDATION_FRACTION = 0.05
 
 
@@ -65,11 +64,6 @@ class Options:
         data_files.check_at_least(
             "vocabulary_size", self.vocabulary_size, _SMALLEST_VOCABULARY
         )
-        if self.vocabulary_size > _LARGEST_VOCABULARY:
-            raise ValueError(
-                f"`vocabulary_size` must be <= {_LARGEST_VOCABULARY}; received "
-                f"{self.vocabulary_size}."
-            )
         data_files.check_at_least("split_seed", self.split_seed, 0)
         for name in ("num_train_tokens", "num_validation_tokens"):
             if getattr(self, name) is not None:
@@ -82,18 +76,14 @@ class Options:
 
     def limit(self, split: str) -> int | None:
         """Returns how many tokens a split may have; None for all."""
-        limits = {
-            "train": self.num_train_tokens,
-            "validation": self.num_validation_tokens,
-        }
-        return limits[split]
+        return getattr(self, f"num_{split}_tokens")
 
 
 Draw = tuple[str, int, str]
 _RANGE = 1 << 64
 
 
-def draw(text: str, *, seed: int) -> int:
+def _draw(text: str, seed: int) -> int:
     """Returns a number from 0 to 2**64 - 1 that the text and seed determine."""
     salt = seed.to_bytes(16, "little")
     digest = hashlib.blake2b(text.encode(), digest_size=8, salt=salt).digest()
@@ -113,13 +103,13 @@ def split_documents(
     seed = options.split_seed
     for source in validation:
         for text in source.documents():
-            yield "validation", draw(text, seed=seed), text
+            yield "validation", _draw(text, seed), text
     border = 0
     if not validation:
         border = int(options.validation_fraction * _RANGE)
     for source in train:
         for text in source.documents():
-            number = draw(text, seed=seed)
+            number = _draw(text, seed)
             yield "validation" if number < border else "train", number, text
 
 
@@ -146,17 +136,6 @@ class Stream:
         self._ends = array.array("q")
         self._draws = array.array("Q")
 
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
-
     @property
     def is_full(self) -> bool:
         """Whether the limit was reached."""
@@ -173,20 +152,21 @@ class Stream:
         self._ends.append(self.num_tokens)
         self._draws.append(draw)
 
+    def close(self) -> None:
+        """Ends the file."""
+        self._file.close()
+
     def sort(self) -> np.ndarray:
-        """Closes the file, with the documents in the order of their draws.
+        """Puts the documents of a closed file in the order of their draws.
 
         Whatever order the files had, by label say, any part of the new one is
         a sample of all.
 
         Returns where each document ends, int64 `[documents]`.
         """
-        self._file.close()
         ends = np.frombuffer(self._ends, np.int64)
-        starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+        starts = np.concatenate([[0], ends[:-1]])
         order = np.argsort(np.frombuffer(self._draws, np.uint64), kind="stable")
-        if not len(order):
-            return ends
         unsorted = np.memmap(self._path, self._dtype, "r")
         aside = self._path.with_suffix(".sorted")
         with aside.open("wb") as file:
@@ -278,14 +258,12 @@ class Tokens:
         vocabulary: The SentencePiece model.
         vocabulary_size: Tokens are from 0 to this, exclusive.
         num_tokens: By split, `"train"` and `"validation"`.
-        header: All that header.json says.
     """
 
     directory: pathlib.Path
     vocabulary: pathlib.Path
     vocabulary_size: int
     num_tokens: Mapping[str, int]
-    header: Mapping[str, Any]
 
     @property
     def dtype(self) -> np.dtype:
@@ -348,31 +326,42 @@ def open_or_tokenize(
     def make(aside: pathlib.Path) -> dict[str, Any]:
         documents = split_documents(train, validation, options)
         processor = load_vocabulary(vocabulary)
-        return {"num_tokens": tokenize(documents, processor, options, aside)}
+        return {"num_tokens": _tokenize(documents, processor, options, aside)}
 
     final = data_files.open_or_make(
         "language-model", lambda: {**describe(), **limits}, make, root=root
     )
-    return _open(final, vocabulary)
+    tokens = Tokens(
+        directory=final,
+        vocabulary=vocabulary,
+        vocabulary_size=options.vocabulary_size,
+        num_tokens=data_files.read_header(final)["num_tokens"],
+    )
+    for split, number in tokens.num_tokens.items():
+        data_files.check_size(
+            tokens.path(split), number * tokens.dtype.itemsize
+        )
+    return tokens
 
 
-def tokenize(
+def _tokenize(
     documents: Iterator[Draw],
     processor: Processor,
     options: Options,
     directory: pathlib.Path,
-    *,
-    progress: data_files.Progress | None = None,
 ) -> dict[str, int]:
     """Writes the splits, and returns the number of tokens of each."""
     dtype = dtype_of(options.vocabulary_size)
-    train, validation = (
-        Stream(directory / f"{split}.tokens", dtype, limit=options.limit(split))
+    streams = {
+        split: Stream(
+            directory / f"{split}.tokens", dtype, limit=options.limit(split)
+        )
         for split in SPLITS
-    )
-    streams = dict(zip(SPLITS, (train, validation), strict=True))
-    progress, num_documents = progress or data_files.Progress(), 0
-    with train, validation:
+    }
+    progress, num_documents = data_files.Progress(), 0
+    with contextlib.ExitStack() as stack:
+        for stream in streams.values():
+            stack.callback(stream.close)
         while not all(stream.is_full for stream in streams.values()):
             batch = list(itertools.islice(documents, _BATCH_DOCUMENTS))
             if not batch:
@@ -383,20 +372,18 @@ def tokenize(
                 tokens.append(END_ID)
                 streams[split].add(tokens, draw=draw)
             num_documents += len(batch)
-            progress.report(_so_far(num_documents, streams))
+            counted = ", ".join(
+                f"{stream.num_tokens} {split} tokens"
+                for split, stream in streams.items()
+            )
+            progress.report(
+                f"Text: {num_documents} documents read, {counted} so far"
+            )
     found = {split: stream.num_tokens for split, stream in streams.items()}
     for split, number in found.items():
         _check_enough(split, number, options)
-    np.save(directory / _DOCUMENTS, train.sort())
+    np.save(directory / _DOCUMENTS, streams["train"].sort())
     return found
-
-
-def _so_far(num_documents: int, streams: Mapping[str, Stream]) -> str:
-    counted = ", ".join(
-        f"{stream.num_tokens} {split} tokens"
-        for split, stream in streams.items()
-    )
-    return f"Text: {num_documents} documents read, {counted} so far"
 
 
 def _check_enough(split: str, number: int, options: Options) -> None:
@@ -411,22 +398,3 @@ def _check_enough(split: str, number: int, options: Options) -> None:
             f"The text must have documents for {split}; found none. Change "
             "`validation_fraction`, or give more text."
         )
-
-
-def _open(directory: pathlib.Path, vocabulary: pathlib.Path) -> Tokens:
-    header = data_files.read_header(directory)
-    tokens = Tokens(
-        directory=directory,
-        vocabulary=vocabulary,
-        vocabulary_size=header["vocabulary_size"],
-        num_tokens=header["num_tokens"],
-        header=header,
-    )
-    for split, number in tokens.num_tokens.items():
-        data_files.check_size(
-            tokens.path(split), number * tokens.dtype.itemsize
-        )
-    return tokens
-
-
-# IMP

@@ -95,7 +95,6 @@ def test_a_changed_file_makes_another_form(source, tmp_path):
 
 def test_many_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(converted, "PART_ROWS", 16)
-    monkeypatch.setattr(converted, "_WINDOW_ROWS", 37)
     monkeypatch.setattr(converted, "_COUNTED_VALUES", 600)
     source = criteo_cases.write(tmp_path / "log.tsv", 300)
     few = convert(source, tmp_path, min_count=3)

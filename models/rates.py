@@ -1,4 +1,4 @@
-"""Learning rates that warm up and then drop in steps."""
+"""Schedules that recipes share: learning rates, and weights of teachers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-_DROP = 0.1
+import tfdistill
+
+
+def after_burn_in(*, steps: int, ramp_steps: int = 0, weight: float) -> Any:
+    """Returns a weight of teachers: zero at first, then full, or rising."""
+    if not ramp_steps:
+        return tfdistill.schedules.BurnIn(steps=steps, weight=weight)
+    return tfdistill.schedules.LinearRamp(
+        start_step=steps, end_step=steps + ramp_steps, weight=weight
+    )
 
 
 def piecewise(
@@ -19,6 +28,16 @@ def piecewise(
         # At the step of a boundary Keras still uses the previous value.
         [mark - 1 for mark in boundaries],
         [start, *(start * factor for factor in factors)],
+    )
+
+
+def cosine(rate: float, num_steps: int, *, warmup_steps: int) -> Any:
+    """Returns a rate that rises evenly, and falls to zero by a cosine."""
+    return keras.optimizers.schedules.CosineDecay(
+        0.0,
+        num_steps - warmup_steps,
+        warmup_target=rate,
+        warmup_steps=warmup_steps,
     )
 
 
@@ -41,16 +60,11 @@ def stepped(
     after = piecewise(
         rate,
         [mark - warmup_steps for mark in boundaries],
-        [_DROP**number for number in range(1, len(boundaries) + 1)],
+        [0.1**number for number in range(1, len(boundaries) + 1)],
     )
     if not warmup_steps:
         return after
-    return WarmUp(
-        rate,
-        warmup_steps=warmup_steps,
-        warmup_from=warmup_share * rate,
-        after=after if boundaries else None,
-    )
+    return WarmUp(rate, after, steps=warmup_steps, start=warmup_share * rate)
 
 
 @keras.saving.register_keras_serializable("tfdistill")
@@ -61,53 +75,34 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(
-        self,
-        rate: float,
-        *,
-        warmup_steps: int,
-        warmup_from: float = 0.0,
-        after: Any = None,
+        self, rate: float, after: Any, *, steps: int, start: float
     ) -> None:
-        """Sets the schedule.
-
-        The steps of `after` count from the end of the warm-up.
-        """
+        """Sets the schedule; the steps of `after` count from the warm-up."""
         super().__init__()
-        self._rate = rate
-        self._warmup_steps = warmup_steps
-        self._warmup_from = warmup_from
-        self._after = after
+        if isinstance(after, dict):
+            after = keras.optimizers.schedules.deserialize(after)
+        self._rate, self._after = rate, after
+        self._steps, self._start = steps, start
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the rate at a step, a float32 scalar."""
         step = tf.convert_to_tensor(step)
-        since = step - tf.cast(self._warmup_steps, step.dtype)
-        share = tf.cast(step, tf.float32) / self._warmup_steps
-        rising = self._warmup_from + share * (self._rate - self._warmup_from)
-        after = tf.cast(
-            self._after(tf.maximum(since, 0)) if self._after else self._rate,
-            tf.float32,
-        )
-        return tf.where(since < 0, rising, after)
+        since = step - tf.cast(self._steps, step.dtype)
+        share = tf.cast(step, tf.float32) / self._steps
+        rising = self._start + share * (self._rate - self._start)
+        after = self._after
+        if callable(after):
+            after = after(tf.maximum(since, 0))
+        return tf.where(since < 0, rising, tf.cast(after, tf.float32))
 
     def get_config(self) -> dict[str, Any]:
         """Returns what makes an equal schedule; for `from_config`."""
         after = self._after
+        if callable(after):
+            after = keras.optimizers.schedules.serialize(after)
         return {
             "rate": self._rate,
-            "warmup_steps": self._warmup_steps,
-            "warmup_from": self._warmup_from,
-            "after": after and keras.optimizers.schedules.serialize(after),
+            "after": after,
+            "steps": self._steps,
+            "start": self._start,
         }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "WarmUp":
-        """Returns the schedule that `get_config` has described."""
-        after = config["after"]
-        return cls(
-            **{
-                **config,
-                "after": after
-                and keras.optimizers.schedules.deserialize(after),
-            }
-        )
