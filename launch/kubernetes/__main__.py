@@ -16,16 +16,12 @@ from absl import logging
 
 from launch import recipe_options
 from launch import recipes
-from launch.kubernetes import objects as objects_lib
+from launch.kubernetes import objects
 from launch.kubernetes import run
 from tfdistill.launcher import command as launcher
 from tfdistill.launcher import fields
 from tfdistill.system import programs
 
-_OBJECTS = {
-    "job": objects_lib.job_objects,
-    "jobset": objects_lib.jobset_objects,
-}
 _NOTES = """\
 The command after -- runs in each container with TF_CONFIG and TFDISTILL_* set.
 A recipe runs as python -m launch.train, so the image must contain this
@@ -33,11 +29,6 @@ checkout. DIR is an absolute path in the containers; without --volume_claim it
 is lost when its pod ends. docs/kubernetes.md describes restarts, keys and GPUs.
 Exit code: 0, or 2 for wrong options.
 """
-
-
-def objects(run: run.Run) -> list[dict[str, Any]]:
-    """Returns the objects of Kubernetes that make up a run, in order."""
-    return _OBJECTS[run.form](run)
 
 
 def _add_options(options: programs.Flags) -> None:
@@ -50,12 +41,10 @@ def _add_options(options: programs.Flags) -> None:
 def _command(options: programs.Options) -> list[str]:
     name = options.recipe
     if name is not None and name not in recipes.RECIPES:
-        raise run.error(
-            "recipe",
-            f"be one of {', '.join(recipes.RECIPES)}",
-            name,
-            "A file is not in the image: run launch.train --recipe=FILE as a "
-            "command.",
+        raise ValueError(
+            f"`recipe` must be one of {', '.join(recipes.RECIPES)}; received "
+            f"{name!r}. A file is not in the image: run launch.train "
+            "--recipe=FILE as a command."
         )
     return recipe_options.command(
         options, python="python", workdir=options.workdir
@@ -87,7 +76,7 @@ def _run(options: programs.Options) -> int:
         made = run.Run(
             command=_command(options), **fields.chosen(run.Run, options)
         )
-        text = _dump(objects(made))
+        text = _dump(objects.objects(made))
         if options.output is not None:
             pathlib.Path(options.output).write_text(text, "utf-8")
     except (ValueError, OSError) as error:

@@ -1,7 +1,6 @@
 """What a run on Kubernetes consists of, as data: groups, tasks and options."""
 
 import dataclasses
-import functools
 import posixpath
 import re
 from collections.abc import Sequence
@@ -12,25 +11,30 @@ from tfdistill.launcher import fields
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import trackers
 
+FORMS = ("job", "jobset")
+PORT = 2222
 _MAX_LABEL = 63
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _TAINT = re.compile(
     r"([^=:]+)(=[^:]*)?(:(?:NoSchedule|PreferNoSchedule|NoExecute))?"
 )
+# What JobSet puts after the name of a host to name a pod.
+_POD_SUFFIX = "-abcde"
+_CHIEF_RETURN = "TFDISTILL_CHIEF_RETURN_SECS"
+_START_TIMEOUT = "TFDISTILL_START_TIMEOUT_SECS"
+_OWN_VARIABLES = (
+    local_cluster.IDENTITY_VARIABLES
+    | signing.VARIABLES
+    | {_CHIEF_RETURN, _START_TIMEOUT, "TASK_INDEX"}
+)
 
 
-def error(option: str, must: str, received: object, remedy: str) -> ValueError:
-    """Returns the one form that all errors about options take."""
-    return ValueError(
-        f"`{option}` must {must}; received {received!r}. {remedy}"
-    )
-
-
-def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """Splits each `NAME=VALUE`."""
+def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         if "=" not in text:
-            raise error(option, "be NAME=VALUE", text, "Give it a value.")
+            raise ValueError(
+                f"`{option}` must be NAME=VALUE; received {text!r}."
+            )
     split = (text.partition("=") for text in texts)
     return {name: value for name, _, value in split}
 
@@ -46,9 +50,10 @@ def toleration(text: str) -> dict[str, str]:
     """
     match = _TAINT.fullmatch(text)
     if match is None:
-        must = "be KEY[=VALUE][:EFFECT] with one of Kubernetes' effects"
-        remedy = "Say nvidia.com/gpu:NoSchedule."
-        raise error("toleration", must, text, remedy)
+        raise ValueError(
+            "`toleration` must be KEY[=VALUE][:EFFECT] with one of Kubernetes' "
+            f"effects; received {text!r}. Say nvidia.com/gpu:NoSchedule."
+        )
     key, value, effect = match.groups()
     result = {"key": key, "operator": "Exists" if value is None else "Equal"}
     if value is not None:
@@ -68,19 +73,6 @@ def literal(text: str) -> str:
         '$$(HOME) costs $$5'
     """
     return text.replace("$", "$$")
-
-
-FORMS = ("job", "jobset")
-# What JobSet puts after the name of a host to name a pod.
-_POD_SUFFIX = "-abcde"
-PORT = 2222
-_CHIEF_RETURN = "TFDISTILL_CHIEF_RETURN_SECS"
-_START_TIMEOUT = "TFDISTILL_START_TIMEOUT_SECS"
-OWN_VARIABLES = (
-    local_cluster.IDENTITY_VARIABLES
-    | signing.VARIABLES
-    | {_CHIEF_RETURN, _START_TIMEOUT, "TASK_INDEX"}
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,13 +100,10 @@ class Run(local_cluster.Topology):
     mount_path: str | None = fields.option(
         "<DIR>: where it is mounted; default the workdir", None
     )
-    namespace: str | None = fields.option(
-        "<NAME>: namespace of all objects; default kubectl's",
+    key_secret: str | None = fields.option(
+        "<NAME>: Secret whose entry 'key' signs the versions",
         None,
         section="pods",
-    )
-    key_secret: str | None = fields.option(
-        "<NAME>: Secret whose entry 'key' signs the versions", None
     )
     service_account: str | None = fields.option(
         "<NAME>: service account of the pods", None
@@ -156,12 +145,6 @@ class Run(local_cluster.Topology):
     start_timeout_secs: int = fields.option(
         "how long tasks wait for each other", 1800, least=1
     )
-    keep_secs: int | None = fields.option(
-        "delete a job and its logs this long after it has ended; default never",
-        None,
-        kind=int,
-        least=0,
-    )
 
     def __post_init__(self) -> None:
         """Validates the fields."""
@@ -169,20 +152,37 @@ class Run(local_cluster.Topology):
         self._check_names()
         self._check_paths()
         self._check_together()
-        self._check_env()
+        taken = ", ".join(_OWN_VARIABLES & set(self.variables))
+        self._check(
+            not taken,
+            "env",
+            f"leave {taken} to the manifests",
+            "Use the options; the key comes from --key_secret.",
+        )
+        # Refuses unknown TFDISTILL_ names, and says which one is near.
+        tfdistill.Cluster.from_env(self.variables)
         _ = self.node_labels, self.tolerations
 
-    @functools.cached_property
+    def _check(
+        self, holds: object, option: str, must: str, remedy: str
+    ) -> None:
+        if not holds:
+            raise ValueError(
+                f"`{option}` must {must}; received "
+                f"{getattr(self, option)!r}. {remedy}"
+            )
+
+    @property
     def variables(self) -> dict[str, str]:
         """What `env` sets."""
-        return pairs("env", self.env)
+        return _pairs("env", self.env)
 
-    @functools.cached_property
+    @property
     def node_labels(self) -> dict[str, str]:
         """What `node_selector` asks of a node."""
-        return pairs("node_selector", self.node_selector)
+        return _pairs("node_selector", self.node_selector)
 
-    @functools.cached_property
+    @property
     def tolerations(self) -> list[dict[str, str]]:
         """What `toleration` tolerates."""
         return [toleration(text) for text in self.toleration]
@@ -192,76 +192,72 @@ class Run(local_cluster.Topology):
 
         Kubernetes would refuse a pod long after its Job.
         """
-        if not _LABEL.fullmatch(self.name):
-            raise error(
-                "name",
-                "be a DNS label: lower-case letters, digits and hyphens, a "
-                "letter first and no hyphen last",
-                self.name,
-                "Try one like run1.",
-            )
+        self._check(
+            _LABEL.fullmatch(self.name),
+            "name",
+            "be a DNS label: lower-case letters, digits and hyphens, a letter "
+            "first and no hyphen last",
+            "Try one like run1.",
+        )
         hosts = (
             self.host(self.num_groups - 1, task_type, size - 1)
             for task_type, size in self.sizes.items()
         )
         longest = max(hosts, key=len)
         longest += _POD_SUFFIX if self.form == "jobset" else ""
-        if len(longest) > _MAX_LABEL:
-            raise error(
-                "name",
-                f"leave room for {longest!r}, which has {len(longest)} "
-                f"characters and may have {_MAX_LABEL}",
-                self.name,
-                f"Shorten it by {len(longest) - _MAX_LABEL}.",
-            )
+        self._check(
+            len(longest) <= _MAX_LABEL,
+            "name",
+            f"leave room for {longest!r}, which has {len(longest)} characters "
+            f"and may have {_MAX_LABEL}",
+            f"Shorten it by {len(longest) - _MAX_LABEL}.",
+        )
 
     def _check_paths(self) -> None:
+        must = "be an absolute path other than /, without .. and :"
         for name in ("workdir", "mount_path"):
             path = getattr(self, name) or "/run"
             clean = path == posixpath.normpath(path) and ":" not in path
-            if not clean or path[0] != "/" or path == "/":
-                must = "be an absolute path other than /, without .. and :"
-                raise error(name, must, path, "Say /mnt/run1.")
+            fits = clean and path[0] == "/" and path != "/"
+            self._check(fits, name, must, "Say /mnt/run1.")
         mounted = self.mount_path or self.workdir
-        if posixpath.commonpath([mounted, self.workdir]) != mounted:
-            remedy = "Mount the volume where the workdir can lie in it."
-            must = f"lie in mount_path, {mounted!r}"
-            raise error("workdir", must, self.workdir, remedy)
+        self._check(
+            posixpath.commonpath([mounted, self.workdir]) == mounted,
+            "workdir",
+            f"lie in mount_path, {mounted!r}",
+            "Mount the volume where the workdir can lie in it.",
+        )
 
     def _check_together(self) -> None:
         """Checks options that one form, or a run without a volume, lacks."""
-        if self.queue is not None and self.form != "jobset":
-            must = "come with --form=jobset, whose groups Kueue admits whole"
-            raise error("queue", must, self.queue, "Leave it out.")
-        if self.volume_claim:
-            return
-        if self.mount_path:
-            must = "be left out without volume_claim"
-            raise error("mount_path", must, self.mount_path, "Name the claim.")
-        if self.ps_per_group:
-            raise error(
-                "volume_claim",
-                "name a volume if there are parameter servers, since each "
-                "of them writes its rows to the workdir and the exchange",
-                self.volume_claim,
-                "Make a PersistentVolumeClaim of ReadWriteMany.",
-            )
-        if self.num_groups > 1 and "://" not in (self.exchange or ""):
-            raise error(
-                "exchange",
-                "be a URL if groups share no volume",
-                self.exchange,
-                "Pass --exchange=gs://bucket/run1, or --volume_claim with a "
-                "claim of ReadWriteMany.",
-            )
-
-    def _check_env(self) -> None:
-        for name in OWN_VARIABLES & set(self.variables):
-            must = "leave alone what the manifests set for each task"
-            remedy = "Use the options; the key comes from --key_secret."
-            raise error("env", must, name, remedy)
-        # Refuses unknown TFDISTILL_ names, and says which one is near.
-        tfdistill.Cluster.from_env(self.variables)
+        has_volume = bool(self.volume_claim)
+        self._check(
+            self.queue is None or self.form == "jobset",
+            "queue",
+            "come with --form=jobset, whose groups Kueue admits whole",
+            "Leave it out.",
+        )
+        self._check(
+            has_volume or not self.mount_path,
+            "mount_path",
+            "be left out without volume_claim",
+            "Name the claim.",
+        )
+        self._check(
+            has_volume or not self.ps_per_group,
+            "volume_claim",
+            "name a volume if there are parameter servers, since each of them "
+            "writes its rows to the workdir and the exchange",
+            "Make a PersistentVolumeClaim of ReadWriteMany.",
+        )
+        is_url = "://" in (self.exchange or "")
+        self._check(
+            has_volume or self.num_groups == 1 or is_url,
+            "exchange",
+            "be a URL if groups share no volume",
+            "Pass --exchange=gs://bucket/run1, or --volume_claim with a claim "
+            "of ReadWriteMany.",
+        )
 
     def group_name(self, group: int) -> str:
         """Returns the name of a group's service or JobSet."""

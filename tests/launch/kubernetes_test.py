@@ -20,7 +20,6 @@ FULL = (
     *GROUPS,
     "--workers_per_group=3",
     "--mount_path=/mnt",
-    "--namespace=team",
     "--key_secret=run1-key",
     "--service_account=trainer",
     "--cpus_per_worker=4",
@@ -33,7 +32,6 @@ FULL = (
     "--toleration=spot=true:NoExecute",
     "--env=TF_CPP_MIN_LOG_LEVEL=1",
     "--max_restarts=3",
-    "--keep_secs=3600",
 )
 SERVERS = ("--ps_per_group=2", "--cpus_per_ps=2", "--memory_per_ps=32Gi")
 TOPOLOGIES = {
@@ -158,7 +156,6 @@ def test_a_job_retries_what_a_retry_can_mend(capsys):
         assert spec["podReplacementPolicy"] == "Failed"
         # Three restarts of a group of three tasks.
         assert spec["backoffLimit"] == 9
-        assert spec["ttlSecondsAfterFinished"] == 3600
         hopeless, disrupted = spec["podFailurePolicy"]["rules"]
         assert hopeless["action"] == "FailJob"
         codes = hopeless["onExitCodes"]
@@ -185,7 +182,6 @@ def test_a_group_restarts_whole_and_is_queued_whole(capsys, servers):
         labels = jobset["metadata"]["labels"]
         assert labels["kueue.x-k8s.io/queue-name"] == "research"
         spec = jobset["spec"]
-        assert spec["ttlSecondsAfterFinished"] == 3600
         kinds = [found["name"] for found in spec["replicatedJobs"]]
         assert kinds == (["chief", "worker", "ps"] if servers else ["worker"])
         # Workers of a chief wait for it for ever.
@@ -200,7 +196,6 @@ def test_a_group_restarts_whole_and_is_queued_whole(capsys, servers):
     for job in manifest_cases.jobs(objects).values():
         # One lost pod ends its Job, and by that the attempt of its group.
         assert job["spec"]["backoffLimit"] == 0
-        assert "ttlSecondsAfterFinished" not in job["spec"]
         hopeless, disrupted = job["spec"]["podFailurePolicy"]["rules"]
         # Only what no restart mends has the reason of the rule above.
         assert hopeless["action"] == "FailJob"
@@ -317,7 +312,10 @@ def test_a_recipe_is_checked_before_it_is_sent(capsys):
     [
         (("--name=Run_1",), "`name` must be a DNS label"),
         (("--workdir=run",), "`workdir` must be an absolute path"),
-        (("--env=TF_CONFIG={}",), "`env` must leave alone what the manifests"),
+        (
+            ("--env=TF_CONFIG={}",),
+            "`env` must leave TF_CONFIG to the manifests",
+        ),
         (("--ps_per_group=1",), "`volume_claim` must name a volume"),
     ],
 )
