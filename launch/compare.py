@@ -17,6 +17,7 @@ from absl import logging
 
 from launch import recipes
 from launch.comparison import trials
+from tfdistill.launcher import fields
 from tfdistill.launcher import parent
 from tfdistill.system import programs
 
@@ -36,8 +37,14 @@ def _add_options(options: programs.Flags) -> None:
     options.section("what is compared")
     _add_what(options.add)
     recipes.add_override(options, "the recipe for all methods")
-    options.section("how")
-    _add_how(options.add)
+    fields.add(options, trials.Setup)
+    options.add(
+        "jobs",
+        "runs at a time; more than one distorts wall times",
+        1,
+        kind=programs.count,
+    )
+    options.add("report_only", "train nothing; report what is done", False)
 
 
 def _add_what(add: Callable[..., None]) -> None:
@@ -89,49 +96,12 @@ def _add_what(add: Callable[..., None]) -> None:
     )
 
 
-# Field of `trials.Setup` to what it is.
-_SETUP = {
-    "num_groups": "groups of a codistilled run",
-    "workers_per_group": "workers in each group",
-    "ps_per_group": "parameter servers in each group",
-    "ensemble_size": "members of an ensemble",
-    "learning_rate_scale": "factor on the learning rate of large_group",
-    "smoothing_weight": "how far smoothing moves the labels, in (0, 1)",
-    "weight_decay": "of the method of that name",
-}
-
-
-def _add_how(add: Callable[..., None]) -> None:
-    for name, text in _SETUP.items():
-        value = getattr(trials.Setup, name)
-        add(name, text, value)
-    add(
-        "budget",
-        "per_group (default): each group takes the recipe's steps, so methods "
-        "of several groups train on more examples in all; total: all methods "
-        "train on as many examples in all as independent does",
-        "per_group",
-        enum_values=trials.BUDGETS,
-    )
-    add(
-        "jobs",
-        "runs at a time; more than one distorts wall times",
-        1,
-        kind=programs.count,
-    )
-    add("report_only", "train nothing; report what is done", False)
-
-
 def _setup(options: programs.Options) -> trials.Setup:
     from launch.comparison import collect
 
     recipe = recipes.override(recipes.get(options.recipe), options.override)
     collect.check(options.target)
-    return trials.Setup(
-        recipe=recipe,
-        budget=options.budget,
-        **{name: getattr(options, name) for name in _SETUP},
-    )
+    return trials.Setup(recipe=recipe, **fields.chosen(trials.Setup, options))
 
 
 def _variants(options: programs.Options) -> list[trials.Variant]:
@@ -170,6 +140,7 @@ def _run(options: programs.Options) -> int:
     """Returns 0 if all runs are done and reported, 1 if some failed."""
     # Only here: --help is answered without NumPy.
     from launch.comparison import experiment
+    from launch.comparison import markdown
 
     try:
         compared = experiment.Experiment(
@@ -197,19 +168,12 @@ def _run(options: programs.Options) -> int:
         return EXIT_FAILURE
     finally:
         signal.signal(signal.SIGTERM, earlier)
-    _tell(report, compared.workdir / experiment.MARKDOWN)
-    return EXIT_FAILURE if failures else 0
-
-
-def _tell(report: dict[str, Any], path: pathlib.Path) -> None:
     for note in report["notes"]:
         _say(f"note: {note}")
-    for method in report["methods"].values():
-        if "verdict" in method:
-            print(method["verdict"])
-    for line in report["beyond_own_past"]:
+    for line in markdown.verdicts(report):
         print(line)
-    print(f"report  {path}")
+    print(f"report  {compared.workdir / experiment.MARKDOWN}")
+    return EXIT_FAILURE if failures else 0
 
 
 def _say(text: str) -> None:

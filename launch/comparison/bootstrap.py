@@ -1,9 +1,10 @@
 """Means, standard errors and bootstrap intervals over few trials.
 
-Imports neither TensorFlow nor Keras.
+An estimate is a figure over several trials, for churn over their pairs: its
+`mean`, `standard_error`, `interval` and `values`. One trial has neither of the
+two in the middle. Imports neither TensorFlow nor Keras.
 """
 
-import dataclasses
 import warnings
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -14,37 +15,21 @@ import numpy as np
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 5_000
 Interval = tuple[float, float]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A figure over several trials; for churn, over their pairs.
-
-    One trial has no `standard_error` and no bootstrap `interval` (95%).
-    """
-
-    mean: float
-    standard_error: float | None
-    interval: Interval | None
-    values: tuple[float, ...]
-
-    def to_tree(self) -> dict[str, Any]:
-        """Returns what JSON has of it."""
-        return dataclasses.asdict(self)
+Estimate = dict[str, Any]
 
 
 def over_trials(values: Sequence[float]) -> Estimate:
     """Returns the mean of one value for each trial."""
     found = np.asarray(values, np.float64)
-    several = len(found) > 1
-    return Estimate(
-        mean=float(found.mean()),
-        standard_error=float(found.std(ddof=1) / np.sqrt(len(found)))
-        if several
-        else None,
-        interval=interval(np.mean, found),
-        values=tuple(found.tolist()),
-    )
+    error = None
+    if len(found) > 1:
+        error = float(found.std(ddof=1) / np.sqrt(len(found)))
+    return {
+        "mean": float(found.mean()),
+        "standard_error": error,
+        "interval": interval(np.mean, found),
+        "values": tuple(found.tolist()),
+    }
 
 
 def over_pairs(matrix: np.ndarray) -> Estimate:
@@ -68,12 +53,12 @@ def over_pairs(matrix: np.ndarray) -> Estimate:
         found = interval(
             lambda rows, axis: _mean_of_pairs(matrix, rows), np.arange(size)
         )
-    return Estimate(
-        mean=float(upper.mean()),
-        standard_error=error,
-        interval=found,
-        values=tuple(upper.tolist()),
-    )
+    return {
+        "mean": float(upper.mean()),
+        "standard_error": error,
+        "interval": found,
+        "values": tuple(upper.tolist()),
+    }
 
 
 def jackknifed(figure: float, left_out: Sequence[float]) -> Estimate:
@@ -86,14 +71,11 @@ def jackknifed(figure: float, left_out: Sequence[float]) -> Estimate:
     Fewer than three have no error.
     """
     others, size = np.asarray(left_out, np.float64), len(left_out)
+    none = {"mean": figure, "standard_error": None, "interval": None}
     if size < 3:
-        return Estimate(
-            mean=figure, standard_error=None, interval=None, values=()
-        )
+        return {**none, "values": ()}
     parts = figure + (size - 1) * (others.mean() - others)
-    return dataclasses.replace(
-        over_trials(parts.tolist()), values=tuple(others.tolist())
-    )
+    return {**over_trials(parts.tolist()), "values": tuple(others.tolist())}
 
 
 def difference(

@@ -8,6 +8,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from launch.comparison import trials as trials_lib
 
 # The validation figure that curves and targets are about, in nats.
 METRIC = "log_loss"
+NAMED = ("final", "best")
+Directory = Callable[[trials_lib.Run], pathlib.Path]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,16 +57,19 @@ class Curve:
             for known in (self.steps, self.seconds)
         )
 
+    def loss(self, kind: str) -> float:
+        """Returns the `"final"` or the `"best"` loss."""
+        return min(self.values) if kind == "best" else self.values[-1]
+
+    def steps_to(self, target: float) -> float | None:
+        """Returns the steps in which a target is first reached."""
+        found = self.reaches(target)
+        return found[0] if found else None
+
 
 def read(groups: Sequence[pathlib.Path]) -> Curve:
     """Returns the mean curve of several groups, from their directories."""
-    found = [
-        _group_curve(
-            outputs.read_records(path),
-            outputs.read_results(path)["waited_seconds"],
-        )
-        for path in groups
-    ]
+    found = [_group_curve(path) for path in groups]
     length = min(len(curve) for curve in found)
     steps, values, seconds = np.mean(
         [curve[:length] for curve in found], axis=0
@@ -81,25 +87,19 @@ def was_resumed(group: pathlib.Path) -> bool:
     return sum(record.get("event") == "start" for record in records) > 1
 
 
-def _group_curve(
-    records: Sequence[dict[str, Any]], waited_secs: float
-) -> list[tuple[float, float, float]]:
+def _group_curve(group: pathlib.Path) -> list[tuple[float, float, float]]:
+    records = outputs.read_records(group)
+    waited_secs = outputs.read_results(group)["waited_seconds"]
     start = records[0]["time"] + waited_secs
     # By step: a run that resumed from a backup has some of them twice.
-    found = {
-        # A diverged run has null there: worse than any target.
-        record["step"]: (
-            _number(record.get(f"val_{METRIC}")),
-            record["time"] - start,
-        )
-        for record in records
-        if record.get("event") == "epoch_end"
-    }
+    found = {}
+    for record in records:
+        if record.get("event") == "epoch_end":
+            loss = record.get(f"val_{METRIC}")
+            # A diverged run has null there: worse than any target.
+            loss = math.inf if loss is None else loss
+            found[record["step"]] = loss, record["time"] - start
     return [(step, *found[step]) for step in sorted(found)]
-
-
-def _number(value: float | None) -> float:
-    return math.inf if value is None else value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def collect(
     *,
     seed: int,
     workdir: pathlib.Path,
-    directory: Callable[[trials_lib.Run], pathlib.Path],
+    directory: Directory,
 ) -> Finished:
     """Reads one trial, all of whose runs are done."""
     groups = [
@@ -138,28 +138,22 @@ def collect(
     if trial.averaged:
         found = [type(found[0]).mean(found)]
     copies = [one.figures() for one in found]
-    means = {
-        name: float(np.mean([copy[name] for copy in copies]))
-        for name in copies[0]
-    }
+    figures = _means(copies)
     curve = None if trial.averaged else read(groups)
     if curve is not None:
-        means[f"best_{METRIC}"] = min(curve.values)
+        figures[f"best_{METRIC}"] = curve.loss("best")
+    figures |= _cost(trial, directory) | _exchanged(trial, groups, directory)
+    figures |= {
+        f"between_groups_{name}": value
+        for name, value in predictions.between(found).items()
+    }
     return Finished(
         seed=seed,
         directories=tuple(
             directory(run).relative_to(workdir).as_posix() for run in trial.runs
         ),
         predictions=tuple(found),
-        figures={
-            **means,
-            **_cost(trial, directory),
-            **_exchanged(trial, groups, directory),
-        }
-        | {
-            f"between_groups_{name}": value
-            for name, value in predictions.between(found).items()
-        },
+        figures=figures,
         copies=tuple(copies),
         curve=curve,
         resumed=any(map(was_resumed, groups)),
@@ -182,9 +176,8 @@ def churn_matrices(trials: Sequence[Finished]) -> dict[str, np.ndarray]:
                 trials[column].predictions,
                 strict=True,
             )
-            churns = [one.churn(other) for one, other in pairs]
-            for name in churns[0]:
-                value = float(np.mean([churn[name] for churn in churns]))
+            means = _means([one.churn(other) for one, other in pairs])
+            for name, value in means.items():
                 matrix = found.setdefault(name, np.zeros([size, size]))
                 matrix[row, column] = matrix[column, row] = value
     return found
@@ -194,28 +187,30 @@ def spread(trials: Sequence[Finished]) -> dict[str, bootstrap.Estimate]:
     """Returns how far retrains are from their mean, by measure."""
     if len(trials) < 2:
         return {}
-    figures = _spread(trials)
+
+    def apart(trials: Sequence[Finished]) -> dict[str, float]:
+        copies = zip(*(trial.predictions for trial in trials), strict=True)
+        return _means([type(copy[0]).spread(copy) for copy in copies])
+
     left_out = [
-        _spread([*trials[:index], *trials[index + 1 :]])
+        apart([*trials[:index], *trials[index + 1 :]])
         for index in range(len(trials) if len(trials) > 2 else 0)
     ]
     return {
         name: bootstrap.jackknifed(value, [one[name] for one in left_out])
-        for name, value in figures.items()
+        for name, value in apart(trials).items()
     }
 
 
-def _spread(trials: Sequence[Finished]) -> dict[str, float]:
-    copies = zip(*(trial.predictions for trial in trials), strict=True)
-    found = [type(copy[0]).spread(copy) for copy in copies]
-    return {
-        name: float(np.mean([one[name] for one in found])) for name in found[0]
-    }
+def _means(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: _mean(one[name] for one in found) for name in found[0]}
 
 
-def _cost(
-    trial: trials_lib.Trial, directory: Callable[[trials_lib.Run], pathlib.Path]
-) -> dict[str, float]:
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def _cost(trial: trials_lib.Trial, directory: Directory) -> dict[str, float]:
     """What training took in a trial, the first trace included."""
     found = {
         run.key: outputs.read_results(directory(run))["groups"]
@@ -232,26 +227,28 @@ def _cost(
         group["examples_per_second"] * group["steps"] / group["examples"]
         for group in students
     ]
+    servers = sum(
+        server["process_seconds"]
+        for run in trial.runs
+        for server in _servers(run, directory)
+    )
     return {
         "total_steps": sum(group["steps"] for group in groups),
         "total_examples": sum(group["examples"] for group in groups),
         "student_examples": sum(group["examples"] for group in students),
         "teacher_seconds": before,
         "seconds": before + _slowest(students),
-        "process_seconds": sum(group["process_seconds"] for group in groups)
-        + sum(_server_seconds(run, directory) for run in trial.runs),
+        "process_seconds": servers
+        + sum(group["process_seconds"] for group in groups),
         "seconds_per_step": float(1 / np.mean(rates)),
     }
 
 
-def _server_seconds(
-    run: trials_lib.Run, directory: Callable[[trials_lib.Run], pathlib.Path]
-) -> float:
-    """Processor time of the servers that a run took besides its groups."""
+def _servers(run: trials_lib.Run, directory: Directory) -> list[dict[str, Any]]:
+    """What the servers report that a run took besides its groups."""
     if not group_servers.are_needed(run.recipe, run.num_groups):
-        return 0.0
-    found = group_servers.usage(directory(run), run.num_groups)
-    return sum(server["process_seconds"] for server in found)
+        return []
+    return group_servers.usage(directory(run), run.num_groups)
 
 
 def _slowest(groups: Sequence[dict[str, Any]]) -> float:
@@ -261,7 +258,7 @@ def _slowest(groups: Sequence[dict[str, Any]]) -> float:
 def _exchanged(
     trial: trials_lib.Trial,
     groups: Sequence[pathlib.Path],
-    directory: Callable[[trials_lib.Run], pathlib.Path],
+    directory: Directory,
 ) -> dict[str, float]:
     """What groups that teach each other sent, and what else they might have.
 
@@ -272,15 +269,13 @@ def _exchanged(
     """
     (run, *others) = trial.students
     results = list(map(outputs.read_results, groups))
-    if run.part == trials_lib.LARGE_GROUP:
-        return {"slow_bytes_per_step": float(results[0]["parameter_bytes"])}
-    teaches = any(result["teachers"] for result in results)
-    if others or run.num_groups < 2 or not (teaches or "mixing" in results[0]):
-        return {}
     steps, size = results[0]["steps"], results[0]["parameter_bytes"]
-    found = _mixes(results)
-    if teaches:
-        found |= _taught(results, size, run.recipe.method)
+    if run.part == trials_lib.LARGE_GROUP:
+        return {"slow_bytes_per_step": float(size)}
+    teaches = any(result["teachers"] for result in results)
+    mixing = [result["mixing"] for result in results if "mixing" in result]
+    if others or run.num_groups < 2 or not (teaches or mixing):
+        return {}
     sent, received = (
         _mean(
             sum(t.get(name, 0) for t in result["teachers"])
@@ -291,12 +286,15 @@ def _exchanged(
     if run.recipe.method != "predictions":
         # Which are read by the peers, or by the group's own server.
         sent += _mean(result["exports"]["bytes"] for result in results)
-    received += _mean(_mixing(result)["bytes"] for result in results)
-    if group_servers.are_needed(run.recipe, run.num_groups):
-        servers = group_servers.usage(directory(run), run.num_groups)
+    found = _taught(results, run.recipe.method) if teaches else {}
+    if mixing:
+        received += _mean(mixed["bytes"] for mixed in mixing)
+        found["mixes"] = _mean(mixed["mixes"] for mixed in mixing)
+        found["mixes_left_out"] = _mean(mixed["skipped"] for mixed in mixing)
+    servers = _servers(run, directory)
+    if servers:
         received += _mean(server["read_bytes"] for server in servers)
-    found = {
-        **found,
+    found |= {
         "bytes_written": sent,
         "bytes_read": received,
         "slow_bytes_per_step": received / steps,
@@ -311,63 +309,38 @@ def _exchanged(
     return {**found, "teacher_staleness": _mean(stale)} if stale else found
 
 
-def _mixing(result: dict[str, Any]) -> dict[str, Any]:
-    return result.get("mixing", {"mixes": 0, "skipped": 0, "bytes": 0})
-
-
-def _mixes(results: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """How often groups mixed their weights; nothing if they never did."""
-    if "mixing" not in results[0]:
-        return {}
-    return {
-        "mixes": _mean(_mixing(result)["mixes"] for result in results),
-        "mixes_left_out": _mean(
-            _mixing(result)["skipped"] for result in results
-        ),
-    }
-
-
 def _taught(
-    results: Sequence[dict[str, Any]], size: int, method: str | None
+    results: Sequence[dict[str, Any]], method: str | None
 ) -> dict[str, float]:
-    """What groups heard of their teachers."""
+    """What groups heard of their teachers: versions, or answers on batches."""
+
+    def totals(name: str) -> list[int]:
+        return [sum(t[name] for t in r["teachers"]) for r in results]
+
+    def deaf(heard: Sequence[int]) -> float:
+        pairs = zip(heard, results, strict=True)
+        return float(sum(not n for n, result in pairs if result["teachers"]))
+
     if method in ("predictions", "served"):
-        return _answers(results)
+        answers, missed = totals("num_answers"), totals("num_missed")
+        return {
+            "answered": sum(answers) / max(1, sum(answers) + sum(missed)),
+            "groups_without_teacher": deaf(answers),
+        }
     peers = _mean(len(result["teachers"]) for result in results)
     steps, every = results[0]["steps"], results[0]["exports"]["every_steps"]
-    read = [sum(t["swaps"] for t in r["teachers"]) for r in results]
+    read = totals("swaps")
     return {
         "versions_written": _mean(r["exports"]["published"] for r in results),
         "versions_read": _mean(read),
         # The version of the last step has no reader in its run.
         "versions_due": float(peers * ((steps - 1) // every)),
-        "groups_without_teacher": _num_deaf(results, read),
-        "exchange_formula_bytes": peers * size * steps / every,
+        "groups_without_teacher": deaf(read),
+        "exchange_formula_bytes": peers
+        * results[0]["parameter_bytes"]
+        * steps
+        / every,
     }
-
-
-def _answers(results: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """How many of the questions about batches were answered."""
-    answers, missed = (
-        [sum(t[name] for t in r["teachers"]) for r in results]
-        for name in ("num_answers", "num_missed")
-    )
-    return {
-        "answered": sum(answers) / max(1, sum(answers) + sum(missed)),
-        "groups_without_teacher": _num_deaf(results, answers),
-    }
-
-
-def _num_deaf(results: Sequence[dict[str, Any]], heard: Sequence[int]) -> float:
-    pairs = zip(heard, results, strict=True)
-    return float(sum(not n for n, result in pairs if result["teachers"]))
-
-
-def _mean(values: Any) -> float:
-    return float(np.mean(list(values)))
-
-
-NAMED = ("final", "best")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -384,17 +357,11 @@ class Target:
     kind: str
     value: float
 
-    def to_tree(self) -> dict[str, Any]:
-        """Returns what JSON has of it."""
-        return {"metric": METRIC, **dataclasses.asdict(self)}
-
 
 def check(text: str) -> None:
     """Checks what a command line asks for."""
-    if text in NAMED:
-        return
     try:
-        fits = math.isfinite(float(text))
+        fits = text in NAMED or math.isfinite(float(text))
     except ValueError:
         fits = False
     if not fits:
@@ -408,8 +375,7 @@ def make(text: str, independent: Sequence[Curve]) -> Target:
     """Returns the target: `"final"`, `"best"`, or a number as text."""
     if text not in NAMED:
         return Target(kind="given", value=float(text))
-    losses = [_loss(curve, text) for curve in independent]
-    return Target(kind=text, value=float(np.mean(losses)))
+    return Target(kind=text, value=_mean(one.loss(text) for one in independent))
 
 
 def compare_steps(
@@ -425,21 +391,25 @@ def compare_steps(
     With its interval, which is None if resamples have targets out of reach.
     None if a trial did not reach the target.
     """
-    steps = [_steps(curve, target.value) for curve in curves]
+    steps = [curve.steps_to(target.value) for curve in curves]
     if None in steps:
         return None
     if target.kind == "given":
-        others = [_steps(curve, target.value) for curve in independent]
+        others = [curve.steps_to(target.value) for curve in independent]
         return None if None in others else bootstrap.ratio(steps, others)  # type: ignore[arg-type]
-    base = float(np.mean([_own(curve, target.kind) for curve in independent]))
-    value = float(np.mean(steps)) / base  # type: ignore[arg-type]
-
-    losses = np.array([_loss(curve, target.kind) for curve in independent])
-    own = np.array([_own(curve, target.kind) for curve in independent])
+    losses = np.array([curve.loss(target.kind) for curve in independent])
+    # To the first time, as for everyone else: a curve that has long been flat,
+    # or was lower before, did not need all of its steps for its final loss.
+    own = np.array(
+        [
+            curve.steps_to(loss) or curve.steps[-1]
+            for curve, loss in zip(independent, losses, strict=True)
+        ]
+    )
 
     @functools.cache  # Few trials have few different resamples.
     def steps_to(index: int, loss: float) -> float:
-        found = _steps(curves[index], loss)
+        found = curves[index].steps_to(loss)
         return math.inf if found is None else found
 
     def resampled(ours: np.ndarray, theirs: np.ndarray) -> float:
@@ -447,28 +417,9 @@ def compare_steps(
         found = [steps_to(index, loss) for index in ours.tolist()]
         return sum(found) / len(found) / float(own[theirs].mean())
 
-    return value, bootstrap.interval(
+    return float(np.mean(steps)) / float(own.mean()), bootstrap.interval(  # type: ignore[arg-type]
         resampled,
         np.arange(len(curves)),
         np.arange(len(independent)),
         vectorized=False,
     )
-
-
-def _steps(curve: Curve, loss: float) -> float | None:
-    found = curve.reaches(loss)
-    return found[0] if found else None
-
-
-def _loss(curve: Curve, kind: str) -> float:
-    return min(curve.values) if kind == "best" else curve.values[-1]
-
-
-def _own(curve: Curve, kind: str) -> float:
-    """Steps that an independent trial took to its own final or best loss.
-
-    To the first time, as for everyone else: a curve that has long been flat, or
-    was lower before, did not need all of its steps for its final loss.
-    """
-    found = curve.reaches(_loss(curve, kind))
-    return found[0] if found else float(curve.steps[-1])

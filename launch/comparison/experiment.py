@@ -30,8 +30,10 @@ from launch.comparison import tuning
 RECORD = "compare.json"
 REPORT, MARKDOWN = "report.json", "report.md"
 LOCK = "compare.lock"
-_RESULTS = outputs.RESULTS
-_UNREADABLE = (OSError, TypeError, ValueError, zipfile.BadZipFile, zlib.error)
+_UNREADABLE = (
+    *(OSError, TypeError, ValueError, zipfile.BadZipFile, zlib.error),
+    *(ArithmeticError, LookupError),
+)
 
 
 class Experiment:
@@ -51,62 +53,61 @@ class Experiment:
         `tune` chooses a field's value for each method first.
         """
         self.workdir = workdir
-        self._setup = setup
-        self._tune = tune
-        earlier, trials = _earlier(workdir, setup, tune)
+        self._setup, self._tune = setup, tune
+        self._runner = runs.Runner(workdir)
+        earlier, trials = self._earlier()
         self._variants = trials_lib.unique([*earlier, *variants])
         self._num_trials = max(trials, num_trials)
         # By method and value; none if nothing is tuned.
-        self._tuning_trials: dict[str, dict[str, list[trials_lib.Trial]]] = {}
-        if tune is not None:
-            for variant in self._variants:
-                found = tune.trials(variant, setup)
-                self._tuning_trials[variant.name] = found
+        self._tuning_trials = {
+            variant.name: tune.trials(variant, setup)
+            for variant in self._variants
+            if tune is not None
+        }
         # What was chosen for each method, as far as it is known.
         self._tuned: dict[str, dict[str, Any]] = {}
-        self._trials: dict[str, list[trials_lib.Trial]] = {
+        self._trials = {
             variant.name: self._planned(variant, setup)
             for variant in self._variants
         }
         self._check_sweeps()
 
+    def _earlier(self) -> tuple[list[trials_lib.Variant], int]:
+        """Returns the methods and trials of earlier calls in the directory."""
+        path = self.workdir / RECORD
+        if not path.exists():
+            return [], 0
+        try:
+            record = json.loads(path.read_bytes())
+        except ValueError as cause:
+            raise ValueError(
+                f"{path} must be JSON that an earlier call has written; "
+                f"received {cause}. Remove it to continue without its methods "
+                "and checks."
+            ) from cause
+        changed = recipes.changed_names(
+            recipes.Recipe(**record["recipe"]), self._setup.recipe
+        )
+        own = {**_described(self._setup), "tune": _tree(self._tune)}
+        before = {**record["setup"], "tune": record.get("tune")}
+        changed += [name for name in before if own[name] != before[name]]
+        done = f"{runs.RUNS}/*/{outputs.RESULTS}"
+        if changed and not any(self.workdir.glob(done)):
+            return [], 0  # Nothing came of it: a mistake, corrected now.
+        if changed:
+            raise ValueError(
+                f"{self.workdir} holds a comparison that differs in "
+                f"{', '.join(changed)}. Choose another workdir, or give the "
+                "same options as before; methods, sweeps and trials may be "
+                "added."
+            )
+        earlier = [trials_lib.Variant(**v) for v in record["variants"]]
+        return earlier, record["num_trials"]
+
     def _planned(
         self, variant: trials_lib.Variant, setup: trials_lib.Setup
     ) -> list[trials_lib.Trial]:
         return [variant.trial(setup, seed) for seed in range(self._num_trials)]
-
-    def _choose(self) -> None:
-        """Plans the trials with the values that the tuning speaks for.
-
-        A method whose tuning is not done has no trials.
-        """
-        if self._tune is None:
-            return
-        for variant in self._variants:
-            name, found = variant.name, self._tuning_found(variant.name)
-            if found is None:
-                self._trials[name] = []
-                continue
-            chosen = self._tuned[name] = self._tune.chosen(found)
-            setup = self._tune.tuned(self._setup, chosen["value"])
-            self._trials[name] = self._planned(variant, setup)
-
-    def _tuning_found(
-        self, name: str
-    ) -> dict[str, list[collect.Finished]] | None:
-        """Returns a method's tuning by value, None if it is not done."""
-        by_value = self._tuning_trials[name]
-        is_done = runs.Runner(self.workdir).is_done
-        for trials in by_value.values():
-            if not all(is_done(run) for trial in trials for run in trial.runs):
-                return None
-        return {
-            value: [
-                self._read(f"{name}, tuning", trial, seed)
-                for seed, trial in enumerate(trials)
-            ]
-            for value, trials in by_value.items()
-        }
 
     def _check_sweeps(self) -> None:
         first: dict[Any, str] = {}
@@ -122,6 +123,25 @@ class Experiment:
                     f"values are equal, or {variant.method} does not use "
                     f"{variant.field}. Leave one out, or sweep another method."
                 )
+
+    def _choose(self) -> None:
+        """Plans the trials with the values that the tuning speaks for.
+
+        A method whose tuning is not done has no trials.
+        """
+        for variant in self._variants if self._tune is not None else ():
+            name = variant.name
+            by_value = self._tuning_trials[name]
+            self._trials[name] = []
+            if not all(map(self._is_done, sum(by_value.values(), []))):
+                continue
+            found = {
+                value: self._read_all(f"{name}, tuning", trials)
+                for value, trials in by_value.items()
+            }
+            chosen = self._tuned[name] = self._tune.chosen(found)  # type: ignore[union-attr]
+            setup = self._tune.tuned(self._setup, chosen["value"])  # type: ignore[union-attr]
+            self._trials[name] = self._planned(variant, setup)
 
     def run(
         self,
@@ -144,106 +164,113 @@ class Experiment:
             failures = {}
             if self._tune is not None:
                 say(f"tuning {self._tune.field}")
-                failures = runner.run_all(_unique(self._tuning_runs()))
+                tried = (
+                    trial
+                    for by_value in self._tuning_trials.values()
+                    for trials in by_value.values()
+                    for trial in trials
+                )
+                failures = runner.run_all(_runs(tried))
                 self._choose()
-            return failures | runner.run_all(_unique(self._ordered_runs()))
-
-    def _tuning_runs(self) -> Iterator[runs.Run]:
-        for by_value in self._tuning_trials.values():
-            for trials in by_value.values():
-                for trial in trials:
-                    yield from trial.runs
-
-    def _ordered_runs(self) -> Iterator[runs.Run]:
-        """Trial by trial, so that a part is a smaller comparison."""
-        for index in range(self._num_trials):
-            for trials in filter(None, self._trials.values()):
-                yield from trials[index].runs
+            # Trial by trial, so that a part is a smaller comparison.
+            planned = (
+                trials[index]
+                for index in range(self._num_trials)
+                for trials in filter(None, self._trials.values())
+            )
+            return failures | runner.run_all(_runs(planned))
 
     def report(
         self, target: str, failures: Mapping[str, str], *, jobs: int
     ) -> dict[str, Any]:
         """Writes report.json, report.md and plots; returns the first."""
         self._choose()
-        finished = {name: self._finished(name) for name in self._trials}
+        finished = {
+            name: self._read_all(name, trials)
+            for name, trials in self._trials.items()
+        }
         done = {name: trials for name, trials in finished.items() if trials}
         if not done:
             raise ValueError(f"there is no finished trial in {self.workdir}")
-        recipe, setup = self._setup.recipe, self._described_setup()
+        recipe = self._setup.recipe
         found = report.make(
             done,
             target=target,
             descriptions={v.name: v.describe for v in self._variants},
             context={
                 "recipe": recipe.recipe,
-                "setup": {**setup, "jobs": jobs},
+                "setup": {**_described(self._setup), "jobs": jobs},
                 "config": dataclasses.asdict(recipe),
                 "failures": dict(failures),
                 "tuned": self._tuned,
-                "notes": self._undone(finished),
+                "notes": [
+                    f"{name}: {len(trials)} of {self._num_trials} trials are "
+                    "done."
+                    + ("" if self._trials[name] else " It is not tuned yet.")
+                    for name, trials in finished.items()
+                    if len(trials) < self._num_trials
+                ],
             },
         )
         text = json.dumps(found, indent=1, allow_nan=False)
-        self._write(REPORT, text + "\n")
+        self._write(REPORT, text)
         found = json.loads(text)
         names = plots.draw(found, self.workdir)
         self._write(MARKDOWN, markdown.render(found, names))
         return found
 
-    def _undone(self, finished: Mapping[str, Sequence[Any]]) -> list[str]:
-        return [
-            f"{name}: {len(trials)} of {self._num_trials} trials are done."
-            + ("" if self._trials[name] else " It is not tuned yet.")
-            for name, trials in finished.items()
-            if len(trials) < self._num_trials
-        ]
+    def _is_done(self, trial: trials_lib.Trial) -> bool:
+        return all(map(self._runner.is_done, trial.runs))
 
-    def _finished(self, name: str) -> list[collect.Finished]:
-        runner = runs.Runner(self.workdir)
-        return [
-            self._read(name, trial, seed)
-            for seed, trial in enumerate(self._trials[name])
-            if all(map(runner.is_done, trial.runs))
-        ]
-
-    def _read(
-        self, name: str, trial: trials_lib.Trial, seed: int
-    ) -> collect.Finished:
-        directory = runs.Runner(self.workdir).directory
-        try:
-            return collect.collect(
-                trial, seed=seed, workdir=self.workdir, directory=directory
-            )
-        except (*_UNREADABLE, ArithmeticError, LookupError) as cause:
-            places = ", ".join(str(directory(run)) for run in trial.runs)
-            raise ValueError(
-                f"Trial {seed} of {name} must be readable; received "
-                f"{type(cause).__name__}: {cause}. Remove what is broken of "
-                f"{places}, and give the same command again."
-            ) from cause
-
-    def _described_setup(self) -> dict[str, Any]:
-        fields = dataclasses.fields(self._setup)
-        names = [field.name for field in fields if field.name != "recipe"]
-        return {name: getattr(self._setup, name) for name in names}
+    def _read_all(
+        self, name: str, trials: Sequence[trials_lib.Trial]
+    ) -> list[collect.Finished]:
+        """Reads the trials that are done."""
+        directory, found = self._runner.directory, []
+        for seed, trial in enumerate(trials):
+            if not self._is_done(trial):
+                continue
+            try:
+                found.append(
+                    collect.collect(
+                        trial,
+                        seed=seed,
+                        workdir=self.workdir,
+                        directory=directory,
+                    )
+                )
+            except _UNREADABLE as cause:
+                places = ", ".join(str(directory(run)) for run in trial.runs)
+                raise ValueError(
+                    f"Trial {seed} of {name} must be readable; received "
+                    f"{type(cause).__name__}: {cause}. Remove what is broken "
+                    f"of {places}, and give the same command again."
+                ) from cause
+        return found
 
     def _write_record(self) -> None:
         record = {
             "recipe": dataclasses.asdict(self._setup.recipe),
-            "setup": self._described_setup(),
+            "setup": _described(self._setup),
             "variants": [dataclasses.asdict(v) for v in self._variants],
             "num_trials": self._num_trials,
             "tune": _tree(self._tune),
         }
-        self._write(RECORD, json.dumps(record, indent=1) + "\n")
+        self._write(RECORD, json.dumps(record, indent=1))
 
     def _write(self, name: str, text: str) -> None:
         """Writes a file that appears complete or not at all."""
-        outputs.write(self.workdir / name, text.encode())
+        outputs.write(self.workdir / name, f"{text.rstrip()}\n".encode())
 
 
-def _unique(found: Iterable[runs.Run]) -> list[runs.Run]:
-    return list({run.key: run for run in found}.values())
+def _runs(trials: Iterable[trials_lib.Trial]) -> list[runs.Run]:
+    return list(
+        {run.key: run for trial in trials for run in trial.runs}.values()
+    )
+
+
+def _described(setup: trials_lib.Setup) -> dict[str, Any]:
+    return {n: value for n, value in vars(setup).items() if n != "recipe"}
 
 
 def _tree(tune: tuning.Tuning | None) -> dict[str, Any] | None:
@@ -264,38 +291,3 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
                 "reports what is done so far."
             ) from None
         yield
-
-
-def _earlier(
-    workdir: pathlib.Path, setup: trials_lib.Setup, tune: tuning.Tuning | None
-) -> tuple[list[trials_lib.Variant], int]:
-    """Returns the methods and trials of earlier calls in the directory."""
-    path = workdir / RECORD
-    if not path.exists():
-        return [], 0
-    try:
-        record = json.loads(path.read_bytes())
-    except ValueError as cause:
-        raise ValueError(
-            f"{path} must be JSON that an earlier call has written; received "
-            f"{cause}. Remove it to continue without its methods and checks."
-        ) from cause
-    changed = recipes.changed_names(
-        recipes.Recipe(**record["recipe"]), setup.recipe
-    )
-    changed += [
-        name
-        for name, value in record["setup"].items()
-        if getattr(setup, name) != value
-    ]
-    changed += ["tune"] if record.get("tune") != _tree(tune) else []
-    if changed and not any((workdir / runs.RUNS).glob(f"*/{_RESULTS}")):
-        return [], 0  # Nothing came of it: a mistake, corrected now.
-    if changed:
-        raise ValueError(
-            f"{workdir} holds a comparison that differs in "
-            f"{', '.join(changed)}. Choose another workdir, or give the same "
-            "options as before; methods, sweeps and trials may be added."
-        )
-    earlier = [trials_lib.Variant(**v) for v in record["variants"]]
-    return earlier, record["num_trials"]

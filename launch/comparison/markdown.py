@@ -54,18 +54,25 @@ _COST = {
 }
 
 
+def verdicts(report: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each method that something can be said of."""
+    found = [m["verdict"] for m in report["methods"].values() if "verdict" in m]
+    return [*found, *report["beyond_own_past"]]
+
+
 def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
     """Returns the report as Markdown."""
     methods = report["methods"]
     target = report["target"]
-    verdicts = [m["verdict"] for m in methods.values() if "verdict" in m]
-    verdicts += report.get("beyond_own_past", ())
     blocks = [
         f"# {report['recipe']}: {len(methods)} methods",
-        "\n".join(f"- {line}" for line in verdicts),
+        "\n".join(f"- {line}" for line in verdicts(report)),
         f"Mean +- standard error over trials, and in brackets a bootstrap "
         f"interval of {100 * report['confidence']:.0f}%. "
-        + _setup(report["setup"]),
+        "Codistilled runs have {num_groups} groups of {workers_per_group} "
+        "workers and {ps_per_group} parameter servers; budget {budget}.".format(
+            **report["setup"]
+        ),
         _table("Quality", methods, _QUALITY),
     ]
     if target:
@@ -87,14 +94,6 @@ def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
         ),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def _setup(setup: Mapping[str, Any]) -> str:
-    return (
-        f"Codistilled runs have {setup['num_groups']} groups of "
-        f"{setup['workers_per_group']} workers and {setup['ps_per_group']} "
-        f"parameter servers; budget {setup['budget']}."
-    )
 
 
 def _to_target(methods: Mapping[str, Any], target: Mapping[str, Any]) -> str:
@@ -128,21 +127,22 @@ def _to_target(methods: Mapping[str, Any], target: Mapping[str, Any]) -> str:
 
 def _pairs(pairs: Sequence[Mapping[str, Any]]) -> str:
     """Returns the differences between methods that are not the baseline."""
-    if not pairs:
-        return ""
-    steps, churn = "steps to the target, ratio", "churn, ratio"
+    columns = {
+        "final log loss": ("log_loss", "difference", "+.4f"),
+        "steps to the target, ratio": ("steps_to_target", "ratio", ".2f"),
+        "churn, ratio": ("churn", "ratio", ".2f"),
+    }
     rows = [
-        f"| {pair['one']} - {pair['other']} "
-        f"| {_compared(pair.get('log_loss'), 'difference', '+.4f')} "
-        f"| {_compared(pair.get('steps_to_target'), 'ratio', '.2f')} "
-        f"| {_compared(pair.get('churn'), 'ratio', '.2f')} |"
+        [
+            f"{pair['one']} - {pair['other']}",
+            *(
+                _compared(pair.get(name), key, shape)
+                for name, key, shape in columns.values()
+            ),
+        ]
         for pair in pairs
     ]
-    head = (
-        f"|  | final log loss | {steps} | {churn} |\n| --- | --- | --- | --- |"
-    )
-    body = "\n".join([head, *rows])
-    return f"## Differences between two methods\n\n{body}"
+    return _rows("Differences between two methods", ["", *columns], rows)
 
 
 def _compared(found: Mapping[str, Any] | None, key: str, shape: str) -> str:
@@ -175,27 +175,34 @@ def _table(
     columns: Mapping[str, tuple[str, str]],
 ) -> str:
     """Returns one table, of the columns that some method has."""
-    cells = {
-        name: {
-            key: _estimate(estimates[key], shape)
-            for key, (_, shape) in columns.items()
-            if key in estimates
-        }
-        for name, method in methods.items()
-        for estimates in [_estimates(method)]
+    found = {name: _estimates(method) for name, method in methods.items()}
+    used = {
+        key: told
+        for key, told in columns.items()
+        if any(key in estimates for estimates in found.values())
     }
-    used = [key for key in columns if any(key in c for c in cells.values())]
-    if not used:
-        return ""
-    head = " | ".join(["method", *(columns[key][0] for key in used)])
     rows = [
-        " | ".join([name, *(found.get(key, "") for key in used)])
-        for name, found in cells.items()
-        if found
+        [
+            name,
+            *(
+                _estimate(estimates[key], shape) if key in estimates else ""
+                for key, (_, shape) in used.items()
+            ),
+        ]
+        for name, estimates in found.items()
+        if estimates.keys() & used.keys()
     ]
-    rule = " | ".join(["---"] * (1 + len(used)))
-    body = "\n".join(f"| {row} |" for row in (head, rule, *rows))
-    return f"## {title}\n\n{body}"
+    head = ["method", *(heading for heading, _ in used.values())]
+    return _rows(title, head, rows)
+
+
+def _rows(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
+) -> str:
+    if not rows:
+        return ""
+    lines = [" | ".join(row) for row in (head, ["---"] * len(head), *rows)]
+    return f"## {title}\n\n" + "\n".join(f"| {line} |" for line in lines)
 
 
 def _estimates(method: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,17 +16,28 @@ _VARIANT = re.compile(r"(?P<method>.+)\[(?P<name>[^=]+)=(?P<value>.+)\]")
 
 def draw(report: Mapping[str, Any], directory: pathlib.Path) -> list[str]:
     """Draws what the report has figures for."""
-    methods = report["methods"]
-    drawn = []
-    if any(m["trials"][0]["curve"] for m in methods.values()):
-        _curves(methods, report["target"], directory / CURVES)
+    methods, drawn = report["methods"], []
+    curves = {
+        name: [t["curve"] for t in method["trials"] if t["curve"]]
+        for name, method in methods.items()
+    }
+    if any(curves.values()):
+        _curves(curves, report["target"], directory / CURVES)
         drawn.append(CURVES)
-    if any("churn" in m["churn"] for m in methods.values()):
-        _churn(methods, directory / CHURN)
+    churn = {n: m["churn"]["churn"] for n, m in methods.items() if m["churn"]}
+    if churn:
+        _churn(churn, directory / CHURN)
         drawn.append(CHURN)
-    for (method, name), values in _sweeps(methods).items():
+    # Method and swept field to the values, each with its estimate.
+    sweeps: dict[tuple[str, str], list[tuple[str, Any]]] = {}
+    for variant, found in methods.items():
+        if match := _VARIANT.fullmatch(variant):
+            values = sweeps.setdefault((match["method"], match["name"]), [])
+            values.append((match["value"], found["figures"]["log_loss"]))
+    alone = methods.get("independent")
+    for (method, name), values in sweeps.items():
         file = f"sweep_{method}_{re.sub('[^a-zA-Z0-9]+', '_', name)}.png"
-        _sweep(f"{method}: {name}", values, methods, directory / file)
+        _sweep(f"{method}: {name}", values, alone, directory / file)
         drawn.append(file)
     return drawn
 
@@ -39,17 +50,38 @@ def _figure(width: float = 8, height: float = 4.5) -> tuple[Any, Any]:
     return figure, figure.subplots()
 
 
-def _curves(methods: Any, target: Any, path: pathlib.Path) -> None:
-    many = len(methods) > _FEW
-    figure, axes = _figure(12 if many else 8, 7 if many else 4.5)
-    for place, (name, method) in enumerate(methods.items()):
-        curves = [t["curve"] for t in method["trials"] if t["curve"]]
-        if not curves:
+def _errors(estimates: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the means, and how far the intervals reach below and above."""
+    means = np.array([estimate["mean"] for estimate in estimates])
+    bounds = [e["interval"] or (e["mean"], e["mean"]) for e in estimates]
+    low, high = np.array(bounds).T
+    return means, np.maximum([means - low, high - means], 0)
+
+
+def _curves(
+    curves: Mapping[str, list[Any]], target: Any, path: pathlib.Path
+) -> None:
+    many = len(curves) > _FEW
+    figure, axes = _figure(*(12, 7) if many else (8, 4.5))
+    shown = []
+    for place, (name, found) in enumerate(curves.items()):
+        if not found:
             continue
+        length = min(len(curve["steps"]) for curve in found)
+        steps = found[0]["steps"][:length]
+        # What is not finite is null in JSON.
+        values = np.array([c["log_loss"][:length] for c in found], np.float64)
+        shown.append(values[np.isfinite(values)])
+        mean = values.mean(axis=0)
         # Ten colours, then the same ten with another line.
+        look = {"color": f"C{place % 10}"}
         line = _LINES[place // 10 % len(_LINES)]
-        label = f"{name} ({len(curves)})"
-        _band(axes, curves, label=label, color=f"C{place % 10}", line=line)
+        label = f"{name} ({len(found)})"
+        axes.plot(steps, mean, linestyle=line, label=label, **look)
+        if len(found) > 1:
+            error = values.std(axis=0, ddof=1) / np.sqrt(len(found))
+            band = mean - error, mean + error
+            axes.fill_between(steps, *band, alpha=0.2, linewidth=0, **look)
     if target:
         axes.axhline(target["value"], color="0.5", linestyle=":")
     axes.set(
@@ -58,7 +90,11 @@ def _curves(methods: Any, target: Any, path: pathlib.Path) -> None:
         title="mean over trials, band of one standard error",
     )
     # The first evaluations would flatten what matters.
-    _crop(axes, methods)
+    joined = np.concatenate(shown)
+    low, high = joined.min(), np.quantile(joined, 0.8)
+    if high > low:
+        margin = 0.05 * (high - low)
+        axes.set_ylim(low - margin, high + margin)
     if many:
         figure.legend(fontsize="small", loc="outside right upper")
     else:
@@ -67,114 +103,30 @@ def _curves(methods: Any, target: Any, path: pathlib.Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _band(
-    axes: Any, curves: list[Any], *, label: str, color: str, line: str
-) -> None:
-    length = min(len(curve["steps"]) for curve in curves)
-    steps = curves[0]["steps"][:length]
-    values = np.array(
-        [
-            [np.nan if v is None else v for v in c["log_loss"][:length]]
-            for c in curves
-        ]
-    )
-    mean = values.mean(axis=0)
-    axes.plot(steps, mean, color=color, linestyle=line, label=label)
-    if len(curves) > 1:
-        error = values.std(axis=0, ddof=1) / np.sqrt(len(curves))
-        axes.fill_between(
-            steps,
-            mean - error,
-            mean + error,
-            color=color,
-            alpha=0.2,
-            linewidth=0,
-        )
-
-
-def _crop(axes: Any, methods: Any) -> None:
-    values = np.concatenate(
-        [
-            [v for v in trial["curve"]["log_loss"] if v is not None]
-            for method in methods.values()
-            for trial in method["trials"]
-            if trial["curve"]
-        ]
-    )
-    low, high = values.min(), np.quantile(values, 0.8)
-    if high > low:
-        margin = 0.05 * (high - low)
-        axes.set_ylim(low - margin, high + margin)
-
-
-def _churn(methods: Any, path: pathlib.Path) -> None:
-    found = {n: m["churn"]["churn"] for n, m in methods.items() if m["churn"]}
-    names = list(found)
-    figure, axes = _figure(height=max(4.5, 1 + 0.4 * len(names)))
-    for place, name in enumerate(names):
-        estimate = found[name]
-        low, high = estimate["interval"] or (estimate["mean"],) * 2
-        spread = [[estimate["mean"] - low], [high - estimate["mean"]]]
-        drawn = axes.barh(
-            place,
-            estimate["mean"],
-            xerr=np.maximum(spread, 0),
-            capsize=3,
-            color="C0",
-        )
-        axes.bar_label(drawn, fmt="%.4f", padding=4, fontsize="small")
-    axes.set_yticks(range(len(names)), names)
+def _churn(found: Mapping[str, Any], path: pathlib.Path) -> None:
+    figure, axes = _figure(height=max(4.5, 1 + 0.4 * len(found)))
+    means, errors = _errors(list(found.values()))
+    drawn = axes.barh(list(found), means, xerr=errors, capsize=3)
+    axes.bar_label(drawn, fmt="%.4f", padding=4, fontsize="small")
     axes.invert_yaxis()
     axes.set(xlabel="mean |p1 - p2| between retrains, 95% interval")
     axes.margins(x=0.15)
     figure.savefig(path, dpi=120)
 
 
-def _sweeps(methods: Any) -> dict[tuple[str, str], list[tuple[str, str]]]:
-    """Method and swept field to the values, each with its variant's name."""
-    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for variant in methods:
-        match = _VARIANT.fullmatch(variant)
-        if match:
-            key = (match["method"], match["name"])
-            found.setdefault(key, []).append((match["value"], variant))
-    return found
-
-
-def _in_order(values: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Sorts numbers, which may have been swept in several calls."""
-    try:
-        return sorted(values, key=lambda pair: float(pair[0]))
-    except ValueError:
-        return values
-
-
 def _sweep(
-    title: str, values: list[tuple[str, str]], methods: Any, path: pathlib.Path
+    title: str, values: list[tuple[str, Any]], alone: Any, path: pathlib.Path
 ) -> None:
     figure, axes = _figure(6)
-    values = _in_order(values)
-    estimates = [
-        methods[variant]["figures"]["log_loss"] for _, variant in values
-    ]
-    means = np.array([estimate["mean"] for estimate in estimates])
-    bounds = np.array(
-        [e["interval"] or (e["mean"], e["mean"]) for e in estimates]
-    )
-    places = range(len(values))
-    axes.errorbar(
-        places,
-        means,
-        yerr=[
-            np.maximum(means - bounds[:, 0], 0),
-            np.maximum(bounds[:, 1] - means, 0),
-        ],
-        marker="o",
-        capsize=3,
-    )
-    axes.set_xticks(places, [value for value, _ in values])
-    if "independent" in methods:
-        mean = methods["independent"]["figures"]["log_loss"]["mean"]
+    try:  # Numbers, which may have been swept in several calls.
+        values = sorted(values, key=lambda pair: float(pair[0]))
+    except ValueError:
+        pass
+    names, estimates = zip(*values, strict=True)
+    means, errors = _errors(list(estimates))
+    axes.errorbar(names, means, yerr=errors, marker="o", capsize=3)
+    if alone:
+        mean = alone["figures"]["log_loss"]["mean"]
         axes.axhline(mean, color="0.5", linestyle=":", label="independent")
         axes.legend(fontsize="small")
     axes.set(

@@ -13,13 +13,11 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from launch import group_servers
 from launch import outputs
-from launch import recipes
 from launch.comparison import trials
 from tfdistill.cluster import signs
 from tfdistill.launcher import local_cluster
@@ -64,19 +62,18 @@ class Runner:
         *,
         num_at_once: int = 1,
         say: Callable[[str], None] = print,
-        env: Mapping[str, str] | None = None,
         launch: Launch = launch,
     ) -> None:
         """Starts nothing yet; `say` takes a line of progress."""
         self._workdir = workdir
         self._num_at_once = num_at_once
         self._say = say
-        self._env = dict(env or {})
         self._launch = launch
         self._active: list[_Active] = []
         self._seconds: list[float] = []
         self._num_done = 0
         self._refused = False
+        self._failures: dict[str, str] = {}
 
     def directory(self, run: Run) -> pathlib.Path:
         """Returns where a run's files are."""
@@ -93,14 +90,18 @@ class Runner:
         that failed or that a failed one was to teach, why.
         """
         waiting = {run.key: run for run in runs if not self.is_done(run)}
-        total, failures = len(waiting), dict[str, str]()
-        self._num_done = len(runs) - total
-        if len(runs) > total:
-            self._say(f"{len(runs) - total} of {len(runs)} runs are done")
+        total = len(waiting)
+        self._failures, self._num_done = {}, len(runs) - total
+        if self._num_done:
+            self._say(f"{self._num_done} of {len(runs)} runs are done")
         try:
             while waiting or self._active:
-                self._start_some(waiting, failures, total)
-                self._poll(failures)
+                self._start_some(waiting, total)
+                for active in list(self._active):
+                    active.process.poll(0.1)
+                    if active.process.over:
+                        active.process.poll(0)
+                        self._end(active)
                 if self._refused and waiting:
                     self._say(
                         "nothing is trained yet, and the first run has wrong "
@@ -112,34 +113,28 @@ class Runner:
             for active in self._active:  # Ends their processes.
                 active.stack.close()
             self._active.clear()
-        return failures
+        return self._failures
 
-    def _start_some(
-        self,
-        waiting: dict[str, Run],
-        failures: dict[str, str],
-        total: int,
-    ) -> None:
+    def _start_some(self, waiting: dict[str, Run], total: int) -> None:
         for key, run in list(waiting.items()):
             teacher = run.teacher
-            if teacher is not None and teacher.key in failures:
-                failures[key] = f"its teacher {teacher.key} failed"
+            if teacher is not None and teacher.key in self._failures:
+                self._failures[key] = f"its teacher {teacher.key} failed"
                 del waiting[key]
                 continue
             ready = teacher is None or self.is_done(teacher)
             if len(self._active) < self._num_at_once and ready:
                 del waiting[key]
-                number = total - len(waiting)
-                left = self._time_left(total - number + 1)
-                self._say(f"[{number}/{total}] {_describe(run)}{left}")
+                number, left = total - len(waiting), ""
+                if self._seconds:
+                    mean = sum(self._seconds) / len(self._seconds)
+                    secs = mean * (total - number + 1) / self._num_at_once
+                    left = f"; about {secs / 60:.0f} min left"
+                self._say(
+                    f"[{number}/{total}] {run.key}: {run.recipe.method}, "
+                    f"{run.num_groups} x {run.workers_per_group} workers{left}"
+                )
                 self._start(run, tries=1)
-
-    def _time_left(self, num_left: int) -> str:
-        if not self._seconds:
-            return ""
-        mean = sum(self._seconds) / len(self._seconds)
-        minutes = mean * num_left / self._num_at_once / 60
-        return f"; about {minutes:.0f} min left"
 
     def _start(self, run: Run, *, tries: int) -> None:
         directory = self.directory(run)
@@ -147,17 +142,18 @@ class Runner:
             # Interrupted. Groups with parameter servers resume from a backup.
             shutil.rmtree(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        recipe = directory / "recipe.json"
-        recipe.write_text(self._recipe(run).to_json())
+        chosen, path = run.recipe, directory / "recipe.json"
+        if run.teacher is not None:
+            teacher = outputs.last_export(self.directory(run.teacher), 0)
+            chosen = chosen.changed({"method.saved_model": str(teacher)})
+        path.write_text(chosen.to_json())
         command = [sys.executable, "-m", "launch.train"]
-        command += [f"--recipe={recipe}", f"--workdir={directory}"]
         topology = local_cluster.LocalCluster(
-            command=command,
+            command=[*command, f"--recipe={path}", f"--workdir={directory}"],
             workdir=str(directory),
             num_groups=run.num_groups,
             workers_per_group=run.workers_per_group,
             ps_per_group=run.ps_per_group,
-            env=self._env,
         )
         # It takes the workdir, and makes the key that servers need.
         process = self._launch(topology)
@@ -171,45 +167,24 @@ class Runner:
                 _Active(run, process, stack.pop_all(), time.monotonic(), tries)
             )
 
-    def _recipe(self, run: Run) -> recipes.Recipe:
-        if run.teacher is None:
-            return run.recipe
-        path = outputs.last_export(self.directory(run.teacher), 0)
-        return run.recipe.changed({"method.saved_model": str(path)})
-
-    def _poll(self, failures: dict[str, str]) -> None:
-        for active in list(self._active):
-            active.process.poll(0.1)
-            if not active.process.over:
-                continue
-            active.process.poll(0)
-            result = active.process.result()
-            active.stack.close()
-            self._active.remove(active)
-            if result.exit_code == 0 and self.is_done(active.run):
-                self._seconds.append(time.monotonic() - active.start)
-                self._num_done += 1
-            elif (
-                result.exit_code == signs.EXIT_RETRY
-                and active.tries < _MAX_TRIES
-            ):
-                self._say(f"{active.run.key} lost a task; it starts again")
-                self._start(active.run, tries=active.tries + 1)
-            else:
-                self._refused |= (
-                    not self._num_done and result.exit_code in _EXITS_OF_ALL
-                )
-                reasons = [g.reason for g in result.groups if g.reason]
-                failures[active.run.key] = (
-                    f"exit code {result.exit_code}: {'; '.join(reasons)}; "
-                    f"logs: {self.directory(active.run) / 'logs'}"
-                )
-                self._say(f"{active.run.key}: {failures[active.run.key]}")
-                for group in result.groups:
-                    for line in group.last_lines if group.failed_task else ():
-                        self._say(f"  {line}")
-
-
-def _describe(run: Run) -> str:
-    shape = f"{run.num_groups} x {run.workers_per_group} workers"
-    return f"{run.key}: {run.recipe.method}, {shape}"
+    def _end(self, active: _Active) -> None:
+        run, result = active.run, active.process.result()
+        active.stack.close()
+        self._active.remove(active)
+        code = result.exit_code
+        if code == 0 and self.is_done(run):
+            self._seconds.append(time.monotonic() - active.start)
+            self._num_done += 1
+        elif code == signs.EXIT_RETRY and active.tries < _MAX_TRIES:
+            self._say(f"{run.key} lost a task; it starts again")
+            self._start(run, tries=active.tries + 1)
+        else:
+            self._refused |= not self._num_done and code in _EXITS_OF_ALL
+            reasons = "; ".join(g.reason for g in result.groups if g.reason)
+            why = f"exit code {code}: {reasons}"
+            logs = self.directory(run) / "logs"
+            self._failures[run.key] = f"{why}; logs: {logs}"
+            self._say(f"{run.key}: {self._failures[run.key]}")
+            for group in result.groups:
+                for line in group.last_lines if group.failed_task else ():
+                    self._say(f"  {line}")

@@ -14,6 +14,7 @@ from typing import Any
 
 from launch import methods
 from launch import recipes
+from tfdistill.launcher import fields
 
 BUDGETS = ("per_group", "total")
 # Fewer trials than this show nothing: intervals are given, no conclusions. The
@@ -75,40 +76,46 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What all methods share; `launch.compare --help` describes the fields."""
+    """What all methods share."""
 
     recipe: recipes.Recipe
-    num_groups: int = 2
-    workers_per_group: int = 1
-    ps_per_group: int = 0
-    budget: str = "per_group"
-    ensemble_size: int = 2
-    learning_rate_scale: float = 1.0
-    smoothing_weight: float = 0.1
-    weight_decay: float = 0.1
+    num_groups: int = fields.option(
+        "groups of a codistilled run", 2, section="how", least=1
+    )
+    workers_per_group: int = fields.option("workers in each group", 1, least=1)
+    ps_per_group: int = fields.option(
+        "parameter servers in each group", 0, least=0
+    )
+    ensemble_size: int = fields.option("members of an ensemble", 2, least=2)
+    learning_rate_scale: float = fields.option(
+        "factor on the learning rate of large_group", 1.0
+    )
+    smoothing_weight: float = fields.option(
+        "how far smoothing moves the labels, in (0, 1)", 0.1
+    )
+    weight_decay: float = fields.option("of the method of that name", 0.1)
+    budget: str = fields.option(
+        "per_group (default): each group takes the recipe's steps, so methods "
+        "of several groups train on more examples in all; total: all methods "
+        "train on as many examples in all as independent does",
+        "per_group",
+        choices=BUDGETS,
+    )
 
     def __post_init__(self) -> None:
         """Validates what no recipe is made of."""
-        for name, least in (
-            ("num_groups", 1),
-            ("workers_per_group", 1),
-            ("ps_per_group", 0),
-            ("ensemble_size", 2),
+        fields.check(self)
+        for name, most in (
+            ("learning_rate_scale", math.inf),
+            ("weight_decay", math.inf),
+            ("smoothing_weight", 1.0),
         ):
             value = getattr(self, name)
-            if value < least:
+            if not 0 < value < most:
                 raise ValueError(
-                    f"--{name} must be >= {least}; received {value}."
+                    f"`{name}` must be above 0 and below {most:g}; received "
+                    f"{value}."
                 )
-        for name in ("learning_rate_scale", "weight_decay"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"--{name} must be > 0; received {value}.")
-        if not 0 < self.smoothing_weight < 1:
-            raise ValueError(
-                "--smoothing_weight must be in (0, 1); received "
-                f"{self.smoothing_weight}."
-            )
 
     def run(
         self,
@@ -206,8 +213,9 @@ def _offline(setup: Setup, seed: int, method: str) -> Trial:
 
 
 # How many groups a method takes, and which. One of `launch.methods`, except
-# for the ensemble, which is several independent groups.
-_SHAPES: Mapping[str, Callable[[Setup, int, str], Trial]] = {
+# for the ensemble, which is several independent groups. The first ones learn
+# from nobody, so that nothing of teachers can be swept.
+_ALONE: Mapping[str, Callable[[Setup, int, str], Trial]] = {
     "independent": _one(),
     "large_group": _large_group,
     "label_smoothing": _one("smoothing_weight"),
@@ -215,28 +223,23 @@ _SHAPES: Mapping[str, Callable[[Setup, int, str], Trial]] = {
     "confidence_penalty": _one("smoothing_weight"),
     "weight_decay": _one("weight_decay"),
     "ensemble": _ensemble,
+}
+_SEVERAL = (
+    *("codistill", "codistill_shared", "codistill_coordinated"),
+    *("predictions", "averaging", "diloco", "quasi_global", "served"),
+)
+_SHAPES: Mapping[str, Callable[[Setup, int, str], Trial]] = {
+    **_ALONE,
     "offline_distillation": _offline,
     "ema_teacher": _one(),
     "own_past": _one(),
-    "codistill": _several,
-    "codistill_shared": _several,
-    "codistill_coordinated": _several,
-    "predictions": _several,
-    "averaging": _several,
-    "diloco": _several,
-    "quasi_global": _several,
-    "served": _several,
+    **dict.fromkeys(_SEVERAL, _several),
 }
 DESCRIPTIONS: Mapping[str, str] = {
     **{name: methods.describe(name) for name in _SHAPES if name != "ensemble"},
     "independent": "one group with all of the data, without teachers",
     "ensemble": "the mean predictions of several independent groups",
 }
-# Those that learn from nobody, so that nothing of teachers can be swept.
-_ALONE = (
-    *("independent", "large_group", "label_smoothing", "unigram_smoothing"),
-    *("confidence_penalty", "weight_decay", "ensemble"),
-)
 _OF_TEACHERS = (
     *("burn_in_steps", "ramp_steps", "weight", "temperature"),
     *("every_steps", "refresh_every_steps"),
