@@ -7,19 +7,13 @@ Groups that train with the same recipe read them by `--method=labels
 data set.
 """
 
-import dataclasses
-import time
-from collections.abc import Callable
-from typing import Any
-
 from absl import logging
 
+import tfdistill
 from launch import recipes
-from tfdistill import workload as workload_lib
 from tfdistill.system import programs
 
 EXIT_FAILURE = 1
-_REPORT_SECS = 5.0
 _NOTES = """\
 The examples are those that the group will see, in the order that the seed of
 the recipe's data chooses: as many steps as the recipe has, or --num_steps. Pass
@@ -37,7 +31,11 @@ def _add_options(options: programs.Flags) -> None:
     recipes.add_override(options, "the recipe, such as batch_size=64")
     add("group", "group whose examples are labelled", 0)
     add("num_groups", "groups of the training", 1)
-    add("num_steps", "steps to label; default all of the recipe", kind=int)
+    add(
+        "num_steps",
+        "steps to label; default all of the recipe",
+        kind=programs.count,
+    )
     add("top_k", "keep the likeliest classes only, this many", kind=int)
     add("num_samples", "keep classes drawn from the teacher", kind=int)
     add(
@@ -49,64 +47,28 @@ def _add_options(options: programs.Flags) -> None:
     add("trust", "load a graph that may hold more than a student's", False)
 
 
-def _dataset(
-    options: programs.Options, workload: workload_lib.Workload, num_steps: int
-) -> Any:
-    """Returns the batches that the group's chief will train on."""
-    import tfdistill
-    from launch import task
-
-    cluster = dataclasses.replace(
-        tfdistill.Cluster.from_env({}),
-        group=options.group,
-        num_groups=options.num_groups,
-    )
-    return task.open_data(workload, cluster)[0].take(num_steps)
-
-
-def _progress(num_rows: int) -> Callable[[int], None]:
-    """Returns what logs, every few seconds, how many examples are done."""
-    start = last = time.monotonic()
-
-    def report(done: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= _REPORT_SECS:
-            last = now
-            logging.info(
-                "%s of %s examples (%.0f%%), %.0f a second",
-                f"{done:,}",
-                f"{num_rows:,}",
-                100 * done / num_rows,
-                done / (now - start),
-            )
-
-    return report
-
-
 def _run(options: programs.Options) -> int:
     try:
         recipe = recipes.override(recipes.get(options.recipe), options.override)
-        if not 0 <= options.group < options.num_groups:
-            raise ValueError(
-                f"`group` must be from 0 to {options.num_groups - 1}; received "
-                f"{options.group}."
-            )
-        if options.num_steps is not None and options.num_steps < 1:
-            raise ValueError(
-                f"`num_steps` must be >= 1; received {options.num_steps}."
-            )
+        cluster = tfdistill.Cluster(
+            group=options.group, num_groups=options.num_groups
+        )
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
     # Only here: wrong options are reported before seconds of imports.
+    from launch import task
+    from models import files
     from tfdistill import data
     from tfdistill import labels
 
+    progress = files.Progress()
     try:
         workload = recipe.workload()
         steps = options.num_steps or workload.num_steps
+        total = steps * workload.batch_size
         num_rows = labels.write(
-            _dataset(options, workload, steps),
+            # The batches that the group's chief will train on.
+            task.open_data(workload, cluster)[0].take(steps),
             options.teacher,
             options.output,
             form=labels.Form(
@@ -116,7 +78,9 @@ def _run(options: programs.Options) -> int:
             ),
             seed=workload.seed,
             trust=options.trust,
-            progress=_progress(steps * workload.batch_size),
+            progress=lambda done: progress.report(
+                f"{done:,} of {total:,} examples ({done / total:.0%})"
+            ),
         )
     except (
         data.DataError,

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from scipy import special
 
 from launch import predictions
 
@@ -156,10 +157,13 @@ class Classes:
         """Returns the softmax, or what is kept of one for each token."""
         if logits.ndim < 3:
             return predictions.Distributions(
-                probabilities=softmax(logits), labels=labels.reshape(-1)
+                probabilities=special.softmax(logits, axis=-1),
+                labels=labels.reshape(-1),
             )
         flat = logits.reshape(-1, logits.shape[-1])
-        chosen = softmax(flat)[np.arange(len(flat)), labels.reshape(-1)]
+        chosen = special.softmax(flat, axis=-1)[
+            np.arange(len(flat)), labels.reshape(-1)
+        ]
         return predictions.LabelProbabilities(
             label_probabilities=chosen,
             predicted_labels=flat.argmax(axis=-1).astype(np.int32),
@@ -179,16 +183,7 @@ class Clicks:
     @staticmethod
     def predictions(logits: np.ndarray, labels: np.ndarray) -> Any:
         """Returns the logistic function, `[examples]`."""
-        flat = logits.reshape(-1)
-        # exp of a negative number cannot overflow.
-        small = np.exp(-np.abs(flat))
         return predictions.Distributions(
-            probabilities=np.where(flat >= 0, 1.0, small) / (1.0 + small),
+            probabilities=special.expit(logits.reshape(-1)),
             labels=labels.reshape(-1),
         )
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Returns probabilities `[..., classes]`."""
-    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return shifted / shifted.sum(axis=-1, keepdims=True)

@@ -18,6 +18,8 @@ class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(self, schedule: Any, factor: float) -> None:
         """Takes the other schedule, and the factor."""
         super().__init__()
+        if isinstance(schedule, dict):
+            schedule = keras.optimizers.schedules.deserialize(schedule)
         self._schedule = schedule
         self._factor = factor
 
@@ -30,12 +32,6 @@ class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):
         schedule = keras.optimizers.schedules.serialize(self._schedule)
         return {"schedule": schedule, "factor": self._factor}
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "ScaledRate":
-        """Returns the schedule that `get_config` has described."""
-        schedule = keras.optimizers.schedules.deserialize(config["schedule"])
-        return cls(schedule, config["factor"])
-
 
 def rescaled(optimizer: Any, factor: float) -> Any:
     """Returns an equal optimizer with a multiple of the learning rate."""
@@ -44,9 +40,8 @@ def rescaled(optimizer: Any, factor: float) -> Any:
     config = optimizer.get_config()
     rate = config["learning_rate"]
     if isinstance(rate, dict):
-        schedule = keras.optimizers.schedules.deserialize(rate)
         config["learning_rate"] = keras.optimizers.schedules.serialize(
-            ScaledRate(schedule, factor)
+            ScaledRate(rate, factor)
         )
     else:
         config["learning_rate"] = factor * rate

@@ -8,84 +8,84 @@ import itertools
 import os
 from collections.abc import Sequence
 from typing import Any
+from typing import Self
 
 import numpy as np
 
-from models import click_metrics
 from tfdistill import metrics as metrics_lib
 
 FILE = "predictions.npz"
 
 
-class Distributions:
-    """The probability of each class, or of a click."""
+class Predictions:
+    """Arrays `[examples, ...]` by name, as the file holds them."""
 
-    def __init__(self, *, probabilities: np.ndarray, labels: np.ndarray):
-        """Keeps `[examples, classes]`, or of clicks `[examples]`."""
-        self.probabilities = probabilities
-        self.labels = labels
+    # Of the array that several models are compared by.
+    _compared = ""
+
+    def __init__(self, **arrays: np.ndarray) -> None:
+        self._arrays = arrays
+        self.labels = arrays["labels"]
+
+    @property
+    def compared(self) -> np.ndarray:
+        """The probabilities by which models are compared."""
+        return self._arrays[self._compared]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns what the file holds, by name."""
-        return {"probabilities": self.probabilities, "labels": self.labels}
+        return dict(self._arrays)
+
+    @classmethod
+    def mean(cls, members: Sequence[Self]) -> Self:
+        """Returns the predictions of an ensemble: the mean probabilities."""
+        _check_labels(members)
+        stacked = np.stack([member.compared for member in members])
+        arrays = {cls._compared: stacked.mean(axis=0)}
+        return cls(**arrays, labels=members[0].labels)
+
+
+class Distributions(Predictions):
+    """The probability of each class, or of a click.
+
+    `probabilities` are `[examples, classes]`, or of clicks `[examples]`.
+    """
+
+    _compared = "probabilities"
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """Of each class, or of a click."""
+        return self.compared
 
     def figures(self) -> dict[str, float]:
-        """Returns log loss and accuracy; of clicks those of `click_metrics`."""
+        """Returns log loss and accuracy; of clicks see `click_figures`."""
         pair = (self.labels, self.probabilities)
         if self.probabilities.ndim == 1:
-            return click_metrics.report(*pair)
+            return click_figures(*pair)
         return metrics_lib.quality(*pair)
 
     def churn(self, other: "Distributions") -> dict[str, float]:
         """Returns mean absolute churn and label churn."""
         _check_labels([self, other])
-        return metrics_lib.churn(self.probabilities, other.probabilities)
+        return metrics_lib.churn(self.compared, other.compared)
 
     @classmethod
-    def mean(cls, members: Sequence["Distributions"]) -> "Distributions":
-        """Returns the predictions of an ensemble: the mean probabilities."""
-        _check_labels(members)
-        stacked = np.stack([member.probabilities for member in members])
-        return cls(probabilities=stacked.mean(axis=0), labels=members[0].labels)
-
-    @classmethod
-    def spread(cls, retrains: Sequence["Distributions"]) -> dict[str, float]:
+    def spread(cls, retrains: Sequence[Self]) -> dict[str, float]:
         """Returns the prediction difference, absolute and relative."""
-        found = [retrain.probabilities for retrain in retrains]
+        found = [retrain.compared for retrain in retrains]
         return metrics_lib.spread(found, retrains[0].labels)
 
 
-class LabelProbabilities:
+class LabelProbabilities(Predictions):
     """The probability of the true label only, and the likeliest label.
 
-    For vocabularies too large to keep a probability of each word.
+    For vocabularies too large to keep a probability of each word. All arrays
+    are `[examples]`. An ensemble has no `predicted_labels`: its likeliest label
+    is not known from those of its members.
     """
 
-    def __init__(
-        self,
-        *,
-        label_probabilities: np.ndarray,
-        predicted_labels: np.ndarray | None,
-        labels: np.ndarray,
-    ):
-        """Keeps the arrays, all `[examples]`.
-
-        An ensemble has no `predicted_labels`: its likeliest label is not known
-        from those of its members.
-        """
-        self.label_probabilities = label_probabilities
-        self.predicted_labels = predicted_labels
-        self.labels = labels
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns what the file holds, by name."""
-        found = {
-            "label_probabilities": self.label_probabilities,
-            "labels": self.labels,
-        }
-        if self.predicted_labels is not None:
-            found["predicted_labels"] = self.predicted_labels
-        return found
+    _compared = "label_probabilities"
 
     def figures(self) -> dict[str, float]:
         """Returns log loss (nats per label), perplexity and accuracy.
@@ -93,11 +93,11 @@ class LabelProbabilities:
         An ensemble has no accuracy.
         """
         ones = np.ones(len(self.labels), np.int64)
-        nats = metrics_lib.quality(ones, self.label_probabilities)["log_loss"]
+        nats = metrics_lib.quality(ones, self.compared)["log_loss"]
         found = {"log_loss": nats, "perplexity": float(np.exp(nats))}
-        if self.predicted_labels is not None:
-            right = self.predicted_labels == self.labels
-            found["accuracy"] = float(np.mean(right))
+        predicted = self._arrays.get("predicted_labels")
+        if predicted is not None:
+            found["accuracy"] = float(np.mean(predicted == self.labels))
         return found
 
     def churn(self, other: "LabelProbabilities") -> dict[str, float]:
@@ -106,43 +106,59 @@ class LabelProbabilities:
         Label churn is left out if one of the two is an ensemble.
         """
         _check_labels([self, other])
-        first, second = self.label_probabilities, other.label_probabilities
-        found = {"churn": metrics_lib.churn(first, second)["churn"]}
-        if self.predicted_labels is None or other.predicted_labels is None:
-            return found
-        differ = self.predicted_labels != other.predicted_labels
-        return {**found, "label_churn": float(np.mean(differ))}
+        churn = metrics_lib.churn(self.compared, other.compared)
+        found = {"churn": churn["churn"]}
+        one, two = (x._arrays.get("predicted_labels") for x in (self, other))
+        if one is not None and two is not None:
+            found["label_churn"] = float(np.mean(one != two))
+        return found
 
     @classmethod
-    def mean(
-        cls, members: Sequence["LabelProbabilities"]
-    ) -> "LabelProbabilities":
-        """Returns the predictions of an ensemble: the mean probabilities."""
-        _check_labels(members)
-        stacked = np.stack([member.label_probabilities for member in members])
-        return cls(
-            label_probabilities=stacked.mean(axis=0),
-            predicted_labels=None,
-            labels=members[0].labels,
-        )
-
-    @classmethod
-    def spread(
-        cls, retrains: Sequence["LabelProbabilities"]
-    ) -> dict[str, float]:
+    def spread(cls, retrains: Sequence[Self]) -> dict[str, float]:
         """Returns the prediction difference, absolute and relative."""
-        found = [retrain.label_probabilities for retrain in retrains]
-        return metrics_lib.spread(found)
+        return metrics_lib.spread([one.compared for one in retrains])
+
+
+def click_figures(
+    labels: np.ndarray, probabilities: np.ndarray
+) -> dict[str, float]:
+    """Returns how well a model of clicks ranks, and how well calibrated it is.
+
+    Normalized entropy is the log loss over that of always predicting the mean
+    label, calibration the mean prediction over the mean label (He et al. 2014,
+    "Practical Lessons from Predicting Clicks on Ads at Facebook").
+
+    Example:
+        >>> found = click_figures(np.array([0, 1]), np.array([0.5, 0.25]))
+        >>> found["auc"], found["calibration"]
+        (0.0, 0.75)
+    """
+    # Only here: it takes a second.
+    from sklearn import metrics as sklearn_metrics
+
+    log_loss = metrics_lib.quality(labels, probabilities)["log_loss"]
+    rate = float(labels.mean())
+    if not 0 < rate < 1:
+        raise ValueError(
+            "`labels` must hold both 0 and 1; received "
+            f"{len(labels)} times {rate:.0f}. Use more examples."
+        )
+    mean = np.full(len(labels), rate)
+    least = metrics_lib.quality(labels, mean)["log_loss"]
+    return {
+        "auc": float(sklearn_metrics.roc_auc_score(labels, probabilities)),
+        "calibration": float(probabilities.mean(dtype=np.float64) / rate),
+        "log_loss": log_loss,
+        "normalized_entropy": log_loss / least,
+    }
 
 
 def read(directory: str | os.PathLike[str]) -> Any:
     """Returns the predictions that a directory holds."""
     with np.load(os.path.join(directory, FILE)) as arrays:
         found = {name: arrays[name] for name in arrays.files}
-    if "probabilities" in found:
-        return Distributions(**found)
-    found.setdefault("predicted_labels", None)
-    return LabelProbabilities(**found)
+    kind = Distributions if "probabilities" in found else LabelProbabilities
+    return kind(**found)
 
 
 def between(found: Sequence[Any]) -> dict[str, float]:

@@ -15,7 +15,6 @@ import pathlib
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Mapping
 from typing import Any
 
 from absl import logging
@@ -32,9 +31,8 @@ from tfdistill.system import untrusted
 
 EXIT_REFUSED = 1
 CARD = "README.md"
-_CONFIG, _RESULTS = "config.json", "results.json"
 _MAX_BYTES = 16 * 1024 * 1024
-_NOT_THERE = (versions.CorruptVersionError, versions.VersionNotFoundError)
+_DISK = filesystem.LocalFileSystem()
 _NOTES = """\
 DIR is the model_base_path of tensorflow_model_server. Nothing is copied if the
 number is taken, unless by the same version. docs/guide_serving.md describes
@@ -66,36 +64,32 @@ def _add_options(options: programs.Flags) -> None:
     )
 
 
-def _open_exchange(
-    run: pathlib.Path, given: str | None
-) -> reader.VersionReader:
-    """Returns a reader with the run's key, if it has one.
+def _choose(
+    options: programs.Options,
+) -> tuple[reader.VersionReader, versions.Version]:
+    """Returns the version, and a reader with the run's key, if it has one.
 
     That is the environment's, or what `launch.local` left in the run.
     """
-    own = run / "exchange"
-    if not given and not own.exists():
+    run = pathlib.Path(options.run)
+    own, path = run / "exchange", run / run_files.KEY
+    place = options.exchange
+    if not place and not own.exists():
         record = directory.read_record(run / directory.RECORD)
-        given = record["topology"]["exchange"] if record else None
+        place = record["topology"]["exchange"] if record else None
     key: signing.KeyOption = "environment"
-    path = run / run_files.KEY
     if not signing.has_key(os.environ) and path.exists():
         key = path.read_bytes().strip()
-    return reader.VersionReader(given or str(own), key=key)
-
-
-def _choose(
-    exchange: reader.VersionReader, group: int, step: int | None
-) -> versions.Version:
-    if step is not None:
-        return exchange.open(group, step)
-    newest = exchange.latest(group)
+    exchange = reader.VersionReader(place or str(own), key=key)
+    if options.step is not None:
+        return exchange, exchange.open(options.group, options.step)
+    newest = exchange.latest(options.group)
     if newest is None:
-        raise versions.VersionNotFoundError(
-            f"There is no version in {exchange.group_path(group)} that this "
-            "process can read. Check the run, --group and --exchange."
+        raise ValueError(
+            f"There is no version in {exchange.group_path(options.group)} that "
+            "this process can read. Check the run, --group and --exchange."
         )
-    return newest
+    return exchange, newest
 
 
 def _target(
@@ -110,13 +104,13 @@ def _target(
         )
     target = pathlib.Path(os.path.abspath(options.to), str(number))
     names = os.listdir(target.parent) if target.parent.is_dir() else []
-    higher = [name for name in names if name.isdigit() and int(name) > number]
-    if higher:
+    higher = max((int(n) for n in names if n.isdigit()), default=number)
+    if higher > number:
         logging.warning(
             "%s has version %s, which is higher: unless its version policy "
             "says otherwise, a server keeps serving that one.",
             target.parent,
-            max(higher, key=int),
+            higher,
         )
     return target
 
@@ -146,7 +140,15 @@ def promote(
             "key."
         )
     if target.exists():
-        _check_same(version, target)
+        there = dataclasses.replace(version, path=str(target))
+        try:
+            versions.check_content(_DISK, there)
+        except (versions.CorruptVersionError, OSError) as error:
+            raise RefusedError(
+                f"{target} must be absent, or the same version as "
+                f"{version.path}: {error} A server may have loaded it. Choose "
+                "another --version_number, or remove it."
+            ) from error
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = tempfile.mkdtemp(prefix=".promoting-", dir=target.parent)
@@ -160,26 +162,13 @@ def promote(
         text = version.manifest.to_json().encode()
         (copy / manifest.FILE_NAME).write_bytes(text)
         (copy / CARD).write_text(card, "utf-8")
-        storage = filesystem.LocalFileSystem()
         for path in [*copy.rglob("*"), copy]:
-            storage.sync(str(path))
+            _DISK.sync(str(path))
         copy.rename(target)
-        storage.sync(str(target.parent))
+        _DISK.sync(str(target.parent))
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return True
-
-
-def _check_same(version: versions.Version, target: pathlib.Path) -> None:
-    there = dataclasses.replace(version, path=str(target))
-    try:
-        versions.check_content(filesystem.LocalFileSystem(), there)
-    except (versions.CorruptVersionError, OSError) as error:
-        raise RefusedError(
-            f"{target} must be absent, or the same version as "
-            f"{version.path}: {error} A server may have loaded it. Choose "
-            "another --version_number, or remove it."
-        ) from error
 
 
 def _check_graph(copy: pathlib.Path) -> None:
@@ -206,61 +195,48 @@ def card_text(
         signed = "the run signs nothing: anybody who could write to its "
         signed += "exchange may have made it"
     group = run / run_files.group_name(version.group)
+    log = untrusted.Tail(group / run_files.METRICS, last_bytes=_MAX_BYTES)
+    records = [one for one in log.read() if one["step"] <= version.step]
     sections = {
         "Inputs": found.inputs,
         "Outputs": found.outputs,
         "Libraries": found.libraries,
-        "Last record up to this step": _last(
-            group / run_files.METRICS, version.step
-        ),
-        "Results of the training": _json_object(group / _RESULTS),
-        "Configuration": _json_object(run / _CONFIG),
+        "Last record up to this step": records[-1:] and records[-1],
+        "Results of the training": _json_object(group / "results.json"),
+        "Configuration": _json_object(run / "config.json"),
     }
-    return "\n".join(
-        [
-            f"# {untrusted.one_line(name)}\n",
-            f"A student of group {version.group} after {version.step} steps, "
-            f"published at {created:%Y-%m-%d %H:%M} UTC and trained with "
-            f"tfdistill. Its {len(found.files)} files agree with the SHA-256 "
-            f"checksums of `manifest.json`, and {signed}.\n",
-            *([f"{notes.strip()}\n"] if notes else []),
-            *(
-                f"## {title}\n\n{_block(said)}"
-                for title, said in sections.items()
-                if said
-            ),
-        ]
-    )
+    parts = [
+        f"# {untrusted.one_line(name)}\n",
+        f"A student of group {version.group} after {version.step} steps, "
+        f"published at {created:%Y-%m-%d %H:%M} UTC and trained with "
+        f"tfdistill. Its {len(found.files)} files agree with the SHA-256 "
+        f"checksums of `manifest.json`, and {signed}.\n",
+        *([f"{notes.strip()}\n"] if notes else []),
+    ]
+    for title, said in sections.items():
+        if said:
+            # Indented: no text in it can end the block.
+            block = textwrap.indent(json.dumps(said, indent=1), " " * 4)
+            parts.append(f"## {title}\n\n{block}\n")
+    return "\n".join(parts)
 
 
-def _last(path: pathlib.Path, step: int) -> Mapping[str, Any]:
-    """Returns the last record of a log up to a step."""
-    records = untrusted.Tail(path, last_bytes=_MAX_BYTES).read()
-    upto = [record for record in records if record["step"] <= step]
-    return upto[-1] if upto else {}
-
-
-def _json_object(path: pathlib.Path) -> Mapping[str, Any]:
+def _json_object(path: pathlib.Path) -> Any:
     try:
-        return untrusted.json_object(path.read_bytes()) or {}
+        return untrusted.json_object(path.read_bytes())
     except OSError:
-        return {}
-
-
-def _block(said: Any) -> str:
-    # Indented: no text in it can end the block.
-    return textwrap.indent(f"{json.dumps(said, indent=1)}\n", " " * 4)
+        return None
 
 
 def _run(options: programs.Options) -> int:
-    run = pathlib.Path(options.run)
     try:
-        exchange = _open_exchange(run, options.exchange)
-        version = _choose(exchange, options.group, options.step)
+        exchange, version = _choose(options)
         target = _target(options, version)
         notes = ""
         if options.notes is not None:
             notes = pathlib.Path(options.notes).read_text("utf-8")
+        run, name = pathlib.Path(options.run), target.parent.name
+        card = card_text(run, version, name=name, notes=notes)
     except (ValueError, OSError, versions.VersionNotFoundError) as error:
         raise programs.UsageError(str(error)) from error
     except versions.CorruptVersionError as error:
@@ -271,10 +247,15 @@ def _run(options: programs.Options) -> int:
             exchange,
             version,
             target,
-            card=card_text(run, version, name=target.parent.name, notes=notes),
+            card=card,
             trust_graph=options.trust_graph,
         )
-    except (RefusedError, OSError, *_NOT_THERE) as error:
+    except (
+        RefusedError,
+        OSError,
+        versions.CorruptVersionError,
+        versions.VersionNotFoundError,
+    ) as error:
         logging.error("%s", error)
         return EXIT_REFUSED
     print(f"{target}" + ("" if is_new else " (already there)"))

@@ -3,17 +3,14 @@
 bash launch/quickstart.sh
 """
 
-import dataclasses
 import os
 import pathlib
 import shlex
 import sys
 import time
 from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
-from typing import Self
 
 import rich.box
 import rich.console
@@ -27,7 +24,7 @@ from tfdistill.launcher import parent
 from tfdistill.system import programs
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+_COLOURS = ("#0072B2", "#D55E00")
 _METRICS = (("accuracy", "accuracy"), ("log_loss", "log loss"))
 _AGREEMENT = (
     ("disagreement", "disagreement"),
@@ -35,122 +32,69 @@ _AGREEMENT = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """What a finished run has left behind."""
+def rows(runs: Sequence[Any]) -> list[tuple[str, list[float]]]:
+    """Returns the figures to compare: names, and one value for each run.
 
-    name: str
-    workdir: pathlib.Path
-    results: Mapping[str, Any]
-
-    @classmethod
-    def read(cls, name: str, workdir: str | os.PathLike[str]) -> Self:
-        """Reads the results of a finished run; ValueError if it has none."""
-        try:
-            results = outputs.read_results(workdir)
-        except FileNotFoundError as error:
-            raise ValueError(
-                "`workdir` must hold a finished run; there is no "
-                f"{error.filename}."
-            ) from None
-        return cls(name=name, workdir=pathlib.Path(workdir), results=results)
-
-    @property
-    def num_groups(self) -> int:
-        """Number of groups of the run."""
-        return len(self.results["groups"])
-
-    @property
-    def agreement(self) -> Mapping[str, float]:
-        """How far the groups are apart; empty for one group."""
-        return self.results["agreement"] or {}
-
-    def curve(self, group: int, name: str) -> tuple[list[int], list[float]]:
-        """Returns the steps of a group's evaluations and a log's values."""
-        directory = outputs.group_dir(self.workdir, group)
-        points = [
-            (record["step"], record[name])
-            for record in outputs.read_records(directory)
-            if record.get("event") == "epoch_end"
-            and record.get(name) is not None
-        ]
-        return [step for step, _ in points], [value for _, value in points]
-
-
-def rows(runs: Sequence[Run]) -> list[tuple[str, list[float]]]:
-    """Returns the figures to compare: names, and one value for each run."""
+    A run is what its results.json says.
+    """
     found = []
-    num_groups = runs[0].num_groups
     for key, label in _METRICS:
-        if num_groups > 1:
-            for group in range(num_groups):
-                values = [r.results["groups"][group]["metrics"] for r in runs]
-                name = f"{label}, group {group}"
-                found.append((name, [value[key] for value in values]))
-        name = f"{label}, mean" if num_groups > 1 else label
-        found.append((name, [run.results["mean"][key] for run in runs]))
+        for group in range(len(runs[0]["groups"])):
+            values = [run["groups"][group]["metrics"][key] for run in runs]
+            found.append((f"{label}, group {group}", values))
+        found.append((f"{label}, mean", [run["mean"][key] for run in runs]))
     for key, label in _AGREEMENT:
-        if num_groups > 1:
-            found.append((label, [run.agreement[key] for run in runs]))
+        found.append((label, [run["agreement"][key] for run in runs]))
     return found
 
 
-def table(runs: Sequence[Run]) -> rich.table.Table:
-    """Returns the comparison with the first run as a table."""
+def table(runs: Sequence[Any]) -> rich.table.Table:
+    """Returns the comparison of the two runs as a table."""
     result = rich.table.Table(box=rich.box.SIMPLE_HEAD)
     result.add_column("validation", no_wrap=True)
-    for run in runs:
-        result.add_column(run.name, justify="right")
-    for run in runs[1:]:
-        heading = "change" if len(runs) == 2 else f"change, {run.name}"
-        result.add_column(heading, justify="right")
-    for name, (first, *others) in rows(runs):
-        values = [f"{value:.4f}" for value in (first, *others)]
-        changes = [f"{value - first:+.4f}" for value in others]
-        end_section = name.endswith(", mean")
-        result.add_row(name, *values, *changes, end_section=end_section)
+    for name in (*METHODS, "change"):
+        result.add_column(name, justify="right")
+    for name, (before, after) in rows(runs):
+        values = f"{before:.4f}", f"{after:.4f}", f"{after - before:+.4f}"
+        result.add_row(name, *values, end_section=name.endswith(", mean"))
     return result
 
 
-def plot(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
-    """Draws validation loss over steps and, if several, how groups disagree."""
+def plot(runs: Sequence[Any], directory: pathlib.Path) -> None:
+    """Draws validation loss over steps, and how groups disagree."""
     # Imported here: it takes a second. Never `pyplot`, which may want a screen.
     from matplotlib import figure as figure_lib
 
-    bars = [(key, label) for key, label in _AGREEMENT if runs[0].agreement]
     figure = figure_lib.Figure(figsize=(9, 4), layout="constrained")
-    axes = figure.subplots(
-        1, 2 if bars else 1, squeeze=False, width_ratios=[3, 2] if bars else [1]
-    )[0]
-    styles = ("-", "--", ":", "-.")
-    for index, run in enumerate(runs):
-        colour = _COLOURS[index % len(_COLOURS)]
-        for group in range(run.num_groups):
-            steps, losses = run.curve(group, "val_loss")
-            axes[0].plot(
-                steps,
-                losses,
-                styles[group % len(styles)],
+    curves, bars = figure.subplots(1, 2, width_ratios=[3, 2])
+    for place, (name, run) in enumerate(zip(METHODS, runs, strict=True)):
+        colour = _COLOURS[place]
+        for group in range(len(run["groups"])):
+            records = outputs.read_records(
+                outputs.group_dir(directory / name, group)
+            )
+            points = [
+                (record["step"], record["val_loss"])
+                for record in records
+                if record.get("event") == "epoch_end"
+            ]
+            curves.plot(
+                *zip(*points, strict=True),
+                ("-", "--", ":", "-.")[group % 4],
                 color=colour,
-                label=f"{run.name}, group {group}",
+                label=f"{name}, group {group}",
             )
-        for place, (key, _) in enumerate(bars):
-            width = 0.8 / len(runs)
-            left = place + (index - (len(runs) - 1) / 2) * width
-            drawn = axes[1].bar(
-                left, run.agreement[key], width, color=colour, label=run.name
-            )
-            axes[1].bar_label(drawn, fmt="%.4f", padding=2)
-    axes[0].set(
-        xlabel="step", ylabel="validation log loss (nats)", yscale="log"
-    )
-    axes[0].legend()
-    axes[0].grid(which="both", alpha=0.3)
-    if bars:
-        axes[1].set_xticks(range(len(bars)), [label for _, label in bars])
-        axes[1].set_title("between the groups' predictions")
-        axes[1].margins(y=0.15)
-    figure.savefig(path, dpi=120)
+        values = [run["agreement"][key] for key, _ in _AGREEMENT]
+        lefts = [at + 0.4 * place - 0.2 for at in range(len(values))]
+        drawn = bars.bar(lefts, values, 0.4, color=colour, label=name)
+        bars.bar_label(drawn, fmt="%.4f", padding=2)
+    curves.set(xlabel="step", ylabel="validation log loss (nats)", yscale="log")
+    curves.legend()
+    curves.grid(which="both", alpha=0.3)
+    bars.set_xticks(range(len(_AGREEMENT)), [label for _, label in _AGREEMENT])
+    bars.set_title("between the groups' predictions")
+    bars.margins(y=0.15)
+    figure.savefig(directory / PLOT, dpi=120)
 
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -187,6 +131,11 @@ def run(
     """Makes both runs by a launcher, and sets their results side by side."""
     try:  # Before the first run starts.
         recipes.override(recipes.get(options.recipe), options.override)
+        if options.num_groups < 2:
+            raise ValueError(
+                "--num_groups must be >= 2 to compare groups; received "
+                f"{options.num_groups}."
+            )
         directory = _new_directory(pathlib.Path(options.workdir))
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
@@ -226,8 +175,8 @@ def _compare(
                 directory / name / "logs",
             )
             return code
-    runs = [Run.read(name, directory / name) for name in METHODS]
-    plot(runs, directory / PLOT)
+    runs = [outputs.read_results(directory / name) for name in METHODS]
+    plot(runs, directory)
     _tell(runs, directory, secs=time.monotonic() - start)
     return 0
 
@@ -252,44 +201,33 @@ def _new_directory(parent: pathlib.Path) -> pathlib.Path:
         ) from cause
 
 
-def _tell(runs: Sequence[Run], directory: pathlib.Path, *, secs: float) -> None:
+def _tell(runs: Sequence[Any], directory: pathlib.Path, *, secs: float) -> None:
     """Prints the table and says where everything is."""
     console = rich.console.Console()
-    first = runs[0]
+    groups = runs[0]["groups"]
     console.print(
-        f"\n{first.num_groups} groups x "
-        f"{first.results['groups'][0]['workers']} workers, "
-        f"{first.results['groups'][0]['steps']} steps each, "
-        f"{secs:.0f} s in all",
+        f"\n{len(groups)} groups x {groups[0]['workers']} workers, "
+        f"{groups[0]['steps']} steps each, {secs:.0f} s in all",
         highlight=False,
     )
     console.print(table(runs), highlight=False)
     program = pathlib.Path(sys.executable).with_name("tensorboard")
     exports = " ".join(
-        str(outputs.last_export(run.workdir, group).relative_to(directory))
-        for run in runs
-        for group in range(run.num_groups)
+        str(outputs.last_export(directory / name, group).relative_to(directory))
+        for name in METHODS
+        for group in range(len(groups))
     )
+    shown = shlex.quote(str(program)), shlex.quote(str(directory))
+    before, after = (100 * run["agreement"]["disagreement"] for run in runs)
     # Not through rich, which would break long paths in two.
     print(f"results      {directory}")
     print(f"plot         {directory / PLOT}")
-    print(f"TensorBoard  {_shown(program)} --logdir {_shown(directory)}")
+    print("TensorBoard  {} --logdir {}".format(*shown))
     print(f"SavedModels  {exports}")
     print(f"Keras files  {{run}}/group_{{g}}/{outputs.STUDENT}")
-    if len(runs) == 2 and first.agreement:
-        print(_conclusion(*runs))
-
-
-def _shown(path: pathlib.Path) -> str:
-    return shlex.quote(str(path))
-
-
-def _conclusion(independent: Run, codistilled: Run) -> str:
-    before = independent.agreement["disagreement"]
-    after = codistilled.agreement["disagreement"]
-    return (
-        f"\nThe groups disagree on {100 * after:.1f}% of the validation "
-        f"images when codistilled, on {100 * before:.1f}% when trained apart."
+    print(
+        f"\nThe groups disagree on {after:.1f}% of the validation images when "
+        f"codistilled, on {before:.1f}% when trained apart."
     )
 
 

@@ -198,15 +198,21 @@ def read(path: str | os.PathLike[str]) -> Recipe:
         ) from cause
     except (ValueError, RecursionError) as cause:
         raise ValueError(f"{path}: A recipe must be JSON: {cause}") from None
-    known = [field.name for field in dataclasses.fields(Recipe)]
-    if not isinstance(tree, dict) or sorted(tree) != sorted(known):
+    kinds = {
+        "recipe": str,
+        "arguments": dict,
+        "settings": dict,
+        "method": str | None,
+        "method_arguments": dict,
+    }
+    fits = isinstance(tree, dict) and tree.keys() == kinds.keys()
+    if not fits or not all(isinstance(tree[k], v) for k, v in kinds.items()):
         raise ValueError(
             f"{path}: a recipe must be a JSON object with "
-            f"{', '.join(known)}; received "
-            f"{', '.join(tree) if isinstance(tree, dict) else tree!r}. "
-            "Make one with launch.train --print_config."
+            f"{', '.join(kinds)}, of which the first and the method are texts "
+            f"and the others objects; received {tree!r}. Make one with "
+            "launch.train --print_config."
         )
-    _check_kinds(path, tree)
     try:
         found = get(tree["recipe"]).changed(
             {**tree["arguments"], **tree["settings"]}
@@ -216,19 +222,6 @@ def read(path: str | os.PathLike[str]) -> Recipe:
         return found.by_method(tree["method"], **tree["method_arguments"])
     except ValueError as cause:
         raise ValueError(f"{path}: {cause}") from cause
-
-
-def _check_kinds(path: Any, tree: dict[str, Any]) -> None:
-    """Checks the fields of a recipe's JSON; ValueError names a wrong one."""
-    for name, value in tree.items():
-        kind = dict if name.endswith(("arguments", "settings")) else str
-        is_kind = isinstance(value, kind)
-        if not is_kind and not (value is None and name == "method"):
-            raise ValueError(
-                f"{path}: `{name}` must be "
-                f"{'an object' if kind is dict else 'a text'}; received "
-                f"{value!r}. Make the file with launch.train --print_config."
-            )
 
 
 def override(recipe: Recipe, changes: Sequence[str]) -> Recipe:

@@ -56,14 +56,18 @@ def run(
             canary=validation if cluster.peers else None,
         )
     watched = _Watched(
-        workload, cluster, exchange, has_teachers=bool(len(model.teachers))
+        recipe,
+        workload,
+        cluster,
+        exchange,
+        has_teachers=bool(len(model.teachers)),
     )
     model.fit(
         train,
         validation_data=validation,
         steps_per_epoch=workload.epoch_steps,
         epochs=workload.num_steps // workload.epoch_steps,
-        callbacks=[*watched.callbacks(recipe), *callbacks],
+        callbacks=[*watched.callbacks, *callbacks],
         verbose=2 if verbose else 0,
     )
     # A collective: every worker takes part, and gets all of them.
@@ -74,7 +78,14 @@ def run(
         **watched.measured(),
     }
     if cluster.is_chief:
-        _write(result, predicted, model, cluster)
+        workdir = str(cluster.workdir)
+        directory = outputs.group_dir(workdir, cluster.group)
+        outputs.write_predictions(directory, predicted)
+        outputs.write_student(model.save, directory)
+        result["metrics"] = predicted.figures()
+        outputs.write_results(
+            result, workdir=workdir, num_groups=cluster.num_groups
+        )
     return result
 
 
@@ -215,66 +226,58 @@ class _Watched:
 
     def __init__(
         self,
+        recipe: recipes.Recipe,
         workload: Workload,
         cluster: tfdistill.Cluster,
         exchange: tfdistill.Exchange,
         *,
         has_teachers: bool,
     ) -> None:
-        self._workload, self._has_teachers = workload, has_teachers
+        callbacks = tfdistill.callbacks
         directory = outputs.group_dir(str(cluster.workdir), cluster.group)
-        self._directory = directory
         self._pace = _Pace(workload.batch_size)
-        self._exporter = tfdistill.callbacks.StudentExporter(
+        self._exporter = callbacks.StudentExporter(
             exchange,
             group=cluster.group,
             schema=workload.schema and workload.schema(),
             every_steps=workload.every_steps,
             **workload.exporter,
         )
-        self._together = tfdistill.callbacks.StartTogether(
+        self._every_steps = workload.every_steps
+        self._together = callbacks.StartTogether(
             cluster, limit_secs=workload.start_together_secs
         )
         self._mixer = workload.mixer and workload.mixer()
-        self._backup = tfdistill.callbacks.Backup(
+        self._backup = callbacks.Backup(
             directory / "backup", every_steps=workload.backup_every_steps
         )
-
-    def callbacks(self, recipe: recipes.Recipe) -> list[Any]:
-        """Returns all; `fit` runs those that write on the chief only."""
-        workload = self._workload
-        return [
+        loader = callbacks.TeacherLoader(
+            every_steps=workload.refresh_every_steps
+        )
+        best = workload.checkpoints == "best"
+        name = "best.keras" if best else "checkpoints/{epoch:05d}.keras"
+        checkpoint = keras.callbacks.ModelCheckpoint(
+            str(directory / name), monitor="val_loss", save_best_only=best
+        )
+        # All; `fit` runs those that write on the chief only.
+        self.callbacks = [
             *([self._together] if workload.start_together_secs else []),
             *[self._pace, self._exporter],
             *([self._mixer] if self._mixer else []),
             self._backup,
-            run_log.RunLog(str(self._directory)),
-            tfdistill.callbacks.Summaries(
-                self._directory / summaries.DIRECTORY,
+            run_log.RunLog(str(directory)),
+            callbacks.Summaries(
+                directory / summaries.DIRECTORY,
                 configuration=dataclasses.asdict(recipe),
             ),
-            *self._loader(),
-            *self._checkpoint(),
+            *([loader] if has_teachers else []),
+            *(
+                [callbacks.BestEffort(checkpoint)]
+                if workload.checkpoints != "none"
+                else []
+            ),
             *workload.callbacks(),
         ]
-
-    def _loader(self) -> list[Any]:
-        if not self._has_teachers:
-            return []
-        every = self._workload.refresh_every_steps
-        return [tfdistill.callbacks.TeacherLoader(every_steps=every)]
-
-    def _checkpoint(self) -> list[Any]:
-        if self._workload.checkpoints == "none":
-            return []
-        best = self._workload.checkpoints == "best"
-        name = "best.keras" if best else "checkpoints/{epoch:05d}.keras"
-        checkpoint = keras.callbacks.ModelCheckpoint(
-            str(self._directory / name),
-            monitor="val_loss",
-            save_best_only=best,
-        )
-        return [tfdistill.callbacks.BestEffort(checkpoint)]
 
     def measured(self) -> dict[str, Any]:
         """Returns what the results say of the training."""
@@ -285,7 +288,7 @@ class _Watched:
             "waited_seconds": self._together.waited_secs,
             "exports": {
                 **self._exporter.totals,
-                "every_steps": self._workload.every_steps,
+                "every_steps": self._every_steps,
             },
             **({"mixing": self._mixer.totals} if self._mixer else {}),
             "resumed_step": self._backup.resumed_step,
@@ -334,20 +337,6 @@ def _summary(
             for v in model.student.trainable_variables
         ),
     }
-
-
-def _write(
-    result: dict[str, Any], predicted: Any, model: Any, cluster: Any
-) -> None:
-    """Writes the group's results, and puts its metrics into them."""
-    workdir = str(cluster.workdir)
-    directory = outputs.group_dir(workdir, cluster.group)
-    outputs.write_predictions(directory, predicted)
-    outputs.write_student(model.save, directory)
-    result["metrics"] = predicted.figures()
-    outputs.write_results(
-        result, workdir=workdir, num_groups=cluster.num_groups
-    )
 
 
 class _Pace(keras.callbacks.Callback):

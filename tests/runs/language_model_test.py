@@ -73,6 +73,6 @@ def test_two_groups_learn_from_each_other(tmp_path, monkeypatch, capsys):
     assert figures["accuracy"] == pytest.approx(ends[-1]["val_accuracy"])
     assert figures["perplexity"] == pytest.approx(np.exp(figures["log_loss"]))
     found = predictions.read(directory)
-    assert found.labels.shape == found.label_probabilities.shape == (296,)
+    assert found.labels.shape == found.compared.shape == (296,)
     student = keras.models.load_model(directory / "student.keras")
     assert student.output_shape == (None, 8, 330)
