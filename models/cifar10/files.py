@@ -19,16 +19,8 @@ import PIL.Image
 from models import files as data_files
 
 CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
 )
 IMAGE_SHAPE = (32, 32, 3)
 SPLITS = ("train", "test")
