@@ -5,6 +5,7 @@ after them. Imports neither TensorFlow nor Keras.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -28,6 +29,7 @@ _DIRECTORY, _ADDRESSES = "servers", "addresses.json"
 _STOP_SECS = 7.0
 _POLL_SECS, _WATCH_SECS = 0.05, 0.5
 _TAIL_BYTES = 4096
+_say = functools.partial(print, flush=True)
 
 
 def are_needed(recipe: recipes.Recipe, num_groups: int) -> bool:
@@ -75,7 +77,7 @@ def _log(workdir: str | os.PathLike[str], group: int) -> pathlib.Path:
 def running(
     topology: local_cluster.LocalCluster,
     *,
-    say: Callable[[str], None],
+    say: Callable[[str], None] = _say,
     command: Callable[..., list[str]] = _command,
 ) -> Iterator[None]:
     """Runs the servers beside a block, which does not wait for them.

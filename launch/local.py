@@ -22,13 +22,6 @@ def _add_options(options: programs.Flags) -> None:
     recipe_options.add(options)
 
 
-def command_of(options: programs.Options) -> list[str]:
-    """Returns the command of a task, once it is known that it can start."""
-    return recipe_options.command(
-        options, python=sys.executable, workdir=options.workdir
-    )
-
-
 def run(
     options: programs.Options,
     *,
@@ -39,18 +32,17 @@ def run(
     If a group of a recipe fails, the results of the others are put together
     here, as no group can know that it is the last.
     """
-    is_recipe = options.recipe is not None
     try:
-        options.command = command_of(options)
+        options.command = recipe_options.command(
+            options, python=sys.executable, workdir=options.workdir
+        )
+        chosen = recipe_options.recipe(options)
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
-    chosen = recipe_options.recipe(options)
     if chosen and group_servers.are_needed(chosen, options.num_groups):
-        say = functools.partial(print, flush=True)
-        servers = functools.partial(group_servers.running, say=say)
-        launch = functools.partial(launch, beside=servers)
+        launch = functools.partial(launch, beside=group_servers.running)
     result = launch(options)
-    if is_recipe and result.exit_code:
+    if chosen and result.exit_code:
         written = outputs.write_results_so_far(options.workdir, result.groups)
         if written is not None:
             try:

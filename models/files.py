@@ -143,12 +143,10 @@ def _expand(path: pathlib.Path, patterns: Sequence[str]) -> list[pathlib.Path]:
     return sorted(files, key=_natural_order)
 
 
-def _natural_order(path: pathlib.Path) -> list[tuple[int, int, str]]:
+def _natural_order(path: pathlib.Path) -> list[Any]:
+    # Every other part is a number.
     parts = re.split(r"([0-9]+)", str(path))
-    return [
-        (1, int(part), "") if part.isdecimal() else (0, 0, part)
-        for part in parts
-    ]
+    return [int(p) if at % 2 else p for at, p in enumerate(parts)]
 
 
 def directory(given: str | os.PathLike[str] | None = None) -> pathlib.Path:
