@@ -414,23 +414,16 @@ def _to_target(trials: Trials, loss: float) -> dict[str, Any]:
         place = trial.curve and trial.curve.reaches(loss)
         if place:
             (step, seconds), figures = place, trial.figures
-            seconds += figures["teacher_seconds"]
             # A teacher had to be trained before, on all of its examples.
             before = figures["total_examples"] - figures["student_examples"]
             examples = before + _examples_per_step(trial) * step
-            reached.append(
-                (step, examples, seconds + figures["teacher_seconds"])
-            )
+            seconds += figures["teacher_seconds"]
+            reached.append((step, examples, seconds))
+    found: dict[str, Any] = {"reached": len(reached)}
     names = ("steps_to_target", "examples_to_target", "seconds_to_target")
-    return {
-        "reached": len(reached),
-        **{
-            name: bootstrap.over_trials(values)
-            for name, values in zip(
-                names, zip(*reached, strict=True), strict=False
-            )
-        },
-    }
+    for name, values in zip(names, zip(*reached, strict=True), strict=False):
+        found[name] = bootstrap.over_trials(values)
+    return found
 
 
 def _examples_per_step(trial: collect.Finished) -> float:
