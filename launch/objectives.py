@@ -5,6 +5,7 @@ any smoother target shows against the uniform distribution and against that of
 the labels.
 """
 
+import functools
 from typing import Any
 
 import keras
@@ -146,11 +147,11 @@ def of(loss: keras.losses.Loss) -> Any:
 class Classes:
     """One of several classes; of a sequence, at each of its places."""
 
-    @staticmethod
-    def log_loss() -> keras.metrics.Metric:
-        """Returns the loss without regularization."""
-        kind = keras.metrics.SparseCategoricalCrossentropy
-        return kind(from_logits=True, name="log_loss")
+    log_loss = functools.partial(
+        keras.metrics.SparseCategoricalCrossentropy,
+        from_logits=True,
+        name="log_loss",
+    )
 
     @staticmethod
     def predictions(logits: np.ndarray, labels: np.ndarray) -> Any:
@@ -174,11 +175,9 @@ class Classes:
 class Clicks:
     """A click, or none."""
 
-    @staticmethod
-    def log_loss() -> keras.metrics.Metric:
-        """Returns the loss without regularization."""
-        kind = keras.metrics.BinaryCrossentropy
-        return kind(from_logits=True, name="log_loss")
+    log_loss = functools.partial(
+        keras.metrics.BinaryCrossentropy, from_logits=True, name="log_loss"
+    )
 
     @staticmethod
     def predictions(logits: np.ndarray, labels: np.ndarray) -> Any:

@@ -389,32 +389,25 @@ def _of_file(path: pathlib.Path) -> ModuleType:
     return module
 
 
+_KINDS: Mapping[type, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    int: (int, "a whole number"),
+    float: (int | float, "a number"),
+    str: (str, "a string"),
+    list: (list | tuple, "a list"),
+    tuple: (list | tuple, "a list"),
+    dict: (dict, "a JSON object"),
+}
+
+
 def _checked(name: str, value: Any, default: Any) -> Any:
     """Returns a value of the kind of the default that it replaces."""
-    kinds: Mapping[Any, Any] = {
-        bool: (bool,),
-        int: (int,),
-        float: (int, float),
-        str: (str,),
-        list: (list, tuple),
-        tuple: (list, tuple),
-        dict: (dict,),
-    }
-    wanted = kinds.get(type(default))
-    if wanted is None:
-        return value
-    is_bool = isinstance(value, bool) and type(default) is not bool
-    if not isinstance(value, wanted) or is_bool:
-        words = {
-            bool: "true or false",
-            int: "a whole number",
-            float: "a number",
-            str: "a string",
-            dict: "a JSON object",
-        }
+    kind, words = _KINDS.get(type(default), (object, ""))
+    is_bool = isinstance(value, bool) and type(default) in (int, float)
+    if not isinstance(value, kind) or is_bool:
         raise ValueError(
-            f"`{name}` must be {words.get(type(default), 'a list')}, such as "
-            f"the default {default!r}; received {value!r}."
+            f"`{name}` must be {words}, such as the default {default!r}; "
+            f"received {value!r}."
         )
     return float(value) if type(default) is float else value
 
