@@ -30,7 +30,6 @@ def run(
     cluster: tfdistill.Cluster,
     *,
     verbose: bool = False,
-    strategy: tf.distribute.Strategy | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> dict[str, Any]:
     """Trains this task's student with its group, and writes the results.
@@ -38,7 +37,7 @@ def run(
     Returns the group's results; its metrics on the chief only. Raises DataError
     or OptionsError, whichever are at fault. `callbacks` come after the run's.
     """
-    strategy = strategy or tfdistill.make_strategy(cluster)
+    strategy = tfdistill.make_strategy(cluster)
     workload = recipe.workload()
     if cluster.is_chief and cluster.group == 0:
         outputs.write_config(recipe, str(cluster.workdir))
