@@ -27,6 +27,13 @@ def _recipe():
     return recipes.override(recipes.get("digits"), _OVERRIDES)
 
 
+@pytest.fixture(autouse=True)
+def _one_device(monkeypatch):
+    monkeypatch.setattr(
+        tfdistill, "make_strategy", lambda cluster: tf.distribute.get_strategy()
+    )
+
+
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     """A student of the recipe, exported untrained."""
@@ -55,7 +62,7 @@ def _train(tmp_path, recipe, group=0):
         workdir=str(tmp_path),
         exchange=str(tmp_path / "exchange"),
     )
-    result = task.run(recipe, cluster, strategy=tf.distribute.get_strategy())
+    result = task.run(recipe, cluster)
     metrics = tmp_path / f"group_{group}" / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     weights = [r["distillation_weight"] for r in rows if "loss" in r]
