@@ -62,7 +62,6 @@ def workload(
         "num_train_tokens": num_train_tokens,
         "num_validation_tokens": num_validation_tokens,
     }
-    losses = tfdistill.losses
     return tfdistill.Workload(
         model=lambda: build_model(
             vocabulary_size=vocabulary_size,
@@ -88,7 +87,7 @@ def workload(
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=lambda: ["accuracy"],
-        distillation_loss=losses.SoftTargetCrossEntropy(
+        distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(
             from_logits=True, temperature=temperature, top_k=top_k
         ),
         distillation_weight=rates.after_burn_in(
