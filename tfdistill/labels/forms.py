@@ -175,7 +175,8 @@ def _filled(classes: tf.Tensor, top: tf.Tensor, num_classes: int) -> tf.Tensor:
     num_left = num_classes - int(classes.shape[-1])
     left = 1.0 - tf.reduce_sum(top, axis=-1, keepdims=True)
     each = tf.maximum(left / max(num_left, 1), 0.0)
-    return _dense(classes, top - each, num_classes) + each
+    is_top = _dense(classes, tf.ones_like(top), num_classes) > 0
+    return tf.where(is_top, _dense(classes, top, num_classes), each)
 
 
 def _dense(

@@ -8,17 +8,11 @@ from tfdistill.system import processes
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """Where a worker's mailbox is.
-
-    Attributes:
-        host, port: Of the mailbox.
-        incarnation: 16 bytes, another one for each start of it.
-        replicas: The worker's.
-        learns_from: Groups whose predictions it takes.
-    """
+    """Where a worker's mailbox is, and whose predictions it takes."""
 
     host: str
     port: int
+    # 16 bytes, others for each start of the mailbox.
     incarnation: bytes
     replicas: tuple[int, ...]
     learns_from: tuple[int, ...]

@@ -75,7 +75,7 @@ class Peer:
         last_bytes: Of the last message from it; None before.
     """
 
-    def __init__(self, group: int) -> None:
+    def __init__(self, group: int, most: int) -> None:
         self.group = group
         self.num_answers = self.num_missed = self.num_unsent = 0
         self.num_refused: collections.Counter[str] = collections.Counter()
@@ -94,7 +94,7 @@ class Peer:
         # Whether it takes messages, as far as is known.
         self.is_listener = True
         # The newest messages to it, with which each connection begins.
-        self.recent: collections.deque[bytes] = collections.deque()
+        self.recent: collections.deque[bytes] = collections.deque((), most)
         self.stream: asyncio.WriteTransport | None = None
 
     @property
@@ -118,16 +118,11 @@ class Peer:
         self.last_bytes = num_bytes
         self.num_silent, self.trouble = 0, ""
 
-    def write(self, content: bytes, *, most: int) -> None:
-        """Sends a framed message, if the peer wants it.
-
-        The newest ones, at most `most`, are kept for its next connection.
-        """
+    def write(self, content: bytes) -> None:
+        """Sends a framed message, if the peer wants it."""
         if not self.is_listener:
             return
         self.recent.append(content)
-        if len(self.recent) > most:
-            self.recent.popleft()
         stream = self.stream
         if (
             stream is None
@@ -157,17 +152,9 @@ class Mailbox:
     ) -> None:
         """Opens nothing yet.
 
-        Args:
-            exchange: Where addresses are found, and whose key signs.
-            group: Index of the worker's group.
-            worker: Index of the worker in it.
-            replicas: Indices of its replicas among all of the group.
-            peers: Groups that it learns from.
-            others: Further groups, which may learn from it.
-            host: Where peers on other machines reach it. Default: the name of
-                this machine.
-            wait_secs: Longest wait of a step for its peers, together.
-            clock: Seconds that never go back.
+        It learns from the groups `peers`, and `others` may learn from it. A
+        step waits for all of them together for `wait_secs` at most. `host` is
+        where other machines reach it, by default this machine's name.
         """
         self._exchange = exchange
         self._group, self._worker, self._replicas = group, worker, replicas
@@ -176,8 +163,9 @@ class Mailbox:
         self._clock = clock
         # And the lock of all that steps and the event loop share.
         self._arrived = threading.Condition()
+        most = MAX_KEPT * len(replicas)
         groups = {*peers, *others} - {group}
-        self._peers = {g: Peer(g) for g in sorted(groups)}
+        self._peers = {g: Peer(g, most) for g in sorted(groups)}
         self.learns_from = tuple(peers)
         # Where it listens once it is open.
         self.port = 0
@@ -274,9 +262,10 @@ class Mailbox:
                 "PeerPredictions(encoding=Form(top_k=...)).",
             )
             return own
+        content = framed(data)
         with self._arrived:
-            if self._is_open:
-                self._loop.call_soon_threadsafe(self._write, framed(data))
+            for peer in self._peers.values() if self._is_open else ():
+                self._loop.call_soon_threadsafe(peer.write, content)
         return own
 
     def answers(
@@ -348,10 +337,6 @@ class Mailbox:
         return received
 
     # ---- to peers, in the event loop ----
-
-    def _write(self, content: bytes) -> None:
-        for peer in self._peers.values():
-            peer.write(content, most=MAX_KEPT * len(self._replicas))
 
     async def _leave_address(self) -> None:
         own = addresses.Address(
