@@ -134,7 +134,9 @@ signs.announce_ready()
     assert (failed["task"], failed["exit_code"]) == (None, 75)
 
 
-def test_a_group_starts_on_other_ports_if_one_is_taken(tmp_path, capsys):
+def test_a_group_starts_on_other_ports_if_one_is_taken(
+    tmp_path, capsys, monkeypatch
+):
     code = """
 host, port = CONFIG["cluster"]["worker"][INDEX].split(":")
 signs.announce_starting()
@@ -146,16 +148,18 @@ except OSError:
 signs.announce_ready()
 """
     squatters = []
+    reserve = local_cluster.reserve_ports
 
     def first_taken(num_ports):
-        holders = local_cluster.reserve_ports(num_ports)
+        holders = reserve(num_ports)
         if not squatters:
             holders[1].listen()
             squatters.append(holders[1])
         return holders
 
+    monkeypatch.setattr(local_cluster, "reserve_ports", first_taken)
     topology = _topology(tmp_path, code, workers_per_group=2, max_restarts=0)
-    result = tasks.run(topology, reserve_ports=first_taken)
+    result = tasks.run(topology)
     assert result.exit_code == 0, result.groups
     assert result.groups[0].group_restarts == 0
     assert "a port of it was taken" in capsys.readouterr().out

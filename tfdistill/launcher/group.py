@@ -31,8 +31,6 @@ from tfdistill.status import group as group_status
 from tfdistill.status import run_events
 from tfdistill.system import untrusted
 
-# Binds so many sockets to free ports; see local_cluster.reserve_ports.
-ReservePorts = Callable[[int], list[socket.socket]]
 # Starts a task with an environment, all of its output to a file.
 StartTask = Callable[[Mapping[str, str], IO[bytes]], task_process.TaskProcess]
 
@@ -69,13 +67,8 @@ class GroupResult:
 class _End:
     """Why an attempt ends, once that is decided.
 
-    Attributes:
-        state: `"done"`, `"failed"`, `"stopped"`, or `"restarting"` if another
-            attempt follows once nothing is left of this one.
-        reason: In words; empty if done.
-        exit_code: What it makes the launcher's exit code; 0 if done.
-        task: Name of the task to blame, or None.
-        time: When that was, by `time.monotonic()`.
+    In the state `"restarting"` another follows once nothing is left of this
+    one. `task` is to blame, and `time` by `time.monotonic()`.
     """
 
     state: str
@@ -100,24 +93,25 @@ class SupervisedGroup:
         topology: local_cluster.LocalCluster,
         start_task: StartTask,
         events: run_events.EventLog,
-        reserve_ports: ReservePorts = local_cluster.reserve_ports,
     ) -> None:
         """Reserves the ports of the first attempt; `start` starts it."""
         self._group = group
         self._topology = topology
         self._start_task = start_task
         self._events = events
-        self._reserve_ports = reserve_ports
         self._holders: list[socket.socket] = []
         self._restarts = restarts.GroupRestarts(limit=topology.max_restarts)
-        directory = run_directory.RunDirectory(topology.workdir)
-        self._metrics = directory.metrics(group)
+        self._metrics = run_directory.RunDirectory(topology.workdir).metrics(
+            group
+        )
+        self._tail = untrusted.Tail(self._metrics)
+        self.status = group_status.GroupStatus(group)
         self._prepare()
 
     def _prepare(self) -> None:
         """Forgets the last attempt, and describes the next."""
         # The new ports before the old are let go, so that they differ.
-        holders = self._reserve_ports(self._topology.ports_per_group)
+        holders = local_cluster.reserve_ports(self._topology.ports_per_group)
         self.close()
         self._holders = holders
         ports = [holder.getsockname()[1] for holder in holders]
@@ -139,15 +133,10 @@ class SupervisedGroup:
             now=time.monotonic(),
         )
         self._killed_for: dict[str, str] = {}
-        # By event and process id, as a task may be started again.
-        self._noted: set[tuple[str, int | None]] = set()
-        self._tail = untrusted.Tail(self._metrics)
+        self._noted: set[object] = set()
         self._end: _End | None = None
         self._kill_time: float | None = None
         self.processes: dict[str, task_process.TaskProcess] = {}
-        self.status = group_status.GroupStatus(
-            self._group, num_restarts=self._restarts.made
-        )
 
     def start(self) -> None:
         """Starts a process for each task."""
@@ -192,9 +181,10 @@ class SupervisedGroup:
         return signs.found_port_taken(self._tasks[name].ready_path)
 
     def _note(self, event: str, **details: Any) -> None:
-        self._events.add(
+        added = self._events.add(
             event, group=self._group, attempt=self.num_starts, **details
         )
+        self.status.take(added)
 
     def advance(self) -> list[str]:
         """Takes in the news and acts on it; returns texts for the user."""
@@ -211,60 +201,46 @@ class SupervisedGroup:
             self._kill()
         self._show_state()
         if self._is_empty and not self.over and self._restarts.is_due:
-            reason = self.status.last_error
             self._restarts.note_start()
             self._prepare()
-            self.status.last_error = reason
             self.start()
         return messages
 
     def _show_state(self) -> None:
         end, status = self._end, self.status
-        status.num_restarts = self._restarts.made
-        if end is None:
-            ready = any(t.ready_path.exists() for t in self._tasks.values())
-            runs = ready or status.record
-            status.state = "running" if runs else "starting"
-            return
-        if end.exit_code:
-            status.last_error = end.reason
-        is_known = end.state in ("done", "restarting") or self._is_empty
-        status.state = end.state if is_known else "stopping"
+        if end is not None:
+            is_known = end.state in ("done", "restarting") or self._is_empty
+            status.state = end.state if is_known else "stopping"
+        elif status.state == "starting":
+            # A script may train without having called make_strategy.
+            if status.record.get("time", 0.0) > status.since:
+                status.state = "running"
 
     def _note_news(self, name: str, process: task_process.TaskProcess) -> None:
         """Notes the start, readiness and end of a process, each once."""
         pid, code = process.pid, process.exit_code
-        if pid is not None and self._is_new("start", pid):
-            self._note("start", task=name, pid=pid, start=process.method)
-        # A check of the file only as long as it is of interest.
-        if pid is not None and ("ready", pid) not in self._noted:
-            if self._tasks[name].ready_path.exists():
-                self._noted.add(("ready", pid))
-                self._note("ready", task=name)
-        if name == next(iter(self._tasks)):
-            self._note_start(name, pid)
-        if code is not None and self._is_new("exit", pid):
-            self._note("exit", task=name, exit_code=code)
-
-    def _note_start(self, name: str, pid: int | None) -> None:
-        """Notes how far the first task's start is, until its first step."""
-        if pid is None or ("first_step", pid) in self._noted:
-            return
-        found = signs.read_parts(self._tasks[name].ready_path)
-        if found is None:
-            return
-        part, secs = found
-        self.status.starting = part or ""
-        if part is None:
-            self._noted.add(("first_step", pid))
-            self._note("first_step", task=name, secs=secs)
-        elif self._is_new(f"starting {part}", pid):
-            self._note("starting", task=name, part=part)
-
-    def _is_new(self, event: str, pid: int | None) -> bool:
-        new = (event, pid) not in self._noted
-        self._noted.add((event, pid))
-        return new
+        ready_path = self._tasks[name].ready_path
+        news: list[tuple[str, dict[str, Any]]] = []
+        if pid is not None:
+            news.append(("start", {"pid": pid, "start": process.method}))
+            if ready_path.exists():
+                news.append(("ready", {}))
+        # How far the start of the first task is, until its first step.
+        is_first = name == next(iter(self._tasks))
+        if is_first and (parts := signs.read_parts(ready_path)):
+            part, secs = parts
+            if part is None:
+                news.append(("first_step", {"secs": secs}))
+            else:
+                news.append(("starting", {"part": part}))
+        if code is not None:
+            news.append(("exit", {"exit_code": code}))
+        for event, details in news:
+            # As the task may be started again, and has several parts.
+            key = event, name, pid, details.get("part")
+            if key not in self._noted:
+                self._noted.add(key)
+                self._note(event, task=name, **details)
 
     def _judge(self, now: float) -> list[str]:
         failed = [
@@ -276,7 +252,7 @@ class SupervisedGroup:
         if failed:
             # The peers of a failed task fail too, so the earliest is to blame.
             when, name, code = min(failed)
-            return self._blame(name, code, self._describe(name, code), when)
+            return self._fail(self._describe(name, code), when, name, code)
         if self._has_finished():
             return self._finish()
         running = [n for n, p in self.processes.items() if p.exit_code is None]
@@ -321,14 +297,14 @@ class SupervisedGroup:
             if code is None or self._workers.is_known_dead(name):
                 continue
             delay = self._workers.note_end(name)
-            self.status.last_error = what = self._describe(name, code)
+            what = self._describe(name, code)
             self._watch.note_end(name)
             if self._workers.none_left:
                 reason = (
                     f"{what}, and no worker is left: one has used up its "
                     f"{limit} restarts (--worker_restarts)"
                 )
-                return messages + self._blame(name, code, reason, now)
+                return messages + self._fail(reason, now, name, code)
             if delay is None:
                 plan = (
                     "no worker is started again any more, as one has used up "
@@ -344,7 +320,6 @@ class SupervisedGroup:
                 self._killed_for.pop(name, None)
                 self._start(name)
                 self._workers.note_start(name)
-                self.status.num_worker_restarts += 1
         return messages
 
     def _has_finished(self) -> bool:
@@ -356,23 +331,16 @@ class SupervisedGroup:
             or self._tasks[name].cluster.task_type == "chief"
         )
 
-    def _blame(
-        self, name: str, code: int, reason: str, when: float
-    ) -> list[str]:
-        # A worker may end with 0 and yet be missed.
-        made = code if code > 0 else 128 - code if code else 1
-        said, *planned = self._fail(reason, when, exit_code=made, task=name)
-        return [said, *files.quote(self._tasks[name].log_path), *planned]
-
     def _fail(
         self,
         reason: str,
         when: float,
-        *,
-        exit_code: int = signs.EXIT_RETRY,
         task: str | None = None,
+        code: int = signs.EXIT_RETRY,
     ) -> list[str]:
         """Ends the attempt, and decides whether another follows."""
+        # A worker may end with 0 and yet be missed.
+        exit_code = code if code > 0 else 128 - code if code else 1
         self._note("failed", task=task, exit_code=exit_code, reason=reason)
         taken = task is not None and self._lacks_port(task)
         delay, text = self._restarts.plan_after(exit_code, port_taken=taken)
@@ -390,6 +358,8 @@ class SupervisedGroup:
             # Its tasks could only wait for each other.
             self._hang_up()
         messages = [f"group {self._group} failed: {reason}"]
+        if task is not None:
+            messages += files.quote(self._tasks[task].log_path)
         return messages + ([f"group {self._group}: {text}"] if text else [])
 
     def stop(self, reason: str) -> None:

@@ -25,10 +25,8 @@ from tfdistill.launcher import task_process
 from tfdistill.status import group as group_status
 from tfdistill.status import run_events
 from tfdistill.status import tables
-from tfdistill.system import background
 
 _POLL_SECS = 0.2
-_RECORD_SECS = 10.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -74,9 +72,6 @@ class LocalRun:
         topology: local_cluster.LocalCluster,
         *,
         display: tables.Display | None = None,
-        reserve_ports: supervised_group.ReservePorts = (
-            local_cluster.reserve_ports
-        ),
     ) -> None:
         """Describes the run; entering it starts the processes.
 
@@ -85,7 +80,6 @@ class LocalRun:
         """
         self._topology = topology
         self._display = display
-        self._reserve_ports = reserve_ports
         self._parents: parent.Parents | None = None
         self._until_closed = contextlib.ExitStack()
         self._groups: list[supervised_group.SupervisedGroup] = []
@@ -94,10 +88,6 @@ class LocalRun:
         self._failure_code = 0
         self._started = 0.0
         self._recorded: tuple[dict[str, int], list[int]] = ({}, [])
-        # Of launch.json: room on a disk may come back.
-        self._record_pause = background.Backoff(
-            first_secs=_POLL_SECS, longest_secs=_RECORD_SECS
-        )
         self._said_unwritten = False
         self._exchange = topology.exchange or f"{topology.workdir}/exchange"
         # To look behind a URL takes threads, and a launcher forks.
@@ -149,7 +139,6 @@ class LocalRun:
                     topology=topology,
                     start_task=self._start_task,
                     events=self._events,
-                    reserve_ports=self._reserve_ports,
                 )
             )
         self._started = time.time()
@@ -298,8 +287,6 @@ class LocalRun:
         known = (pids, attempts)
         if known == self._recorded or len(pids) < num_processes:
             return
-        if not self._record_pause.is_over:
-            return
         try:
             files.write_record(
                 self._topology,
@@ -308,11 +295,9 @@ class LocalRun:
                 attempts=attempts,
             )
         except OSError as error:
-            self._record_pause.failed()
-            self._warn_of(error)
-            return
-        self._record_pause.succeeded()
-        self._recorded = known
+            self._warn_of(error)  # Room on a disk may come back.
+        else:
+            self._recorded = known
 
     def _warn_of(self, error: OSError) -> None:
         """Reports, once, that a file of the launcher's cannot be written."""

@@ -74,18 +74,18 @@ class EventLog(run_files.LineFile):
         group: int | None = None,
         task: str | None = None,
         **details: Any,
-    ) -> None:
+    ) -> dict[str, Any]:
         """Adds one of the events above, as of now, with what belongs to it."""
-        self.append(
-            {
-                "time": time.time(),
-                "monotonic": time.monotonic(),
-                "event": event,
-                "group": group,
-                "task": task,
-                **details,
-            }
-        )
+        added = {
+            "time": time.time(),
+            "monotonic": time.monotonic(),
+            "event": event,
+            "group": group,
+            "task": task,
+            **details,
+        }
+        self.append(added)
+        return added
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
