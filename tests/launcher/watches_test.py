@@ -21,11 +21,12 @@ def test_time_asleep_counts_one_second_at_most():
     assert readings == pytest.approx([0.0, 0.2, 1.1, 2.1, 2.6])
 
 
-def test_a_start_has_two_limits(tmp_path):
+def test_a_start_has_two_limits(tmp_path, monkeypatch):
     paths = {name: tmp_path / name for name in ("a", "b")}
     limit = watches.StartLimit(paths, limit_secs=10.0, now=0.0)
     assert limit.late(["a", "b"], now=9.0) is None
-    signs.announce_starting({signs.VARIABLE: str(paths["a"])})
+    monkeypatch.setenv(signs.VARIABLE, str(paths["a"]))
+    signs.announce_starting()
     # One has appeared: from now on all have ten seconds to connect.
     assert limit.late(["a", "b"], now=9.5) is None
     assert limit.late(["a", "b"], now=19.0) is None
@@ -120,6 +121,7 @@ class _Group:
         self.watch = watches.TaskWatch(
             {_short(task.name): task for task in tasks},
             topology=topology,
+            note=self._note,
             clock=watches.AwakeClock(lambda: self._now),
         )
         self.processes = {}
@@ -137,15 +139,18 @@ class _Group:
             {signs.VARIABLE: str(self._ready[name])}
         )
 
+    def _note(self, event, *, task=None, **details):
+        self._noted.append((event, task, details))
+
     def go_on(self, secs, **phases):
-        """Lets time pass while some tasks keep reporting; returns findings."""
-        found = []
+        """Lets time pass while some tasks report; returns what was noted."""
+        self._noted, self.doomed = [], {}
         for _ in range(round(secs * 4)):
             for name, phase in phases.items():
                 self.reporters[name].say(phase)
             self._now += 0.25
-            found += self.watch.look(self.processes)
-        return found
+            self.doomed |= self.watch.look(self.processes)
+        return self._noted
 
 
 def _short(name):
@@ -163,11 +168,11 @@ def _workers(tmp_path, **fields):
 def test_a_group_whose_steps_stop_is_stuck_as_a_whole(tmp_path):
     group = _workers(tmp_path)
     assert not group.go_on(7.5)
-    (found,) = group.go_on(1)[:1]
-    assert (found.event, found.task) == ("stuck", None)
-    assert found.details["phase"] == signs.STEP
-    assert 8.0 < found.details["silent_secs"] < 9.0
-    assert "worker_0 8." in found.text and "worker_1 8." in found.text
+    (event, task, details) = group.go_on(1)[0]
+    assert (event, task, details["phase"]) == ("stuck", None, signs.STEP)
+    assert 8.0 < details["silent_secs"] < 9.0
+    text = group.doomed[None]
+    assert "worker_0 8." in text and "worker_1 8." in text
 
 
 @pytest.mark.parametrize(
@@ -186,15 +191,15 @@ def test_a_frozen_task_is_found_and_a_short_stop_is_only_told(tmp_path):
     group = _workers(tmp_path)
     process = group.processes["worker_1"]
     process.is_stopped = True
-    assert [f.event for f in group.go_on(2.75)] == ["stopped_by_signal"]
+    name = "worker_1"
+    assert group.go_on(2.75) == [("stopped_by_signal", name, {})]
     process.is_stopped = False
-    (told,) = group.go_on(1, worker_0=signs.STEP, worker_1=signs.STEP)
-    assert (told.event, told.task, told.text) == ("continued", "worker_1", "")
+    told = group.go_on(1, worker_0=signs.STEP, worker_1=signs.STEP)
+    assert told == [("continued", name, {})] and not group.doomed
     process.is_stopped = True
-    found = group.go_on(3.5)
-    assert [f.event for f in found[:2]] == ["stopped_by_signal", "frozen"]
-    assert found[1].task == "worker_1"
-    assert "was frozen" in found[1].text
+    found = [(event, task) for event, task, _ in group.go_on(3.5)]
+    assert found[:2] == [("stopped_by_signal", name), ("frozen", name)]
+    assert "was frozen" in group.doomed[name]
 
 
 def _servers(tmp_path):
@@ -209,8 +214,8 @@ def test_a_stuck_server_is_found_before_its_chief_is_blamed(tmp_path):
     group, serving = _servers(tmp_path)
     del serving["worker_1"]
     assert not group.go_on(7.5, **serving)
-    found = group.go_on(2, **serving)
-    assert {(f.event, f.task) for f in found} == {("stuck", "worker_1")}
+    assert group.go_on(2, **serving)
+    assert set(group.doomed) == {"worker_1"}
     # It is killed, and comes back after a while; its chief waits.
     group.processes["worker_1"].exit_code = -9
     group.watch.note_end("worker_1")
@@ -219,8 +224,8 @@ def test_a_stuck_server_is_found_before_its_chief_is_blamed(tmp_path):
     assert not group.go_on(20, **serving)
     serving["worker_1"] = signs.SERVING
     assert not group.go_on(7, **serving)
-    found = group.go_on(2, **serving)
-    assert {(f.event, f.task) for f in found} == {("stuck", None)}
+    assert group.go_on(2, **serving)
+    assert set(group.doomed) == {None}
 
 
 def test_a_chief_does_not_wait_for_a_lost_worker_for_ever(tmp_path):
@@ -229,5 +234,5 @@ def test_a_chief_does_not_wait_for_a_lost_worker_for_ever(tmp_path):
     group.processes["worker_1"].exit_code = -9
     group.watch.note_end("worker_1")
     assert not group.go_on(59, **serving)
-    found = group.go_on(12, **serving)
-    assert {(f.event, f.task) for f in found} == {("stuck", None)}
+    assert group.go_on(12, **serving)
+    assert set(group.doomed) == {None}

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import pytest
 
 from tests.cases import tasks
 from tfdistill.cluster import identity
-from tfdistill.cluster import signs
 from tfdistill.slurm import job
 from tfdistill.slurm import node_parent
 from tfdistill.slurm import place
@@ -201,15 +199,6 @@ def test_the_end_of_a_command_is_passed_on(tmp_path):
     log = task.log_path.read_text()
     assert log.count("job 40, step 0 on localhost =====") == 4
     assert "\nfirst\n" in log
-
-    port = int(task.cluster.address.rpartition(":")[2])
-    with socket.create_server(("127.0.0.1", port)):
-        code = slurm_task.run(["sh", "-c", "echo no"], task, place, env)
-    assert code == 75
-    assert signs.found_port_taken(task.ready_path)
-    log = task.log_path.read_text()
-    assert f"another process listens on localhost:{port}" in log
-    assert "\nno\n" not in log
 
 
 @pytest.mark.multiprocess

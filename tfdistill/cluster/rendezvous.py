@@ -10,7 +10,6 @@ address to TensorFlow. The doctor has them meet on each task's address.
 import contextlib
 import socket
 import time
-from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +35,6 @@ def meet(
     limit_secs: float,
     host: str | None = None,
     together: bool = True,
-    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Returns once all tasks of the group have come to the address of `host`.
 
@@ -44,18 +42,17 @@ def meet(
     others need not wait for each other. `limit_secs` of 0 means no limit.
     """
     host = host or next(iter(cluster.addresses))
-    deadline = clock() + (limit_secs or float("inf"))
+    deadline = time.monotonic() + (limit_secs or float("inf"))
     if host == cluster.task_name:
-        _gather(cluster, deadline, limit_secs, together, clock)
+        _gather(cluster, deadline, limit_secs, together)
     else:
-        _report(cluster, host, deadline, limit_secs, clock)
+        _report(cluster, host, deadline, limit_secs)
 
 
 def await_servers(
     cluster: identity.Cluster,
     *,
     limit_secs: float,
-    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Returns, on the coordinator, once all its servers take connections.
 
@@ -64,13 +61,13 @@ def await_servers(
     """
     name = cluster.task_name
     servers = {k: v for k, v in cluster.addresses.items() if k != name}
-    deadline = clock() + (limit_secs or float("inf"))
+    deadline = time.monotonic() + (limit_secs or float("inf"))
     while missing := {
         server: answer
         for server, address in servers.items()
         if (answer := processes.ask(address)) is not processes.Answer.OPEN
     }:
-        if clock() > deadline:
+        if time.monotonic() > deadline:
             found = [
                 f"{server} ({servers[server]} {answer.value})"
                 for server, answer in missing.items()
@@ -86,7 +83,6 @@ def _gather(
     deadline: float,
     limit_secs: float,
     together: bool,
-    clock: Callable[[], float],
 ) -> None:
     """Waits for all others at this task's address, then lets them go."""
     host = cluster.task_name
@@ -99,7 +95,7 @@ def _gather(
     ):
         server.settimeout(_RETRY_SECS)
         while missing:
-            if clock() > deadline:
+            if time.monotonic() > deadline:
                 raise MissingWorkersError(
                     f"{host} waited {limit_secs:.0f} s for "
                     f"{', '.join(sorted(missing))}, which did not come."
@@ -175,20 +171,19 @@ def _report(
     host: str,
     deadline: float,
     limit_secs: float,
-    clock: Callable[[], float],
 ) -> None:
     """Tells the host that this task is there, and waits for its word."""
     name, address = cluster.task_name, cluster.addresses[host]
     name_of_host, _, port = address.rpartition(":")
     message = {"cluster": _text(cluster), "host": host, "task": name}
     seen = "no task answers there"
-    while clock() <= deadline:
+    while time.monotonic() <= deadline:
         try:
             with socket.create_connection(
                 (name_of_host.strip("[]"), int(port)), timeout=_REPLY_SECS
             ) as connection:
                 _send(connection, message)
-                remaining = min(deadline - clock(), 1e6)
+                remaining = min(deadline - time.monotonic(), 1e6)
                 answer = untrusted.receive(
                     connection, limit_secs=max(remaining, 0.1)
                 )

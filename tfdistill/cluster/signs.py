@@ -47,22 +47,22 @@ TRACING = "tracing"
 FIRST_BATCH = "first step"
 
 
-def announce_starting(environ: Mapping[str, str] | None = None) -> None:
+def announce_starting() -> None:
     """Says that this task is there and waits for its group."""
     own_start().begin(STRATEGY)
-    _touch(environ, _STARTING)
+    _touch(_STARTING)
 
 
-def announce_ready(environ: Mapping[str, str] | None = None) -> None:
+def announce_ready() -> None:
     """Says that all tasks of this group are connected."""
     own_start().begin(MODEL)
-    _touch(environ, _STARTING)
-    _touch(environ, "")
+    _touch(_STARTING)
+    _touch("")
 
 
-def announce_port_taken(environ: Mapping[str, str] | None = None) -> None:
+def announce_port_taken() -> None:
     """Says that another process listens on this task's address."""
-    _touch(environ, _PORT_TAKEN)
+    _touch(_PORT_TAKEN)
 
 
 def found_starting(ready_path: pathlib.Path) -> bool:
@@ -75,10 +75,8 @@ def found_port_taken(ready_path: pathlib.Path) -> bool:
     return ready_path.with_name(ready_path.name + _PORT_TAKEN).exists()
 
 
-def _touch(environ: Mapping[str, str] | None, suffix: str) -> None:
-    environ = os.environ if environ is None else environ
-    path = environ.get(VARIABLE)
-    if path:
+def _touch(suffix: str) -> None:
+    if path := os.environ.get(VARIABLE):
         pathlib.Path(path + suffix).touch()
 
 

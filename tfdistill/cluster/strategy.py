@@ -20,6 +20,7 @@ from tfdistill.cluster import signs
 from tfdistill.system import keras_internals
 
 _EXIT_LIMIT_SECS = 60.0
+_LEAVE_SECS = 1800.0
 # Which task each strategy was made for: no one asks the environment again.
 _CLUSTERS: weakref.WeakKeyDictionary[
     tf.distribute.Strategy, identity.Cluster
@@ -83,8 +84,7 @@ def make_strategy(
         if cluster.uses_parameter_servers:
             strategy = _parameter_servers(cluster, start_timeout_secs)
         elif cluster.num_workers > 1:
-            _meet(cluster, start_timeout_secs)
-            strategy = _multi_worker(cluster)
+            strategy = _multi_worker(cluster, start_timeout_secs)
         else:
             strategy = _one_task()
     ending.install()  # TensorFlow may have put its own handler there.
@@ -108,11 +108,6 @@ def _one_task() -> tf.distribute.Strategy:
     if len(devices) > 1:
         return tf.distribute.MirroredStrategy([d.name for d in devices])
     return tf.distribute.get_strategy()
-
-
-def _meet(cluster: identity.Cluster, limit_secs: float) -> None:
-    """Waits for all workers, or ends this one with the code for a retry."""
-    _or_end(lambda: rendezvous.meet(cluster, limit_secs=limit_secs))
 
 
 def _or_end(wait: Callable[[], None]) -> None:
@@ -169,7 +164,10 @@ def _leave(strategy: tf.distribute.Strategy) -> None:
     faulthandler.dump_traceback_later(_EXIT_LIMIT_SECS, exit=True)
 
 
-def _multi_worker(cluster: identity.Cluster) -> tf.distribute.Strategy:
+def _multi_worker(
+    cluster: identity.Cluster, limit_secs: float
+) -> tf.distribute.Strategy:
+    _or_end(lambda: rendezvous.meet(cluster, limit_secs=limit_secs))
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=_resolver(cluster)
@@ -188,14 +186,12 @@ def _multi_worker(cluster: identity.Cluster) -> tf.distribute.Strategy:
     return strategy
 
 
-def _leave_together(
-    strategy: tf.distribute.Strategy, *, timeout_secs: float = 1800.0
-) -> None:
+def _leave_together(strategy: tf.distribute.Strategy) -> None:
     """Lets no worker leave while another is still at work.
 
     A worker that is done before the chief takes the chief down with it
     (tf#58434): its exit looks like a lost peer. At a normal exit all workers
-    wait for each other, for `timeout_secs` at most; after an error none does.
+    wait for each other, for half an hour at most; after an error none does.
     """
     failed = threading.Event()
     previous = sys.excepthook
@@ -222,7 +218,7 @@ def _leave_together(
             # hold up the exit.
             waiting = threading.Thread(target=meet, daemon=True)
             waiting.start()
-            waiting.join(timeout_secs)
+            waiting.join(_LEAVE_SECS)
 
     sys.excepthook = note_failure
     atexit.register(wait)

@@ -126,7 +126,9 @@ class SupervisedGroup:
             ],
             limit=self._topology.num_worker_restarts,
         )
-        self._watch = watches.TaskWatch(self._tasks, topology=self._topology)
+        self._watch = watches.TaskWatch(
+            self._tasks, topology=self._topology, note=self._note
+        )
         self._start_limit = watches.StartLimit(
             {task.name: task.ready_path for task in tasks},
             limit_secs=self._topology.start_timeout_secs,
@@ -276,16 +278,14 @@ class SupervisedGroup:
 
     def _look(self, now: float) -> list[str]:
         """Kills the tasks that do nothing."""
-        for found in self._watch.look(self.processes):
-            self._note(found.event, task=found.task, **found.details)
-            if found.text and found.task is None:
-                messages = self._fail(found.text, now)
+        for name, why in self._watch.look(self.processes).items():
+            if name is None:
+                messages = self._fail(why, now)
                 self._hang_up()
                 return messages
-            if found.text and found.task is not None:
-                # Its end follows, and is dealt with like any other.
-                self._killed_for[found.task] = found.text
-                self.processes[found.task].hang_up()
+            # Its end follows, and is dealt with like any other.
+            self._killed_for[name] = why
+            self.processes[name].hang_up()
         return []
 
     def _restart_workers(self, now: float) -> list[str]:

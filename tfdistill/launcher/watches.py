@@ -11,13 +11,11 @@ make every task look dead.
 """
 
 import collections
-import dataclasses
 import pathlib
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Any
 
 from tfdistill.cluster import signs
 from tfdistill.launcher import local_cluster
@@ -215,20 +213,6 @@ _RETURN_SECS = 60.0
 _FREE = frozenset({signs.IDLE, signs.CALLBACKS, signs.EPOCH_END})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What was found of a task, or of a group if `task` is None.
-
-    `event` is a name of `run_events`; `text` tells the user of a task that must
-    be killed, and is empty otherwise.
-    """
-
-    event: str
-    task: str | None
-    text: str = ""
-    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
 class TaskWatch:
     """Watches the tasks of one attempt to run a group."""
 
@@ -237,8 +221,11 @@ class TaskWatch:
         tasks: Mapping[str, local_cluster.Task],
         *,
         topology: local_cluster.LocalCluster,
+        note: Callable[..., None],
         clock: AwakeClock | None = None,
     ) -> None:
+        """Will `note` events of `run_events`, each by its name and details."""
+        self._note = note
         self._tasks = dict(tasks)
         self._frozen_secs = topology.frozen_secs
         self._clock = clock or AwakeClock()
@@ -265,21 +252,22 @@ class TaskWatch:
 
     def look(
         self, processes: Mapping[str, task_process.TaskProcess]
-    ) -> list[Finding]:
-        """Returns what has become of the tasks since the last look."""
+    ) -> dict[str | None, str]:
+        """Returns which tasks must be killed, and why; None: the whole group.
+
+        Notes what else has become of them since the last look.
+        """
         now = self._clock.read()
         running = {n: p for n, p in processes.items() if p.exit_code is None}
-        found = self._frozen(running, now)
+        doomed = self._frozen(running, now)
         for name in running:
             line = signs.read_progress(self._tasks[name].ready_path)
             self._progress[name].note(line, now=now)
         self._excuse(running, now)
         servers = [name for name in self._servers if name in running]
-        stuck = [
-            self._stuck(name, now)
-            for name in servers
-            if self._progress[name].is_stuck(now=now)
-        ]
+        for name in servers:
+            if self._progress[name].is_stuck(now=now):
+                doomed[name] = self._stuck(name, now)
         suspicious = any(
             self._progress[name].phase == signs.SERVING
             and self._progress[name].silent_secs(now=now) > _SUSPICIOUS_SECS
@@ -290,35 +278,28 @@ class TaskWatch:
             for name in self._trainers
             if name in running
         ):
-            stuck.append(self._group_stuck(list(running), now))
-        return found + stuck
+            doomed[None] = self._group_stuck(list(running), now)
+        return doomed
 
     def _frozen(
         self, running: Mapping[str, task_process.TaskProcess], now: float
-    ) -> list[Finding]:
-        found = []
+    ) -> dict[str | None, str]:
+        doomed: dict[str | None, str] = {}
         for name, process in running.items():
             since = self._stopped.get(name)
             if not process.is_stopped:
                 if self._stopped.pop(name, None) is not None:
-                    found.append(Finding(event="continued", task=name))
+                    self._note("continued", task=name)
             elif since is None:
                 self._stopped[name] = now
-                found.append(Finding(event="stopped_by_signal", task=name))
+                self._note("stopped_by_signal", task=name)
             elif self._frozen_secs and now - since >= self._frozen_secs:
-                text = (
+                self._note("frozen", task=name, silent_secs=now - since)
+                doomed[name] = (
                     f"{name} was frozen: a signal had stopped it for "
                     f"{now - since:.1f} s (--frozen_secs), so it was killed"
                 )
-                found.append(
-                    Finding(
-                        event="frozen",
-                        task=name,
-                        text=text,
-                        details={"silent_secs": now - since},
-                    )
-                )
-        return found
+        return doomed
 
     def _excuse(
         self, running: Mapping[str, task_process.TaskProcess], now: float
@@ -344,18 +325,16 @@ class TaskWatch:
         for name in self._stopped:
             self._progress[name].excuse(now=now)
 
-    def _stuck(self, name: str, now: float) -> Finding:
+    def _stuck(self, name: str, now: float) -> str:
         watch = self._progress[name]
         silent = watch.silent_secs(now=now)
-        return Finding(
-            event="stuck",
-            task=name,
-            details={"silent_secs": silent, "phase": watch.phase},
-            text=f"{name} was stuck: it has said nothing for {silent:.1f} s "
-            "(--stuck_secs), so it was killed",
+        self._note("stuck", task=name, silent_secs=silent, phase=watch.phase)
+        return (
+            f"{name} was stuck: it has said nothing for {silent:.1f} s "
+            "(--stuck_secs), so it was killed"
         )
 
-    def _group_stuck(self, running: list[str], now: float) -> Finding:
+    def _group_stuck(self, running: list[str], now: float) -> str:
         silences = {
             name: self._progress[name].silent_secs(now=now)
             for name in self._trainers
@@ -366,13 +345,9 @@ class TaskWatch:
             for name, secs in silences.items()
         )
         longest = max(silences, key=lambda name: silences[name])
-        return Finding(
-            event="stuck",
-            task=None,
-            details={
-                "silent_secs": silences[longest],
-                "phase": self._progress[longest].phase,
-            },
-            text=f"no progress, so it was killed; silent for: {said}. Steps "
-            "that may take longer need a higher --stuck_secs (0 for none)",
+        phase = self._progress[longest].phase
+        self._note("stuck", silent_secs=silences[longest], phase=phase)
+        return (
+            f"no progress, so it was killed; silent for: {said}. Steps that "
+            "may take longer need a higher --stuck_secs (0 for none)"
         )

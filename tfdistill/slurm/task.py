@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,8 +19,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from tfdistill.cluster import identity
-from tfdistill.cluster import signs
 from tfdistill.launcher import command as launcher
 from tfdistill.launcher import fields
 from tfdistill.launcher import files
@@ -79,22 +76,6 @@ def environment(
     return result
 
 
-def port_is_taken(cluster: identity.Cluster) -> bool:
-    """Whether another process listens on this task's own port."""
-    if cluster.address is None:
-        return False
-    port = int(cluster.address.rpartition(":")[2])
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As TensorFlow's server does: connections that have just been closed
-        # are no hindrance.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return True
-    return False
-
-
 def run(
     command: Sequence[str],
     task: local_cluster.Task,
@@ -117,13 +98,6 @@ def run(
         step = f"job {place.job_id}, step {place.step_id}"
         node = place.hosts[place.rank]
         log.write(f"===== {now}: {step} on {node} =====\n".encode())
-        if port_is_taken(task.cluster):
-            signs.announce_port_taken(env)
-            log.write(
-                f"tfdistill: another process listens on {task.cluster.address}"
-                "; the group will be started on other ports.\n".encode()
-            )
-            return signs.EXIT_RETRY
         code = None
         if shared is not None:
             code = shared.run(command, env=env, log_fd=log.fileno())
