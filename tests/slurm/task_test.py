@@ -83,7 +83,6 @@ def test_every_task_finds_its_place_and_all_find_the_same(text, counts):
     [
         ({"SLURM_ARRAY_TASK_ID": ""}, "SLURM_ARRAY_TASK_ID must be set"),
         # As with --distribution=cyclic.
-        ({"SLURM_LOCALID": "0"}, "task 0 of node node01, as SLURM_LOCALID"),
         ({"SLURMD_NODENAME": "node02"}, "leave --distribution=block"),
     ],
 )

@@ -66,34 +66,29 @@ class Place:
                 "The group must run on all nodes of its job: ask for fewer "
                 "nodes, or for as many as it has tasks.",
             )
-        placed = [
-            (node, index)
+        hosts = tuple(
+            node
             for node, count in zip(nodes, counts, strict=True)
-            for index in range(count)
-        ]
-        place = cls(
-            rank=number_of(environ, "SLURM_PROCID"),
+            for _ in range(count)
+        )
+        rank = number_of(environ, "SLURM_PROCID")
+        node = text_of(environ, "SLURMD_NODENAME")
+        if hosts[rank : rank + 1] != (node,):
+            raise identity.error(
+                f"The node of task {rank}",
+                f"be {node}, as SLURMD_NODENAME says",
+                dict(enumerate(hosts)).get(rank),
+                "Tasks must follow each other node by node: leave "
+                "--distribution=block to the script.",
+            )
+        return cls(
+            rank=rank,
             local_rank=number_of(environ, "SLURM_LOCALID"),
-            hosts=tuple(node for node, _ in placed),
+            hosts=hosts,
             group=number_of(environ, "SLURM_ARRAY_TASK_ID"),
             job_id=number_of(environ, "SLURM_JOB_ID"),
             step_id=number_of(environ, "SLURM_STEP_ID"),
         )
-        place._check(text_of(environ, "SLURMD_NODENAME"), placed)
-        return place
-
-    def _check(self, node: str, placed: Sequence[tuple[str, int]]) -> None:
-        """Compares what Slurm says of this task with what was derived."""
-        expected = dict(enumerate(placed)).get(self.rank)
-        if expected != (node, self.local_rank):
-            raise identity.error(
-                "The place of a task",
-                f"be task {self.local_rank} of node {node}, as SLURM_LOCALID "
-                "and SLURMD_NODENAME say",
-                expected,
-                "Tasks must follow each other node by node: leave "
-                "--distribution=block to the script.",
-            )
 
     def addresses(self, ports: tuple[int, int] = DEFAULT_PORTS) -> list[str]:
         """Returns `host:port` of each task, the same for all of them."""

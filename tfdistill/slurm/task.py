@@ -48,13 +48,7 @@ def find_task(
             "Write a new script for another number of groups."
         )
     ports = slurm_place.parse_ports(step.ports)
-    tasks = step.tasks_at(place.group, place.addresses(ports))
-    if len(tasks) != len(place.hosts):
-        raise ValueError(
-            f"The step must have {len(tasks)} tasks, as many as a group; "
-            f"received {len(place.hosts)}. Leave --ntasks to the script."
-        )
-    return tasks[place.rank]
+    return step.tasks_at(place.group, place.addresses(ports))[place.rank]
 
 
 def environment(
