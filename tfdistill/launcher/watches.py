@@ -295,6 +295,7 @@ class TaskWatch:
                 self._note("stopped_by_signal", task=name)
             elif self._frozen_secs and now - since >= self._frozen_secs:
                 self._note("frozen", task=name, silent_secs=now - since)
+                self._stopped[name] = float("inf")  # Once is enough.
                 doomed[name] = (
                     f"{name} was frozen: a signal had stopped it for "
                     f"{now - since:.1f} s (--frozen_secs), so it was killed"
