@@ -21,7 +21,7 @@ from absl import logging
 
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
-from tfdistill.exchange import reader
+from tfdistill.exchange import publisher
 from tfdistill.exchange import signing
 from tfdistill.exchange import versions
 from tfdistill.status import directory
@@ -66,7 +66,7 @@ def _add_options(options: programs.Flags) -> None:
 
 def _choose(
     options: programs.Options,
-) -> tuple[reader.VersionReader, versions.Version]:
+) -> tuple[publisher.Exchange, versions.Version]:
     """Returns the version, and a reader with the run's key, if it has one.
 
     That is the environment's, or what `launch.local` left in the run.
@@ -80,7 +80,7 @@ def _choose(
     key: signing.KeyOption = "environment"
     if not signing.has_key(os.environ) and path.exists():
         key = path.read_bytes().strip()
-    exchange = reader.VersionReader(place or str(own), key=key)
+    exchange = publisher.Exchange(place or str(own), key=key)
     if options.step is not None:
         return exchange, exchange.open(options.group, options.step)
     newest = exchange.latest(options.group)
@@ -116,7 +116,7 @@ def _target(
 
 
 def promote(
-    exchange: reader.VersionReader,
+    exchange: publisher.Exchange,
     version: versions.Version,
     target: pathlib.Path,
     *,

@@ -10,7 +10,7 @@ from tests.cases import hostile as hostile_cases
 from tfdistill.doctor import check
 from tfdistill.doctor import storage
 from tfdistill.doctor import teachers
-from tfdistill.exchange import reader as reader_lib
+from tfdistill.exchange import publisher
 from tfdistill.exports import saved_model
 
 
@@ -20,7 +20,7 @@ def exchange(tmp_path):
 
 
 def _examine(exchange, *, own=True, key="environment", peers=(1,)):
-    reader = reader_lib.VersionReader(exchange.root, key=key)
+    reader = publisher.Exchange(exchange.root, key=key)
     student = teachers.own_export(reader, 0) if own else None
     return list(teachers.examine(reader, peers, student))
 
@@ -88,7 +88,7 @@ def test_a_graph_that_writes_files_is_not_run(exchange, tmp_path):
     hostile = tmp_path / "hostile"
     body = next(iter(hostile_cases.bodies(str(victim)).values()))
     hostile_cases.save(hostile, body)
-    own = reader_lib.VersionReader(exchange.root).latest(0).manifest
+    own = publisher.Exchange(exchange.root).latest(0).manifest
     exchange.publish(
         hostile_cases.copy_from(hostile),
         group=1,

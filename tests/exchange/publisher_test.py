@@ -1,6 +1,5 @@
 """Versions published and pruned, and what a failure at any call leaves."""
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -295,26 +294,6 @@ def test_mount_that_cannot_rename_directories_gets_the_manifest_last(tmp_path):
     assert len(order) == 3 * (len(FILES) + 2)
     assert hub.steps(0) == [2, 3]
     assert hidden_names(tmp_path) == []
-
-
-# Readers of storage that shows changes late, or fails.
-
-
-def test_each_failing_call_of_a_reader_is_survived(tmp_path):
-    hub = publisher.Exchange(tmp_path)
-    old, new = publish(hub, 1), publish(hub, 2)
-    for number in (errno.ENOENT, errno.ESTALE, errno.EIO):
-        for fail_at in range(1, 20):
-            faults = storage_cases.Faults(
-                filesystem.LocalFileSystem(),
-                fail_at=fail_at,
-                error=OSError(number, "injected"),
-            )
-            reader = publisher.Exchange(str(tmp_path), file_system=faults)
-            while len(faults.calls) < fail_at:
-                with contextlib.suppress(OSError):
-                    assert reader.latest(0) in (None, old, new)
-            assert reader.latest(0) == new
 
 
 # Verification.

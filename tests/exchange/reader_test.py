@@ -29,16 +29,16 @@ def test_a_failing_storage_is_told_and_what_was_found_stays(tmp_path):
         file_system=storage,
         clock=lambda: now[0],
     )
-    assert newest.look([0], limit_secs=30)[0].step == 10
+    assert newest.look(limit_secs=30)[0].step == 10
     storage.hidden[str(tmp_path)] = errno.EIO
-    assert newest.look([0], limit_secs=30)[0].step == 10
+    assert newest.look(limit_secs=30)[0].step == 10
     assert newest.problem == ""  # Not looked at again so soon.
     now[0] += 10
-    assert newest.look([0], limit_secs=30)[0].step == 10
+    assert newest.look(limit_secs=30)[0].step == 10
     assert "Input/output error" in newest.problem
     storage.hidden.clear()
     now[0] += 10
-    newest.look([0], limit_secs=30)
+    newest.look(limit_secs=30)
     assert newest.problem == ""
 
 

@@ -94,9 +94,9 @@ def teachers_check(
     def make() -> Iterator[check.Result]:
         # Only here: they import TensorFlow.
         from tfdistill.doctor import teachers
-        from tfdistill.exchange import reader as reader_lib
+        from tfdistill.exchange import publisher
 
-        reader = reader_lib.VersionReader(cluster.exchange)
+        reader = publisher.Exchange(cluster.exchange)
         own = [*student] or [teachers.own_export(reader, cluster.group)]
         yield from teachers.examine(reader, cluster.peers, *own)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdistill.doctor import check
-from tfdistill.exchange import reader as reader_lib
+from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import graph_check
 from tfdistill.exports import other_graphs
@@ -36,7 +36,7 @@ class Student(NamedTuple):
     fingerprint: str
 
 
-def own_export(reader: reader_lib.VersionReader, group: int) -> Student | None:
+def own_export(reader: publisher.Exchange, group: int) -> Student | None:
     """Returns the student as a group's own newest version has it."""
     found = reader.latest(group)
     return _student(found) if found else None
@@ -62,7 +62,7 @@ def _specs(found: Any) -> dict[str, tf.TensorSpec]:
 
 
 def examine(
-    reader: reader_lib.VersionReader,
+    reader: publisher.Exchange,
     peers: Sequence[int],
     student: Any = None,
 ) -> Iterator[check.Result]:
@@ -96,7 +96,7 @@ def examine(
 
 def _judge(
     who: str,
-    reader: reader_lib.VersionReader,
+    reader: publisher.Exchange,
     version: versions.Version,
     student: Any,
 ) -> check.Result:

@@ -36,7 +36,11 @@ class GroupClaim:
     def __init__(
         self, files: notes.Notes, *, run: str, incarnation: str
     ) -> None:
-        """Touches no storage; `run` is equal for all attempts of one run."""
+        """Takes the group, from an earlier process of this run if need be.
+
+        `run` is equal for all attempts of one run. If the storage is out of
+        reach, `confirm` tries again.
+        """
         self._files = files
         self._own = {
             "run": run,
@@ -46,6 +50,10 @@ class GroupClaim:
         }
         self._is_taken = self._is_released = False
         self._failure: GroupClaimedError | ClaimLostError | None = None
+        try:
+            self.confirm()
+        except OSError as error:
+            _log.warning("Cannot write %s yet: %s", files.path(_NAME), error)
 
     def __enter__(self) -> "GroupClaim":
         return self
@@ -57,18 +65,7 @@ class GroupClaim:
     def is_held(self) -> bool:
         """Whether the group was taken, and neither given up nor lost since."""
         lost = self._failure is not None
-        return self._is_taken and not self._is_released and not lost
-
-    def take(self) -> None:
-        """Takes the group, from an earlier process of this run if need be.
-
-        If the storage is out of reach, `confirm` tries again.
-        """
-        try:
-            self.confirm()
-        except OSError as error:
-            path = self._files.path(_NAME)
-            _log.warning("Cannot write %s yet: %s", path, error)
+        return self._is_taken and not lost and not self._is_released
 
     def check(self) -> None:
         """Raises what `confirm` has found out; touches no storage."""
@@ -86,7 +83,7 @@ class GroupClaim:
         found = self._files.read(_NAME)
         if not self._is_taken:
             self._refuse_other_run(found)
-        elif found is not None and not self._is_own(found):
+        elif found and not self._is_own(found):
             self._failure = ClaimLostError(
                 f"{_named(found)} has taken over {self._files.directory}: "
                 f"{_named(self._own)} publishes nothing more; end it. If two "
@@ -94,7 +91,7 @@ class GroupClaim:
                 "(TFDISTILL_GROUP)."
             )
         self.check()
-        if found is None or not self._is_taken:
+        if not found or not self._is_taken:
             self._files.write(_NAME, self._own)
             self._is_taken = True
 
@@ -103,19 +100,15 @@ class GroupClaim:
         if self.is_held:
             # If this fails, only another run has to be told.
             with contextlib.suppress(OSError):
-                found = self._files.read(_NAME)
-                if found is not None and self._is_own(found):
+                if self._is_own(self._files.read(_NAME) or {}):
                     self._files.remove(_NAME)
         self._is_released = True
 
     def _refuse_other_run(self, found: dict[str, Any] | None) -> None:
-        path = self._files.path(_NAME)
-        if found is None and self._files.exists(_NAME):
-            owner = "nobody that this run knows"
-        elif found is not None and found.get("run") != self._own["run"]:
-            owner = _named(found)
-        else:
+        if found is None or found.get("run") == self._own["run"]:
             return
+        path = self._files.path(_NAME)
+        owner = _named(found) if found else "nobody that this run knows"
         self._failure = GroupClaimedError(
             f"{self._files.directory} belongs to another run: {path} names "
             f"{owner}; this is {_named(self._own)}. Give each run an exchange "

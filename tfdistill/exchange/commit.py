@@ -1,6 +1,5 @@
 """How a version becomes visible as a whole, and how it is removed."""
 
-import contextlib
 import functools
 import logging
 import tempfile
@@ -74,6 +73,13 @@ def remove_version(file_system: filesystem.FileSystem, directory: str) -> None:
     file_system.remove_tree(directory)
 
 
+def try_to_remove_version(
+    file_system: filesystem.FileSystem, directory: str
+) -> None:
+    """Removes a version; if that fails, only warns."""
+    _try_to(functools.partial(remove_version, file_system), directory)
+
+
 def sweep(file_system: filesystem.FileSystem, group_dir: str) -> None:
     """Removes what crashed publishers of one group left behind.
 
@@ -85,31 +91,34 @@ def sweep(file_system: filesystem.FileSystem, group_dir: str) -> None:
         return
     for name in sorted(names):
         path = f"{group_dir}/{name}"
-        is_left = name.startswith((".trash-", ".tmp-"))
-        if versions.step_of_name(name) is not None:
-            with contextlib.suppress(FileNotFoundError):
-                if file_system.stat(path).is_dir:
-                    is_left = not _exists(file_system, path)
-        if is_left:
-            try_to_remove(file_system.remove_tree, path)
+        if name.startswith((".trash-", ".tmp-")) or (
+            versions.step_of_name(name) is not None
+            and is_committed(file_system, path) is False
+        ):
+            _try_to(file_system.remove_tree, path)
 
 
-def _exists(file_system: filesystem.FileSystem, directory: str) -> bool:
+def is_committed(
+    file_system: filesystem.FileSystem, directory: str
+) -> bool | None:
+    """Whether a directory has a manifest; None for what is foreign."""
     try:
-        file_system.stat(f"{directory}/{manifest.FILE_NAME}")
+        if not file_system.stat(directory).is_dir:
+            return None
+    except FileNotFoundError:
+        return None
+    try:
+        found = file_system.stat(f"{directory}/{manifest.FILE_NAME}")
+        return found.is_file or None
     except FileNotFoundError:
         return False
-    return True
 
 
-def try_to_remove(remove: Callable[[str], None], path: str) -> bool:
-    """Calls `remove` on a path; if that fails, warns and returns False."""
+def _try_to(remove: Callable[[str], None], path: str) -> None:
     try:
         remove(path)
     except OSError as error:
         _log.warning("Could not remove %s: %s", path, error)
-        return False
-    return True
 
 
 class Staging:
@@ -183,13 +192,12 @@ class Staging:
         except claim.ClaimLostError:
             raise  # What lies there may be the new owner's by now.
         except BaseException:
-            remove = functools.partial(remove_version, self._target)
-            try_to_remove(remove, self._final)
+            try_to_remove_version(self._target, self._final)
             raise
 
     def discard(self) -> None:
         """Removes the temporary directory if it is still there."""
-        try_to_remove(self._source.remove_tree, self.path)
+        _try_to(self._source.remove_tree, self.path)
 
     def _clear(self) -> None:
         try:

@@ -168,25 +168,23 @@ class ObjectStore:
 
     def blocks(self, path: str) -> Iterator[bytes]:
         """Yields a file's content: one request for each block."""
-        start = 0
-        while block := self._block(path, start):
-            yield block
-            start += BLOCK_BYTES
-            if len(block) < BLOCK_BYTES:
-                return
-
-    def _block(self, path: str, start: int) -> bytes:
-        end = start + BLOCK_BYTES
-        with _os_errors(path):
-            try:
-                return self._store.cat_file(path, start=start, end=end)
-            except FileNotFoundError:
-                raise
-            except Exception:
-                # Stores refuse a range of nothing, each in its own way.
-                if self.stat(path)[1:3] != (True, start):
+        start, block = 0, None
+        while block is None or len(block) == BLOCK_BYTES:
+            with _os_errors(path):
+                try:
+                    block = self._store.cat_file(
+                        path, start=start, end=start + BLOCK_BYTES
+                    )
+                except FileNotFoundError:
                     raise
-                return b""
+                except Exception:
+                    # Stores refuse a range of nothing, each in its own way.
+                    if self.stat(path)[1:3] != (True, start):
+                        raise
+                    return
+            start += BLOCK_BYTES
+            if block:
+                yield block
 
     def write(self, path: str, blocks: Iterable[bytes]) -> None:
         """Writes a file, which appears whole; large ones go up in parts."""
@@ -227,23 +225,15 @@ class ObjectStore:
                 self._store.rm_file(name)
 
     def walk(self, root: str) -> Iterator[tuple[str, Stat]]:
-        """As the function `walk`: one request for a thousand files."""
+        """As the function `walk`, files only: a request for a thousand."""
         with _os_errors(root):
             found = self._store.find(root, detail=True)
             start = self._store._strip_protocol(root) + "/"
         if not found:
             raise FileNotFoundError(errno.ENOENT, "no such directory", root)
-        directories = set()
         for path, entry in found.items():
-            name = path.removeprefix(start)
-            parent = name.rpartition("/")[0]
-            if not name.rpartition("/")[2]:
-                continue  # It marks a directory; see `list_dir`.
-            while parent and parent not in directories:
-                directories.add(parent)
-                yield parent, Stat(True, False, 0)
-                parent = parent.rpartition("/")[0]
-            yield name, _stat(entry)
+            if not path.endswith("/"):  # It marks a directory; see `list_dir`.
+                yield path.removeprefix(start), _stat(entry)
 
 
 FileSystem: TypeAlias = LocalFileSystem | ObjectStore

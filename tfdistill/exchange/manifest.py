@@ -123,10 +123,10 @@ class Manifest:
                 f"one where {_shorten(name)} is {fault}."
             )
         _check_type("files", fields["files"], dict)
-        files = {
-            name: _file_entry(name, entry)
-            for name, entry in fields["files"].items()
-        }
+        files = {}
+        for name, entry in fields["files"].items():
+            _check_keys(f"files.{name}", entry, "size", "sha256")
+            files[name] = FileEntry(**entry)
         return cls(**{**fields, "files": files})
 
 
@@ -172,24 +172,10 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _file_entry(name: str, entry: Any) -> FileEntry:
-    _require(
-        isinstance(entry, dict) and entry.keys() == {"size", "sha256"},
-        f"files.{name}",
-        "an object with only size and sha256",
-        entry,
-    )
-    return FileEntry(**entry)
-
-
 def _check_files(files: Any) -> None:
     _check_type("files", files, Mapping)
-    _require(
-        len(files) <= MAX_FILES,
-        "files",
-        f"at most {MAX_FILES} entries long",
-        len(files),
-    )
+    most = f"at most {MAX_FILES} entries long"
+    _require(len(files) <= MAX_FILES, "files", most, len(files))
     for name, entry in files.items():
         check_file_name(name)
         _check_type(f"files.{name}", entry, FileEntry)
@@ -202,12 +188,7 @@ def _check_variables(variables: Any) -> None:
     for name, spec in variables.items():
         _check_type("a key of variables", name, str)
         field = f"variables.{name}"
-        _require(
-            isinstance(spec, Mapping) and spec.keys() == {"shape", "dtype"},
-            field,
-            "an object with only shape and dtype",
-            spec,
-        )
+        _check_keys(field, spec, "shape", "dtype")
         _check_type(f"{field}.shape", spec["shape"], list | tuple)
         for size in spec["shape"]:
             _check_count(f"{field}.shape", size)
@@ -227,6 +208,11 @@ def _check_format(value: Any) -> None:
 def _check_type(field: str, value: Any, kind: Any) -> None:
     name = getattr(kind, "__name__", str(kind))
     _require(isinstance(value, kind), field, f"of type {name}", value)
+
+
+def _check_keys(field: str, value: Any, *keys: str) -> None:
+    fits = isinstance(value, Mapping) and value.keys() == {*keys}
+    _require(fits, field, f"an object with only {' and '.join(keys)}", value)
 
 
 def _check_pattern(field: str, value: Any, pattern: re.Pattern[str]) -> None:

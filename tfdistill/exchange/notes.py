@@ -44,7 +44,7 @@ class Notes:
         self._file_system.write(self.path(name), [text.encode() + b"\n"])
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Reads a note; None if there is none, or none to trust.
+        """Reads a note; None if there is none, empty if there is none to trust.
 
         Raises:
           OSError: The storage fails.
@@ -57,21 +57,14 @@ class Notes:
             return None
         found = untrusted.json_object(text) or {}
         fields = found.get("fields")
-        if not isinstance(fields, dict):
-            return None
-        if self._signer is not None and not self._signer.proves(
-            found.get("signature"), self._signed(name, fields)
+        if not isinstance(fields, dict) or (
+            self._signer is not None
+            and not self._signer.proves(
+                found.get("signature"), self._signed(name, fields)
+            )
         ):
-            return None
+            return {}
         return fields
-
-    def exists(self, name: str) -> bool:
-        """Whether there is a note, to trust or not; OSError as `read`."""
-        try:
-            self._file_system.stat(self.path(name))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
 
     def remove(self, name: str) -> None:
         """Removes a note that is there; OSError as `read`."""

@@ -1,17 +1,19 @@
-"""The exchange: versions published and pruned by one process of each group.
+"""The exchange: versions published by one process of a group, read by any.
 
-Needs neither TensorFlow nor Keras. docs/protocol.md says how a
-version becomes visible and what a reader must check.
+The directory `<root>/group_<g>/<step>/` is a version once it holds a valid
+manifest, and whole once each file agrees with it; docs/protocol.md says how it
+becomes visible, and what a reader must check. Nothing found there is trusted,
+and links are not followed. Needs neither TensorFlow nor Keras.
 """
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import os
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
@@ -20,9 +22,10 @@ from tfdistill.exchange import claim as group_claim
 from tfdistill.exchange import commit
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
-from tfdistill.exchange import reader
+from tfdistill.exchange import notes
 from tfdistill.exchange import signing
 from tfdistill.exchange import versions
+from tfdistill.system import run_files
 
 _log = logging.getLogger(__name__)
 
@@ -36,11 +39,18 @@ def check_exchange(exchange: Any) -> None:
         )
 
 
-class Exchange(reader.VersionReader):
+class Exchange:
     """The shared directory through which groups see each other's exports.
 
     One process of each group publishes; any number read. Methods may be
     called from several threads.
+
+    Attributes:
+      root: Where it is; empty without one.
+      enabled: Whether it has a root. Without one nothing is ever found.
+      signer: What signs and checks with this run's key. None without a key:
+        then no signature is checked.
+      incarnation: Identifies this publisher in its manifests.
     """
 
     def __init__(
@@ -71,8 +81,17 @@ class Exchange(reader.VersionReader):
           clock: Seconds of a clock that never goes backwards; ages are
             measured by it. Default: `time.monotonic`.
         """
-        super().__init__(root, key=key, file_system=file_system)
+        self.enabled = root is not None
+        if root is None:
+            file_system, root = filesystem.LocalFileSystem(), ""
+        if file_system is None:
+            file_system, root = filesystem.for_root(root)
+        self.root = os.fspath(root)
+        self.signer = signing.signer_for(key) if self.enabled else None
         self.incarnation = uuid.uuid4().hex
+        self._file_system = file_system
+        self._warns = key is not None
+        self._passed_over: Counter[tuple[int, int]] = Counter()
         self._retention = commit.Retention(
             max_to_keep=max_to_keep, min_keep_secs=min_keep_secs, clock=clock
         )
@@ -82,6 +101,46 @@ class Exchange(reader.VersionReader):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Exchange":
         """Returns this one: a tuner copies callbacks, not what they open."""
         return self
+
+    def groups(self) -> list[int]:
+        """Returns the groups that have a directory; OSError without a root."""
+        found = map(run_files.group_of, self._file_system.list_dir(self.root))
+        return sorted(group for group in found if group is not None)
+
+    def notes(self, group: int) -> notes.Notes:
+        """Returns the notes that a group's processes leave for others."""
+        return notes.Notes(
+            self._file_system,
+            self.group_path(group),
+            group=group,
+            signer=self.signer,
+        )
+
+    def group_path(self, group: int) -> str:
+        """Returns the directory of a group's versions."""
+        name = run_files.group_name(versions.index("group", group))
+        return f"{self.root}/{name}"
+
+    def version_path(self, group: int, step: int) -> str:
+        """Returns the directory of one version, whether it exists or not."""
+        return f"{self.group_path(group)}/{versions.index('step', step)}"
+
+    def steps(self, group: int) -> list[int]:
+        """Returns the steps of the group's committed versions, ascending.
+
+        A version counts once its manifest is there; what is not a version,
+        and what cannot be looked at right now, is left out.
+
+        Raises:
+          OSError: If the group's directory is there and cannot be listed.
+        """
+        found = []
+        for step in self._listed(group):
+            path = self.version_path(group, step)
+            with contextlib.suppress(OSError):
+                if commit.is_committed(self._file_system, path):
+                    found.append(step)
+        return found
 
     def claim(self, group: int, *, run: str = "") -> group_claim.GroupClaim:
         """Claims a group, so that no other process publishes for it.
@@ -108,7 +167,6 @@ class Exchange(reader.VersionReader):
             claimed = group_claim.GroupClaim(
                 self.notes(group), run=run, incarnation=self.incarnation
             )
-            claimed.take()
             self._claims[group] = claimed
         return claimed
 
@@ -150,15 +208,11 @@ class Exchange(reader.VersionReader):
             then, and earlier versions are untouched.
         """
         self._refuse_disabled()
-        if versions.index("step", step) > versions.MAX_STEP:
-            raise ValueError(
-                f"`step` must be at most {versions.MAX_STEP}, which no "
-                f"training reaches; received {step}. Readers ignore what is "
-                "higher."
-            )
+        group = versions.index("group", group)
+        step = versions.index("step", step)
         draft = manifest.Manifest(
-            group=versions.index("group", group),
-            step=versions.index("step", step),
+            group=group,
+            step=step,
             created=time.time(),
             incarnation=self.incarnation,
             files={},
@@ -170,62 +224,143 @@ class Exchange(reader.VersionReader):
             extras=extras or {},
         )
         with self._lock:
-            version = self._publish(write, draft)
-            self._try_to_prune(draft.group)
+            try:
+                self._refuse_existing(group, step)
+                version = self._export(write, draft)
+            except group_claim.ERRORS:
+                raise
+            except Exception as error:
+                # A new owner may have removed its files, or published the step.
+                with contextlib.suppress(OSError):
+                    self._confirm(group)
+                # A full disk would stay full if only exports that succeed did.
+                self._prune(group)
+                if isinstance(error, versions.ExportError):
+                    raise
+                why = f"{type(error).__name__}: {error}".rstrip(".")
+                raise versions.ExportError(
+                    f"Could not publish {self.version_path(group, step)}: "
+                    f"{why}. No part of it is visible to readers."
+                ) from error
+            self._prune(group)
             return version
 
-    def _publish(
-        self, write: Callable[[str], None], draft: manifest.Manifest
-    ) -> versions.Version:
+    def _prune(self, group: int) -> None:
+        """Removes versions that may go, and what crashed publishers left."""
         try:
-            self._refuse_existing(draft.group, draft.step)
-            return self._export(write, draft)
-        except group_claim.ERRORS:
-            raise
-        except Exception as error:
-            # A new owner may have removed its files, or published the step.
-            with contextlib.suppress(OSError):
-                self._confirm(draft.group)
-            if isinstance(error, versions.VersionExistsError):
-                raise
-            # A full disk would stay full if only exports that succeed pruned.
-            self._try_to_prune(draft.group)
-            if isinstance(error, versions.ExportError):
-                raise
-            path = self.version_path(draft.group, draft.step)
-            why = f"{type(error).__name__}: {error}".rstrip(".")
-            raise versions.ExportError(
-                f"Could not publish {path}: {why}. No part of it is visible to "
-                "readers."
-            ) from error
-
-    def prune(self, group: int) -> list[int]:
-        """Removes versions that may go, and what crashed publishers left.
-
-        Only the process that publishes for a group may call it for that group;
-        `publish` does so itself.
-
-        Returns:
-          The steps removed.
-
-        Raises:
-          OSError: If the group's directory cannot be listed.
-        """
-        remove = functools.partial(commit.remove_version, self._file_system)
-        with self._lock:
-            removed = [
-                step
-                for step in self._retention.expired(group, self.steps(group))
-                if commit.try_to_remove(remove, self.version_path(group, step))
-            ]
+            for step in self._retention.expired(group, self.steps(group)):
+                path = self.version_path(group, step)
+                commit.try_to_remove_version(self._file_system, path)
             commit.sweep(self._file_system, self.group_path(group))
-        return removed
-
-    def _try_to_prune(self, group: int) -> None:
-        try:
-            self.prune(group)
         except OSError as error:
             _log.warning("Could not prune group %d: %s", group, error)
+
+    def open(self, group: int, step: int) -> versions.Version:
+        """Returns a version by reading its manifest, and nothing else of it.
+
+        Raises:
+          VersionNotFoundError: If there is no such version.
+          CorruptVersionError: If its manifest is not one to trust.
+          OSError: If the storage fails.
+        """
+        path = self.version_path(group, step)
+        try:
+            for directory in (self.group_path(group), path):
+                if not self._file_system.stat(directory).is_dir:
+                    raise NotADirectoryError("links are not followed")
+            text = filesystem.read(
+                self._file_system,
+                f"{path}/{manifest.FILE_NAME}",
+                max_bytes=manifest.MAX_BYTES,
+            )
+            found = manifest.Manifest.from_json(text)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise versions.VersionNotFoundError(
+                f"There is no version at {path}: {error}. It was not published "
+                "yet, or was pruned."
+            ) from error
+        except (
+            manifest.ManifestError,
+            filesystem.NotRegularFileError,
+        ) as error:
+            raise versions.CorruptVersionError(
+                f"{path}/{manifest.FILE_NAME} must be a valid manifest: {error}"
+            ) from error
+        if (found.group, found.step) != (group, step) or not found.files:
+            raise versions.CorruptVersionError(
+                f"The manifest of {path} must name its files, group {group} "
+                f"and step {step}; received {len(found.files)} files, group "
+                f"{found.group} and step {found.step}. Was it copied there?"
+            )
+        version = versions.Version(group, step, path, found)
+        self._check_signature(version)
+        return version
+
+    def latest(
+        self,
+        group: int,
+        *,
+        newer_than: int = -1,
+        wanted: Callable[[versions.Version], bool] = lambda version: True,
+    ) -> versions.Version | None:
+        """Returns the newest version whose files are all there, or None.
+
+        Newest means the highest step. Sizes are compared and checksums are
+        not: call `verify` before use. Versions that are incomplete, or whose
+        manifest is not one to trust, are passed over with a warning if they
+        stay so, and the next older one is taken.
+
+        Args:
+          group: The group.
+          newer_than: Step that the version must exceed. Default: any version.
+          wanted: Which versions count, by their manifests. Default: all.
+
+        Raises:
+          OSError: If the storage fails; what was found before may still hold.
+        """
+        for step in reversed(self._listed(group)):
+            if step <= newer_than:
+                break
+            try:
+                version = self.open(group, step)
+                if wanted(version):
+                    versions.check_listing(self._file_system, version)
+                    return version
+            except versions.VersionNotFoundError:
+                continue
+            except versions.CorruptVersionError as error:
+                self._log_once(group, step, error)
+        return None
+
+    def verify(self, version: versions.Version) -> None:
+        """Compares each file of a version with its manifest.
+
+        Raises:
+          CorruptVersionError: If a file is missing, is not a regular file,
+            differs in size or checksum, or is not in the manifest: the message
+            names the file and both values.
+          VersionNotFoundError: If the version was pruned or replaced meanwhile.
+          OSError: If the storage fails; the version may well be good.
+        """
+        try:
+            versions.check_listing(self._file_system, version)
+            versions.check_content(self._file_system, version)
+        except versions.CorruptVersionError as error:
+            if self._is_gone(version):
+                raise versions.VersionNotFoundError(
+                    f"{version.path} was pruned or replaced while it was "
+                    "read; take the newest version instead."
+                ) from error
+            raise
+
+    def fetch(self, version: versions.Version, directory: str) -> None:
+        """Copies a version's files to an empty local directory, verified.
+
+        Raises:
+          CorruptVersionError: If a file differs from its manifest.
+          OSError: If the storage or the disk fails.
+        """
+        versions.copy_content(self._file_system, version, directory)
 
     def _confirm(self, group: int) -> None:
         if group in self._claims:
@@ -269,11 +404,53 @@ class Exchange(reader.VersionReader):
                     "it left none."
                 )
             checked = dataclasses.replace(draft, files=files)
-            if self._signer is not None:
-                checked = self._signer.sign(checked)
+            if self.signer is not None:
+                checked = self.signer.sign(checked)
             stage.commit(checked, confirm=lambda: self._confirm(draft.group))
         finally:
             stage.discard()
         # As a reader gets it: tuples of the caller have become lists.
         checked = manifest.Manifest.from_json(checked.to_json())
         return versions.Version(draft.group, draft.step, final, checked)
+
+    def _check_signature(self, found: versions.Version) -> None:
+        if self.signer is not None:
+            try:
+                self.signer.check(found.manifest)
+            except signing.SignatureError as error:
+                raise versions.CorruptVersionError(
+                    f"The manifest of {found.path} cannot be trusted: {error}"
+                ) from error
+        elif self._warns and signing.is_signed(found.manifest):
+            self._warns = False
+            _log.warning(
+                "Versions in %s are signed, and this process has no key: their "
+                "signatures are not checked. Set %s.",
+                self.root,
+                signing.FILE_VARIABLE,
+            )
+
+    def _log_once(self, group: int, step: int, error: Exception) -> None:
+        # The first time it may be about to come, or to go.
+        self._passed_over[group, step] += 1
+        is_second = self._passed_over[group, step] == 2
+        level = logging.WARNING if is_second else logging.DEBUG
+        _log.log(level, "Skipping a version: %s", error)
+
+    def _listed(self, group: int) -> list[int]:
+        if not self.enabled:
+            return []
+        try:
+            names = self._file_system.list_dir(self.group_path(group))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        steps = [versions.step_of_name(name) for name in names]
+        return sorted(step for step in steps if step is not None)
+
+    def _is_gone(self, version: versions.Version) -> bool:
+        try:
+            return self.open(version.group, version.step) != version
+        except versions.VersionNotFoundError:
+            return True
+        except versions.CorruptVersionError:
+            return False

@@ -60,28 +60,40 @@ def checksum(
 def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
     """Raises CorruptVersionError unless names, kinds and sizes are right."""
     expected = version.manifest.files
-    missing = set(expected)
-    walk = filesystem.walk(file_system, version.path)
+    found = {}
     try:
-        for count, (name, found) in enumerate(walk):
+        walk = filesystem.walk(file_system, version.path)
+        for count, (name, seen) in enumerate(walk):
             if count > 2 * manifest_lib.MAX_FILES:
                 raise CorruptVersionError(
                     f"{version.path} must have at most "
                     f"{2 * manifest_lib.MAX_FILES} entries; it has more."
                 )
-            if found.is_dir or name == manifest_lib.FILE_NAME:
-                continue
-            _check_entry(version, name, found)
-            missing.discard(name)
+            if not seen.is_dir and name != manifest_lib.FILE_NAME:
+                found[name] = seen
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CorruptVersionError(
             f"{version.path} changed while it was listed: {error}"
         ) from error
-    if missing:
-        raise CorruptVersionError(
-            f"{version.path} must have the {len(expected)} files of its "
-            f"manifest; missing: {sorted(missing)[:5]}."
-        )
+    for name in sorted(found.keys() | expected.keys()):
+        path = f"{version.path}/{name}"
+        if name not in found:
+            raise CorruptVersionError(
+                f"{path} must be there: the manifest names it; it is missing."
+            )
+        if name not in expected:
+            raise CorruptVersionError(
+                f"{path} must be absent: the manifest does not name it."
+            )
+        if not found[name].is_file:
+            raise CorruptVersionError(
+                f"{path} must be a regular file; it is a link or a device."
+            )
+        if found[name].size != expected[name].size:
+            raise CorruptVersionError(
+                f"{path} must have {expected[name].size} bytes by its "
+                f"manifest; it has {found[name].size}."
+            )
 
 
 def check_content(file_system: filesystem.FileSystem, version: Version) -> None:
@@ -115,27 +127,7 @@ def copy_content(
     for name in version.manifest.files:
         blocks = file_system.blocks(f"{version.path}/{name}")
         local.write(f"{directory}/{name}", blocks)
-    copy = dataclasses.replace(version, path=directory)
-    check_listing(local, copy)
-    check_content(local, copy)
-
-
-def _check_entry(version: Version, name: str, found: filesystem.Stat) -> None:
-    path = f"{version.path}/{name}"
-    expected = version.manifest.files.get(name)
-    if expected is None:
-        raise CorruptVersionError(
-            f"{path} must be absent: the manifest does not name it."
-        )
-    if not found.is_file:
-        raise CorruptVersionError(
-            f"{path} must be a regular file; it is a link or a device."
-        )
-    if found.size != expected.size:
-        raise CorruptVersionError(
-            f"{path} must have {expected.size} bytes by its manifest; it has "
-            f"{found.size}."
-        )
+    check_content(local, dataclasses.replace(version, path=directory))
 
 
 def index(name: str, value: Any) -> int:
@@ -144,9 +136,9 @@ def index(name: str, value: Any) -> int:
         result = -1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         result = -1
-    if not 0 <= result <= manifest_lib.MAX_INT:
+    if not 0 <= result <= MAX_STEP:
         raise ValueError(
-            f"`{name}` must be an integer in 0..2**63-1; received {value!r}."
+            f"`{name}` must be an integer in 0..10**12; received {value!r}."
         )
     return result
 

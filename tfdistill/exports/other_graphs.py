@@ -9,7 +9,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from tfdistill.exchange import filesystem
-from tfdistill.exchange import reader
+from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import checkpoints
 from tfdistill.exports import graph_check
@@ -204,7 +204,7 @@ class Specs(Protocol):
 
 
 def load_version(
-    exchange: reader.VersionReader,
+    exchange: publisher.Exchange,
     version: versions.Version,
     graph: Specs,
     *,

@@ -211,7 +211,7 @@ class LocalRun:
     def _status(self) -> group_status.RunStatus:
         statuses = [group.status for group in self._groups]
         if self._published is not None:
-            newest = self._published.look(range(len(statuses)))
+            newest = self._published.look()
             for status in statuses:
                 status.newest = newest.get(status.group)
         return group_status.RunStatus(

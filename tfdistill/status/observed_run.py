@@ -74,7 +74,6 @@ class ObservedRun:
         )
         self._published = reader.NewestVersions(
             self.exchange,
-            interval_secs=1.0,
             file_system=file_system,
             # One that was named is there, or the name is wrong.
             must_be_there=exchange is not None,
@@ -92,7 +91,7 @@ class ObservedRun:
         self._problems = []
         self._record = self._read_record()
         self._follow_events()
-        newest = self._published.look(self._groups(), limit_secs=limit_secs)
+        newest = self._published.look(limit_secs=limit_secs)
         now = self._clock()
         statuses = []
         for group in self._groups():
