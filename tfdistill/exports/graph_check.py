@@ -279,30 +279,17 @@ def check_directory(directory: str) -> None:
         # Only what is below it must not be linked.
         directory = os.path.realpath(directory)
     file_system, root = filesystem.for_root(directory)
-    files = _listed(file_system, root)
-    check_names(name for name in files if not _UNREAD.fullmatch(name))
-    check(
-        filesystem.read(
-            file_system,
-            f"{root}/{GRAPH}",
-            max_bytes=MAX_GRAPH_BYTES,
-        )
-    )
-    if _INDEX in files:
-        checkpoints.contents(root)
-
-
-def _listed(
-    file_system: filesystem.FileSystem, root: str
-) -> Mapping[str, filesystem.Stat]:
-    files = {}
+    files = set()
     for name, found in filesystem.walk(file_system, root):
-        if found.is_dir:
-            continue
-        if not found.is_file:
+        if not (found.is_dir or found.is_file):
             raise GraphError(
                 f"its files must be regular ones; {name!r} is a link or a "
                 "device."
             )
-        files[name] = found
-    return files
+        if found.is_file:
+            files.add(name)
+    check_names(name for name in files if not _UNREAD.fullmatch(name))
+    path = f"{root}/{GRAPH}"
+    check(filesystem.read(file_system, path, max_bytes=MAX_GRAPH_BYTES))
+    if _INDEX in files:
+        checkpoints.contents(root)

@@ -4,7 +4,6 @@ import logging
 import tempfile
 from collections.abc import Iterable
 from typing import Any
-from typing import Protocol
 
 import tensorflow as tf
 
@@ -14,6 +13,8 @@ from tfdistill.exchange import versions
 from tfdistill.exports import checkpoints
 from tfdistill.exports import graph_check
 from tfdistill.exports import student_graph
+
+_log = logging.getLogger(__name__)
 
 
 class FrozenFunction:
@@ -107,7 +108,7 @@ def match(
     elif len(theirs) == len(ours) and (
         len(ours) == 1 or all(n.startswith("output_") for n in theirs)
     ):
-        pairs = dict(zip(ours, sorted(theirs, key=_position), strict=True))
+        pairs = dict(zip(ours, in_flat_order(theirs), strict=True))
     else:
         raise ValueError(
             f"The {what} must be named {sorted(ours)}; found {sorted(theirs)}."
@@ -133,14 +134,6 @@ def in_flat_order(names: Iterable[str]) -> list[str]:
         return (head, int(number), name) if is_number else (name, -1, name)
 
     return sorted(names, key=place)
-
-
-def _position(name: str) -> tuple[int, str]:
-    number = name.rpartition("_")[2]
-    return (int(number) if number.isdigit() else 0, name)
-
-
-_log = logging.getLogger(__name__)
 
 
 def load(
@@ -191,28 +184,17 @@ def check_named(directory: str, *, trust: bool, remedy: str) -> None:
         _log.warning("Loading the SavedModel %s, though %s", directory, error)
 
 
-class Specs(Protocol):
-    """What a graph must fit, as a `StudentGraph` has it."""
-
-    @property
-    def input_spec(self) -> Any:
-        """Structure of `tf.TensorSpec`."""
-
-    @property
-    def output_spec(self) -> Any:
-        """Structure of `tf.TensorSpec`."""
-
-
 def load_version(
     exchange: publisher.Exchange,
     version: versions.Version,
-    graph: Specs,
+    graph: Any,
     *,
     trust: bool = False,
 ) -> FrozenFunction:
     """Loads a peer's graph from a copy that nobody else can change.
 
-    ValueError if it does not fit, or holds what may not run without `trust`.
+    `graph` has the student's specs, as a `StudentGraph` does. ValueError if it
+    does not fit, or holds what may not run without `trust`.
     """
     with tempfile.TemporaryDirectory(prefix="tfdistill-peer-") as directory:
         exchange.fetch(version, directory)
@@ -221,7 +203,7 @@ def load_version(
         return _loaded(directory, graph)
 
 
-def _loaded(directory: str, graph: Specs) -> FrozenFunction:
+def _loaded(directory: str, graph: Any) -> FrozenFunction:
     return FrozenFunction(
         directory, input_spec=graph.input_spec, output_spec=graph.output_spec
     )

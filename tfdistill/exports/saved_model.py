@@ -99,8 +99,6 @@ def _name(variable: Any) -> str:
 _KEY = "model_variables/{}/.ATTRIBUTES/VARIABLE_VALUE"
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VARIABLES = ("variables/variables.index", "variables/variables.data")
-# Floats as narrow as the exchange allows them to travel.
-EXCHANGE_DTYPES = ("bfloat16",)
 
 # None stands for a table on parameter servers, which is read as it is written.
 Snapshot = list[tf.Tensor | None]
@@ -120,10 +118,10 @@ class SavedModelWriter:
         With `variables_dtype="bfloat16"` half as much travels: float
         variables are stored as bfloat16 and widened inside the graph.
         """
-        if variables_dtype not in (None, *EXCHANGE_DTYPES):
+        if variables_dtype not in (None, "bfloat16"):
             raise ValueError(
-                "`variables_dtype` must be None or one of "
-                f"{EXCHANGE_DTYPES}; received {variables_dtype!r}."
+                "`variables_dtype` must be None or 'bfloat16'; received "
+                f"{variables_dtype!r}."
             )
         self.graph = graph
         self._dtypes = [
@@ -358,14 +356,10 @@ def in_order(
 
     That is by the number in their keys; ValueError for other keys.
     """
-    ordered = {
-        _KEY.format(index): variables.get(_KEY.format(index))
-        for index in range(len(variables))
-    }
-    found = {key: entry for key, entry in ordered.items() if entry}
-    if len(found) != len(variables):
+    keys = [_KEY.format(index) for index in range(len(variables))]
+    if variables.keys() != {*keys}:
         raise ValueError(
             f"the manifest's variables must be numbered 0 to "
             f"{len(variables) - 1}; received {sorted(variables)}."
         )
-    return found
+    return {key: variables[key] for key in keys}

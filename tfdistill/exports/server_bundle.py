@@ -7,7 +7,6 @@ into one TensorFlow checkpoint in which the table is a single tensor.
 
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -54,7 +53,8 @@ class BundleWriter:
         They are `[rows_i, dim]` and follow one another. `dtype` is the
         tensor's, by default theirs. ValueError if a value is NaN or infinite.
         """
-        num_rows, dim = _total_shape(shards)
+        num_rows = sum(int(shard.shape[0]) for shard in shards)
+        dim = int(shards[0].shape[1])
         start = 0
         for shard in shards:
             for first, last in _blocks(int(shard.shape[0]), dim):
@@ -127,10 +127,6 @@ def read_rows(
             finite = finite and bool(all_finite)
         start += count
     return finite
-
-
-def _total_shape(shards: Sequence[Any]) -> tuple[int, int]:
-    return sum(int(s.shape[0]) for s in shards), int(shards[0].shape[1])
 
 
 def _blocks(num_rows: int, dim: int) -> list[tuple[int, int]]:
