@@ -11,7 +11,7 @@ from tfdistill.backup import replicas
 def test_generators_go_on(tmp_path):
     random.gauss(0, 1)
     np.random.normal()
-    state = json.loads(json.dumps(replicas.of_random()))
+    state = json.loads(json.dumps(replicas.Generators().state()))
     expected = [random.random(), random.gauss(0, 1), np.random.normal()]
-    replicas.set_random(state)
+    replicas.Generators().restore(state)
     assert [random.random(), random.gauss(0, 1), np.random.normal()] == expected

@@ -25,12 +25,11 @@ def _saved(directory, *steps):
 def _choose(store, *, is_chief=True, others=()):
     """The choice of one of two workers; the other one says `others`."""
     said = iter(others)
-    choice = backup_store.BackupChoice(
+    return backup_store.choose(
         store,
         lambda value: [int(value), *(next(said) for _ in others[:1])],
         is_chief=is_chief,
     )
-    return choice.choose()
 
 
 def test_an_object_store_cannot_hold_checkpoints():
@@ -76,7 +75,6 @@ FILES = (
     "state.index",
     "state.data-00000-of-00001",
     "host.json",
-    "backup.json",
     "manifest.json",
 )
 

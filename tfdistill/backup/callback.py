@@ -49,13 +49,14 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(backup.end)
         others = [c for c in callbacks if c is not backup]
-        backup.keep_states_of(others)
+        # After these, so that they have begun when it gives them their states.
+        callbacks = [*others, backup]
+        point = backup.begin(model, others)
         if not replicas_lib.on_servers(strategy):
             inputs.check(arguments)
-            point = backup.begin(model)
             if point is not None:
                 arguments["initial_epoch"] = point.epoch
-            callbacks = [backup.first_callback(), *others, backup]
+            callbacks = [backup.first_callback(), *callbacks]
         if replicas_lib.num_workers(strategy) == 1:
             callbacks = [*callbacks, _BackUpAndEnd(backup)]
             ending.install()
@@ -129,7 +130,7 @@ class Backup(steps.SteppedCallback):
         self._callbacks: Sequence[keras.callbacks.Callback] = ()
         # What these had, in a backup under parameter servers.
         self._states: dict[str, Any] = {}
-        self._data: keras_internals.EpochData | None = None
+        self._data: Any = None
         self._epoch = self._num_done = 0
         self._is_due = False
         self._last_step = -1
@@ -153,16 +154,17 @@ class Backup(steps.SteppedCallback):
         """Number of backups that could not be written."""
         return self._backups.num_failed
 
-    def keep_states_of(
-        self, callbacks: Sequence[keras.callbacks.Callback]
-    ) -> None:
-        """Takes the others of `fit`, some of which have a state to keep."""
-        self._callbacks, self._states = callbacks, {}
+    def begin(
+        self, model: Any, others: Sequence[keras.callbacks.Callback]
+    ) -> steps.TrainingPoint | None:
+        """Finds where to resume; every worker of the group calls it.
 
-    # ---- where replicas hold all variables ----
-
-    def begin(self, model: Any) -> steps.TrainingPoint | None:
-        """Finds where to resume; every worker of the group calls it."""
+        `others` are the other callbacks of `fit`, some of which have a state
+        to keep. On parameter servers `resume` finds it later.
+        """
+        self._callbacks, self._states = others, {}
+        if replicas_lib.on_servers(model.distribute_strategy):
+            return None
         self._replicas = replicas.ReplicaBackup(
             self._backups,
             model.distribute_strategy,
@@ -198,17 +200,8 @@ class Backup(steps.SteppedCallback):
             self._replicas = None
 
     def backup_now(self) -> None:
-        """Backs up between two steps, and waits until it is written.
-
-        Every worker calls it at the same step, from a callback's
-        `on_train_batch_end`.
-        """
-        # The callback may come before this one, which then has not heard of
-        # the last steps yet.
-        done = keras_internals.num_batches(self.model.optimizer)
-        step = int(done.numpy())
-        num_done = self._num_done + step - self.step
-        self._take(self._epoch, num_done, step=step, wait=True)
+        """Backs up between two steps, and waits until it is written."""
+        self._take(self._epoch, self._num_done, wait=True)
 
     @property
     def _begun(self) -> replicas.ReplicaBackup:
@@ -216,27 +209,15 @@ class Backup(steps.SteppedCallback):
             raise self.misplaced()
         return self._replicas
 
-    def _take(
-        self,
-        epoch: int,
-        batch: int,
-        *,
-        step: int | None = None,
-        wait: bool = False,
-    ) -> None:
-        if self._data is None:
-            raise RuntimeError(
-                "No `fit` with this tfdistill.callbacks.Backup is running."
-            )
-        step = self.step if step is None else step
+    def _take(self, epoch: int, batch: int, *, wait: bool = False) -> None:
+        self._is_due, self._last_step = False, self.step
         point = steps.TrainingPoint(
-            step=step,
+            step=self.step,
             epoch=epoch,
             batch=batch,
             data=self._data.position(),
         )
-        self._is_due, self._last_step = False, step
-        self._begun.take(point, self._callbacks, wait=wait)
+        self._begun.take(point, wait=wait)
 
     @property
     def _ends_epoch(self) -> bool:
@@ -252,7 +233,7 @@ class Backup(steps.SteppedCallback):
         if self._on_servers:
             replicas.set_states(replicas.kept_of(self._callbacks), self._states)
         else:
-            self._begun.restore_callbacks(self._callbacks)
+            self._begun.restore_callbacks()
         self.wants_quiet = self._is_due = False
         self._backups.not_finite = None
         if self._schedule:
@@ -314,9 +295,9 @@ class Backup(steps.SteppedCallback):
         self.resumed_step = None if version is None else version.step
         if version is None:
             return None
-        store.check_same(version, state)
+        found = self._backups.read(version)
+        found.check_same(state)
         state.assign(state.read(version.path))
-        found = store.read(version)
         self._states = found.host["states"]
         _log.warning("Resuming from step %d of %s.", version.step, version.path)
         return found.point

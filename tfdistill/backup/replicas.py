@@ -217,89 +217,66 @@ _ATTRIBUTES = (
 )
 
 
-def of_random() -> dict[str, Any]:
-    """Returns the states of Python's and NumPy's global generators."""
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
-    return {
-        "python": [version, list(words), gauss],
-        "numpy": [
-            str(name),
-            np.asarray(keys).tolist(),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
-    }
+class Generators:
+    """Python's and NumPy's global generators, as what a backup keeps."""
+
+    variables = ()
+
+    def state(self) -> dict[str, Any]:
+        """Returns their states, as JSON."""
+        numpy = np.random.get_state(legacy=False)
+        numpy["state"]["key"] = numpy["state"]["key"].tolist()
+        return {"python": random.getstate(), "numpy": numpy}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned."""
+        version, words, gauss = state["python"]
+        random.setstate((version, tuple(words), gauss))
+        np.random.set_state(state["numpy"])
 
 
-def set_random(state: dict[str, Any]) -> None:
-    """Gives both generators the states that `of_random` returned."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.array(keys, np.uint32), *rest))
+class _Counts:
+    """What a callback of Keras has counted so far."""
 
+    variables = ()
 
-def of_callbacks(
-    callbacks: Sequence[keras.callbacks.Callback],
-) -> list[list[Any]]:
-    """Returns what Keras' own callbacks have counted so far.
+    def __init__(
+        self, callback: keras.callbacks.Callback, names: Sequence[str]
+    ) -> None:
+        self._callback, self._names = callback, names
 
-    For each that is known its class's name and its numbers by name.
-    """
-    return [
-        [
-            type(callback).__name__,
-            {
-                name: None if value is None else float(value)
-                for name in names
-                for value in [vars(callback).get(name)]
-            },
-        ]
-        for callback, names in _known(callbacks)
-    ]
+    def state(self) -> dict[str, Any]:
+        found = {name: vars(self._callback).get(name) for name in self._names}
+        return {
+            name: value if isinstance(value, int) else float(value)
+            for name, value in found.items()
+            if value is not None
+        }
 
-
-def set_callbacks(
-    callbacks: Sequence[keras.callbacks.Callback], state: list[list[Any]]
-) -> bool:
-    """Gives callbacks what they had counted, once their training has begun.
-
-    Returns whether they are those of then; if not, nothing is changed.
-    """
-    known = _known(callbacks)
-    if [type(c).__name__ for c, _ in known] != [name for name, _ in state]:
-        return False
-    for (callback, names), (_, numbers) in zip(known, state, strict=True):
-        for name in names:
-            value = numbers[name]
-            counts = name in ("wait", "best_epoch", "cooldown_counter")
-            if value is not None:
-                setattr(callback, name, int(value) if counts else value)
-    return True
-
-
-def _known(
-    callbacks: Sequence[keras.callbacks.Callback],
-) -> list[tuple[keras.callbacks.Callback, tuple[str, ...]]]:
-    return [
-        (callback, names)
-        for callback in callbacks
-        for known, names in _ATTRIBUTES
-        if isinstance(callback, known)
-    ]
+    def restore(self, state: Mapping[str, Any]) -> None:
+        vars(self._callback).update(state)
 
 
 def kept_of(
     callbacks: Sequence[keras.callbacks.Callback],
 ) -> dict[str, steps.Stateful]:
-    """Returns the callbacks of this package, by the name of their class."""
-    return {
-        type(callback).__name__: callback
-        for callback in callbacks
-        if isinstance(callback, steps.SteppedCallback)
-    }
+    """Returns what callbacks keep, by the names of their classes.
+
+    Those of this package say so themselves; of Keras' some are known.
+    """
+    found: dict[str, steps.Stateful] = {}
+    for callback in callbacks:
+        kept: list[steps.Stateful] = [
+            _Counts(callback, names)
+            for known, names in _ATTRIBUTES
+            if isinstance(callback, known)
+        ]
+        if isinstance(callback, steps.SteppedCallback):
+            kept.append(callback)
+        for each in kept:
+            name = type(callback).__name__
+            found[f"{name}/{len(found)}" if name in found else name] = each
+    return found
 
 
 def states_of(kept: Mapping[str, steps.Stateful]) -> dict[str, Any]:
@@ -335,12 +312,10 @@ class ReplicaBackup:
         self._values: Snapshot | None = None
         self._of_model: dict[str, steps.Stateful] = {}
         self._of_callbacks: dict[str, steps.Stateful] = {}
-        self._choice = backup_store.BackupChoice(
-            store,
-            replicas.WorkerValues(strategy).gathered,
-            is_chief=replicas.is_chief(strategy),
+        self._gather = replicas.WorkerValues(strategy).gathered
+        self._chosen = backup_store.choose(
+            store, self._gather, is_chief=replicas.is_chief(strategy)
         )
-        self._chosen = self._choice.choose()
         self.num_skipped = 0
 
     @property
@@ -357,10 +332,11 @@ class ReplicaBackup:
 
         And `callbacks` those of the variables that they keep.
         """
-        self._of_callbacks, self._of_model = (
-            kept_of(callbacks),
-            model.stateful(),
-        )
+        self._of_callbacks = kept_of(callbacks)
+        self._of_model = model.stateful()
+        if replicas.num_workers(self._strategy) == 1:
+            # Workers may have generators of their own.
+            self._of_model["generators"] = Generators()
         self._state = ReplicaState(model, self._of_model | self._of_callbacks)
         if replicas.is_chief(self._strategy):
             self._worker = background.OneJobThread(
@@ -369,19 +345,11 @@ class ReplicaBackup:
         if self._chosen is None:
             return
         version = self._chosen.version
-        values: Any = None
-        failure: Exception | None = None
-        backup_store.check_same(version, self._state)
-        try:
+        self._chosen.check_same(self._state)
+        with backup_store.together(self._store, self._gather):
             values = self._state.read(version.path)
-        except (tf.errors.OpError, OSError, ValueError) as error:
-            failure = error
-        self._choice.fail_together(failure)
         self._values = values
         self._state.assign(values)
-        if replicas.num_workers(self._strategy) == 1:
-            # Workers may have generators of their own.
-            set_random(self._chosen.host["random"])
         self._check_same_run(self._chosen.host)
         states = self._chosen.host["states"]
         lost = states.keys() - self._of_model.keys() - self._of_callbacks.keys()
@@ -407,18 +375,10 @@ class ReplicaBackup:
         if self.point.batch:
             self._state.assign_metrics(values)
 
-    def restore_callbacks(
-        self, callbacks: Sequence[keras.callbacks.Callback]
-    ) -> None:
+    def restore_callbacks(self) -> None:
         """Gives callbacks what they had counted; `fit` has begun."""
-        if self._chosen is None:
-            return
-        set_states(self._of_callbacks, self._chosen.host["states"])
-        if not set_callbacks(callbacks, self._chosen.host["callbacks"]):
-            _log.warning(
-                "`fit` has different callbacks from those in the backup: "
-                "their counts start again."
-            )
+        if self._chosen is not None:
+            set_states(self._of_callbacks, self._chosen.host["states"])
 
     def _check_same_run(self, host: dict[str, Any]) -> None:
         """Warns of what keeps a resumed training from being the same."""
@@ -445,13 +405,7 @@ class ReplicaBackup:
 
     # ---- between steps ----
 
-    def take(
-        self,
-        point: steps.TrainingPoint,
-        callbacks: Sequence[keras.callbacks.Callback],
-        *,
-        wait: bool = False,
-    ) -> None:
+    def take(self, point: steps.TrainingPoint, *, wait: bool = False) -> None:
         """Takes a snapshot, which a thread writes.
 
         Every worker calls it at the same step. While one is being written, the
@@ -463,8 +417,6 @@ class ReplicaBackup:
             return
         host = {
             "seed": keras_internals.global_seed(),
-            "random": of_random(),
-            "callbacks": of_callbacks(callbacks),
             "states": states_of(self._of_model | self._of_callbacks),
             "replicas": int(self._strategy.num_replicas_in_sync),
         }
