@@ -57,11 +57,6 @@ class Signer:
 
     def sign(self, unsigned: manifest.Manifest) -> manifest.Manifest:
         """Returns the manifest with its signature among its `extras`."""
-        if _FIELD in unsigned.extras:
-            raise ValueError(
-                f"`extras` must leave {_FIELD!r} to the exchange; received "
-                f"{sorted(unsigned.extras)}."
-            )
         return _with_extras(
             unsigned, {**unsigned.extras, _FIELD: self._of(unsigned)}
         )

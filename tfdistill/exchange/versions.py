@@ -59,7 +59,10 @@ def checksum(
 
 def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
     """Raises CorruptVersionError unless names, kinds and sizes are right."""
-    expected = version.manifest.files
+    expected = {
+        name: f"a file of {entry.size} bytes"
+        for name, entry in version.manifest.files.items()
+    }
     found = {}
     try:
         walk = filesystem.walk(file_system, version.path)
@@ -69,30 +72,22 @@ def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
                     f"{version.path} must have at most "
                     f"{2 * manifest_lib.MAX_FILES} entries; it has more."
                 )
-            if not seen.is_dir and name != manifest_lib.FILE_NAME:
-                found[name] = seen
+            if seen.is_file and name != manifest_lib.FILE_NAME:
+                found[name] = f"a file of {seen.size} bytes"
+            elif not seen.is_dir:
+                found[name] = "a link or a device"
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CorruptVersionError(
             f"{version.path} changed while it was listed: {error}"
         ) from error
     for name in sorted(found.keys() | expected.keys()):
-        path = f"{version.path}/{name}"
-        if name not in found:
+        wanted, received = (
+            each.get(name, "absent") for each in (expected, found)
+        )
+        if wanted != received:
             raise CorruptVersionError(
-                f"{path} must be there: the manifest names it; it is missing."
-            )
-        if name not in expected:
-            raise CorruptVersionError(
-                f"{path} must be absent: the manifest does not name it."
-            )
-        if not found[name].is_file:
-            raise CorruptVersionError(
-                f"{path} must be a regular file; it is a link or a device."
-            )
-        if found[name].size != expected[name].size:
-            raise CorruptVersionError(
-                f"{path} must have {expected[name].size} bytes by its "
-                f"manifest; it has {found[name].size}."
+                f"{version.path}/{name} must be {wanted} by the manifest; it "
+                f"is {received}."
             )
 
 

@@ -7,6 +7,7 @@ which two groups find out that their graphs are the same.
 
 import hashlib
 import re
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -37,19 +38,18 @@ def tables_used(model: keras.Model, captured: Sequence[Any]) -> list[Any]:
 def _walk(value: Any, seen: set[int]) -> Iterator[Any]:
     if id(value) in seen:
         return
+    seen.add(id(value))
+    parts: Iterable[Any] = ()
     if isinstance(value, _Table):
-        seen.add(id(value))
         yield value
     elif isinstance(value, keras.layers.Layer):
-        seen.add(id(value))
-        for attribute in vars(value).values():
-            yield from _walk(attribute, seen)
+        parts = vars(value).values()
     elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _walk(item, seen)
+        parts = value
     elif isinstance(value, dict):
-        for item in value.values():
-            yield from _walk(item, seen)
+        parts = value.values()
+    for part in parts:
+        yield from _walk(part, seen)
 
 
 def tables_fingerprint(tables: Sequence[Any]) -> str:
