@@ -72,7 +72,7 @@ def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
                     f"{version.path} must have at most "
                     f"{2 * manifest_lib.MAX_FILES} entries; it has more."
                 )
-            if seen.is_file and name != manifest_lib.FILE_NAME:
+            if seen.is_file:
                 found[name] = f"a file of {seen.size} bytes"
             elif not seen.is_dir:
                 found[name] = "a link or a device"
@@ -80,6 +80,7 @@ def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
         raise CorruptVersionError(
             f"{version.path} changed while it was listed: {error}"
         ) from error
+    found.pop(manifest_lib.FILE_NAME, None)
     for name in sorted(found.keys() | expected.keys()):
         wanted, received = (
             each.get(name, "absent") for each in (expected, found)
