@@ -1,7 +1,7 @@
 """Every callback that Keras ships does its work on `CodistillModel.fit`.
 
-On one device and on two replicas, with a teacher; those that write files on two
-workers are in callback_run_test.py.
+On one device, with a teacher; on two workers tests/runs/callbacks_test.py has
+most of them.
 """
 
 import csv
@@ -31,17 +31,13 @@ _LOGS = {
 class Bench:
     """One model with a teacher, traced once for all checks."""
 
-    def __init__(self, strategy: Any, directory: Any) -> None:
+    def __init__(self, directory: Any) -> None:
         self.directory = directory
-        self.strategy = strategy
         self.exchange = tfdistill.Exchange(directory / "exchange")
         cases.publish(self.exchange, cases.linear(1))
-        with strategy.scope():
-            self.model = cases.codistill(
-                cases.linear(0),
-                cases.peers(self.exchange),
-                metrics=["accuracy"],
-            )
+        self.model = cases.codistill(
+            cases.linear(0), cases.peers(self.exchange), metrics=["accuracy"]
+        )
         cases.prepare(self.model, *_data())
         cases.load(self.model, 10)
         self._weights = self.model.get_weights()
@@ -74,13 +70,9 @@ def _data() -> tuple:
     return (_X, _Y)
 
 
-@pytest.fixture(scope="module", params=["one_device", "two_replicas"])
-def one_bench(request, tmp_path_factory):
-    if request.param == "two_replicas":
-        strategy = request.getfixturevalue("two_replicas")
-    else:
-        strategy = tf.distribute.get_strategy()
-    return Bench(strategy, tmp_path_factory.mktemp("bench"))
+@pytest.fixture(scope="module")
+def one_bench(tmp_path_factory):
+    return Bench(tmp_path_factory.mktemp("bench"))
 
 
 @pytest.fixture
@@ -219,9 +211,8 @@ def _reduce_lr_on_plateau(bench: Bench, capsys: Any) -> None:
 
 
 def _swap_ema_weights(bench: Bench, capsys: Any) -> None:
-    with bench.strategy.scope():
-        optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
-        model = cases.codistill(cases.linear(0), optimizer=optimizer)
+    optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+    model = cases.codistill(cases.linear(0), optimizer=optimizer)
     seen: list = []
     note = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: seen.append(model.get_weights()),
