@@ -223,6 +223,14 @@ def _fresh_state() -> Iterator[None]:
         keras.utils.clear_session(free_memory=False)
 
 
+@pytest.fixture
+def exchange(tmp_path: pathlib.Path) -> Any:
+    """An empty exchange."""
+    import tfdistill
+
+    return tfdistill.Exchange(tmp_path / "exchange")
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> pathlib.Path:
     """The directory of the real data sets; skips where there is none."""

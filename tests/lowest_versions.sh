@@ -13,10 +13,12 @@ uv="${UV-$(command -v uv || true)}"
 # What tests import besides.
 tools="$(grep -E '^(hypothesis|psutil|pytest|pytest-xdist|PyYAML|pyyaml)==' \
   requirements.txt)"
-# The rooms that meet Keras and TensorFlow where versions differ: variables,
-# steps, SavedModels, saved files.
-paths="tests/system tests/training tests/losses_test.py
-  tests/multi_worker_test.py tests/exports/saved_model_test.py"
+# Where versions differ: the same numbers on replicas, each private name of
+# Keras, and what variables and SavedModels are made of.
+saved="tests/exports/saved_model_test.py"
+paths="tests/multi_worker_test.py tests/system/keras_internals_test.py
+  $saved::test_a_snapshot_stays_while_training_goes_on
+  $saved::test_versions_load_without_this_package_from_a_graph_written_once"
 
 skip() {
   echo "lowest versions: $1; nothing is tested with them"

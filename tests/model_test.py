@@ -17,11 +17,6 @@ from tfdistill import losses
 _X, _Y = cases.data()
 
 
-@pytest.fixture
-def exchange(tmp_path):
-    return tfdistill.Exchange(tmp_path / "exchange")
-
-
 def _taught(exchange, student=None, x=_X, y=_Y, *, spec=None, **kwargs):
     """A prepared model with one teacher: the same student, other values."""
     is_linear = student is None

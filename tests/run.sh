@@ -67,11 +67,11 @@ stage "tests in one process" "$bin/python" -m pytest --quiet \
 # Less than all of the above, in an environment of its own.
 stage "tests with the lowest versions" bash tests/lowest_versions.sh \
   --junit-xml="$reports/lowest.xml"
-# Some of their time is waiting (for a start, for an end, for a limit), so three
+# Half of their time is waiting (for a start, for an end, for a limit), so four
 # at a time. The tests of one file look at one run, which must not start twice.
 stage "tests with real processes" "$bin/python" -m pytest --quiet \
   --junit-xml="$reports/multi.xml" -m multiprocess \
-  --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+  --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 printf '\n== summary\n%s' "$summary"
 # The slowest tests, then one closing line in pytest's own form for both of its

@@ -1,7 +1,6 @@
 """Tests of the doctor's check of teachers, with versions that are at fault."""
 
 import fsspec
-import pytest
 import tensorflow as tf
 
 import tfdistill
@@ -12,11 +11,6 @@ from tfdistill.doctor import storage
 from tfdistill.doctor import teachers
 from tfdistill.exchange import publisher
 from tfdistill.exports import saved_model
-
-
-@pytest.fixture
-def exchange(tmp_path):
-    return tfdistill.Exchange(tmp_path / "exchange")
 
 
 def _examine(exchange, *, own=True, key="environment", peers=(1,)):

@@ -9,11 +9,6 @@ from tfdistill.follow import screen
 _X, _Y = cases.data()
 
 
-@pytest.fixture
-def exchange(tmp_path):
-    return tfdistill.Exchange(tmp_path / "exchange")
-
-
 LABELS = ["cat", "dog", "emu"]
 SCHEMA = {"labels": LABELS}
 

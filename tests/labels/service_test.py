@@ -48,11 +48,6 @@ def _fit(dataset, teachers, **arguments):
     return history, student.get_weights()
 
 
-@pytest.fixture
-def exchange(tmp_path):
-    return tfdistill.Exchange(tmp_path / "exchange")
-
-
 def test_a_label_is_the_prediction_in_the_step_to_the_bit(exchange):
     student = cases.deep(5)
     version = cases.publish(exchange, student, step=10)

@@ -19,11 +19,6 @@ from tfdistill.observe import tags
 _X, _Y = cases.data(64)
 
 
-@pytest.fixture
-def exchange(tmp_path):
-    return tfdistill.Exchange(tmp_path / "exchange")
-
-
 def _fit(model, directory, *more, epochs=1, every_steps=2, **kwargs):
     summaries = tfdistill.callbacks.Summaries(
         directory, every_steps=every_steps

@@ -21,11 +21,6 @@ _X, _Y = cases.data()
 _WAIT_SECS = 60.0
 
 
-@pytest.fixture
-def exchange(tmp_path):
-    return tfdistill.Exchange(tmp_path / "exchange")
-
-
 def _values(model):
     return [v.numpy() for v in model.student.variables]
 
@@ -73,10 +68,16 @@ def test_01_exact_algorithm(exchange):
     )
 
 
+@pytest.fixture(scope="module")
+def plain():
+    """The weights of a training without any teacher."""
+    model = cases.codistill(cases.deep(0), optimizer="adam")
+    cases.fit(model, _X, _Y, batch_size=5, epochs=3, callbacks=[])
+    return _values(model)
+
+
 @pytest.mark.parametrize("reason", ["burn_in", "no_teacher", "bad_teacher"])
-def test_01_without_distillation_it_is_plain_training(exchange, reason):
-    plain = cases.codistill(cases.deep(0), optimizer="adam")
-    cases.fit(plain, _X, _Y, batch_size=5, epochs=3, callbacks=[])
+def test_01_without_distillation_it_is_plain_training(exchange, plain, reason):
     burn_in = schedules.BurnIn(steps=1000 if reason == "burn_in" else 0)
     model = cases.codistill(
         cases.deep(0),
@@ -98,7 +99,7 @@ def test_01_without_distillation_it_is_plain_training(exchange, reason):
         assert not np.isfinite(peer(_X)).any()
     logs = cases.fit(model, _X, _Y, batch_size=5, epochs=3)
     assert logs["distillation_weight"] == [0, 0, 0]
-    _assert_bit_equal(_values(model), _values(plain))
+    _assert_bit_equal(_values(model), plain)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -117,7 +118,7 @@ def test_01_no_gradient_reaches_a_teacher(exchange, request, replicas):
     teacher = cases.teacher_variables(model)
     before = [v.numpy() for v in teacher]
     student = _values(model)
-    cases.fit(model, data, steps_per_epoch=100)
+    cases.fit(model, data, steps_per_epoch=20)
     _assert_bit_equal([v.numpy() for v in teacher], before)
     assert not np.array_equal(_values(model)[0], student[0])
     assert not any(v is t for v in model.optimizer.variables for t in teacher)
@@ -198,11 +199,14 @@ _SGD = keras.optimizers.SGD
 # Each: what differs from SGD on 27 examples, 3 in the last batch. Optimizers
 # without teachers are compared in tests/runs/training_test.py.
 _REPLICATED = {
-    "momentum_clipnorm": {
-        "optimizer": lambda: _SGD(0.3, momentum=0.9, clipnorm=0.05)
+    "momentum_clipnorm_executions": {
+        "optimizer": lambda: _SGD(0.3, momentum=0.9, clipnorm=0.05),
+        "compile": {"steps_per_execution": 3},
     },
-    "sample_weight_one_left": {"data": (_X27[:17], _Y27[:17], _ROWS[:17])},
-    "embedding": {"build": _embedding, "data": (_IDS, _Y27)},
+    "sample_weight_one_left": {
+        "build": _embedding,
+        "data": (_IDS[:17], _Y27[:17], _ROWS[:17]),
+    },
     "two_outputs": {
         "build": _two_outputs,
         "data": (_X27, {"kind": _Y27, "size": _X27[:, :1]}),
@@ -212,20 +216,17 @@ _REPLICATED = {
             "size": None,
         },
     },
-    "steps_per_execution": {"compile": {"steps_per_execution": 3}},
     "mixed_bfloat16": {"policy": "mixed_bfloat16", "atol": 0.03},
 }
 
 
-def _train_replicated(case, strategy, directory):
-    keras.config.set_dtype_policy(case.get("policy", "float32"))
-    build = case.get("build", cases.deep)
-    exchange = tfdistill.Exchange(directory)
+def _dataset(case):
     data = tf.data.Dataset.from_tensor_slices(case.get("data", (_X27, _Y27)))
-    data = data.batch(8)
-    for group in (1, 2):
-        spec = data.element_spec[0]
-        cases.publish(exchange, build(group), group=group, spec=spec)
+    return data.batch(8)
+
+
+def _train_replicated(case, strategy, exchange):
+    build, data = case.get("build", cases.deep), _dataset(case)
     with strategy.scope():
         model = cases.codistill(
             build(0),
@@ -242,18 +243,21 @@ def _train_replicated(case, strategy, directory):
         )
     cases.prepare(model, data)
     cases.load(model, 10, 10)
-    logs = cases.fit(model, data, epochs=2)
-    keras.config.set_dtype_policy("float32")
-    return logs, _values(model)
+    return cases.fit(model, data, epochs=2), _values(model)
 
 
 @pytest.mark.parametrize("name", _REPLICATED)
-def test_02_same_update_at_any_replica_count(name, two_replicas, tmp_path):
+def test_02_same_update_at_any_replica_count(name, two_replicas, exchange):
     case = _REPLICATED[name]
     atol = case.get("atol", 3e-6)
+    keras.config.set_dtype_policy(case.get("policy", "float32"))
+    for group in (1, 2):
+        peer = case.get("build", cases.deep)(group)
+        spec = _dataset(case).element_spec[0]
+        cases.publish(exchange, peer, group=group, spec=spec)
     one = tf.distribute.get_strategy()
-    expected_logs, expected = _train_replicated(case, one, tmp_path / "one")
-    logs, found = _train_replicated(case, two_replicas, tmp_path / "two")
+    expected_logs, expected = _train_replicated(case, one, exchange)
+    logs, found = _train_replicated(case, two_replicas, exchange)
     assert logs["distillation_weight"] == [1, 1]
     assert logs["distillation_loss"][0] > 0
     assert logs.keys() == expected_logs.keys()
@@ -307,8 +311,8 @@ def test_04_a_refresh_never_retraces(exchange, request, replicas):
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
     traces, seen = None, []
     peer = _traced(1)
-    # Twenty swaps; on replicas, where each takes its time, five.
-    num_swaps = 20 if replicas == 1 else 5
+    # More are made by tests/runs/swaps_test.py.
+    num_swaps = 5 if replicas == 1 else 2
     for step in range(10, 11 + num_swaps):
         cases.randomize(peer, step)
         cases.publish(exchange, peer, step=step)

@@ -20,7 +20,7 @@ def test_two_groups_train_by_a_file_of_the_user(tmp_path, monkeypatch):
     shutil.copy(own_recipe.__file__, "mine.py")
     code = local.main(
         [
-            *("--num_groups=2", "--workers_per_group=2", "--workdir=run"),
+            *("--num_groups=2", "--workers_per_group=1", "--workdir=run"),
             *("--recipe=mine.py", "--override=units=8", "--override=seed=3"),
             "--override=start_together_secs=60",
         ]
@@ -33,5 +33,5 @@ def test_two_groups_train_by_a_file_of_the_user(tmp_path, monkeypatch):
     assert config["recipe"] == str(tmp_path / "mine.py")
     assert config["arguments"]["units"] == 8
     # The file is enough to repeat the run.
-    again = ["--num_groups=2", "--workdir=again", "--recipe=run/config.json"]
+    again = ["--num_groups=1", "--workdir=again", "--recipe=run/config.json"]
     assert local.main(again) == 0

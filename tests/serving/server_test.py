@@ -18,11 +18,6 @@ from tests.cases import prediction_servers as server_cases
 _X, _ = cases.data(8)
 
 
-@pytest.fixture
-def exchange(tmp_path):
-    return tfdistill.Exchange(tmp_path / "exchange")
-
-
 @contextlib.contextmanager
 def _stub(server):
     with grpc.insecure_channel(server.address) as channel:

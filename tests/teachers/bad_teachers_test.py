@@ -14,11 +14,6 @@ from tfdistill.exports import saved_model
 _X, _Y = cases.data()
 
 
-@pytest.fixture
-def exchange(tmp_path):
-    return tfdistill.Exchange(tmp_path / "exchange")
-
-
 def _weights(model):
     optimizer = model.optimizer
     return [
@@ -137,14 +132,15 @@ def test_a_version_beyond_its_bound_has_no_weight_at_the_very_step(
             cases.peers(exchange, max_staleness_steps=3),
             distillation_weight=weight,
         )
-    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
-    cases.prepare(model, data)
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16).repeat()
+    steps = {"steps_per_epoch": 1}
+    cases.prepare(model, data, **steps)
     # Rarer than the steps: the step itself sees the age.
     callbacks = [tfdistill.callbacks.TeacherLoader(every_steps=5)]
     cases.publish(exchange, cases.linear(1), step=0)
     cases.load(model, 0)
     with caplog.at_level(logging.WARNING):
-        logs = cases.fit(model, data, epochs=6, callbacks=callbacks)
+        logs = cases.fit(model, data, epochs=6, callbacks=callbacks, **steps)
     assert logs["distillation_weight"] == [0.5] * 4 + [0] * 2
     expected = np.add(
         logs["task_loss"],
@@ -158,7 +154,7 @@ def test_a_version_beyond_its_bound_has_no_weight_at_the_very_step(
     # The peer is back: at once all counts again, and nothing was retraced.
     cases.publish(exchange, cases.linear(2), step=6)
     cases.load(model, 6)
-    logs = cases.fit(model, data, epochs=2, callbacks=callbacks)
+    logs = cases.fit(model, data, epochs=2, callbacks=callbacks, **steps)
     np.testing.assert_allclose(logs["distillation_weight"], [0.5, 0.5])
     assert model.teachers.status()[0]["health"] == "good"
     assert len(num_traced) == replicas
@@ -167,13 +163,14 @@ def test_a_version_beyond_its_bound_has_no_weight_at_the_very_step(
 def test_a_silent_peer_fades_by_itself(exchange, two_replicas, caplog):
     with two_replicas.scope():
         model = cases.codistill(cases.linear(0), cases.peers(exchange))
-    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
-    cases.prepare(model, data)
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16).repeat()
+    steps = {"steps_per_epoch": 1}
+    cases.prepare(model, data, **steps)
     cases.publish(exchange, cases.linear(1), extras={"every_steps": 1})
     cases.load(model, 10)
     callbacks = [tfdistill.callbacks.TeacherLoader(every_steps=1)]
     with caplog.at_level(logging.WARNING):
-        logs = cases.fit(model, data, epochs=24, callbacks=callbacks)
+        logs = cases.fit(model, data, epochs=24, callbacks=callbacks, **steps)
     falling = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
     np.testing.assert_allclose(
         logs["distillation_weight"], [1] * 12 + falling + [0] * 3, atol=1e-6

@@ -13,11 +13,6 @@ from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher as teacher_lib
 
 
-@pytest.fixture
-def exchange(tmp_path):
-    return tfdistill.Exchange(tmp_path / "exchange")
-
-
 def _shares(model, *steps):
     found = []
     for step in steps:

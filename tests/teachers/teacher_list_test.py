@@ -19,11 +19,6 @@ from tfdistill.teachers import staleness
 _X, _Y = cases.data()
 
 
-@pytest.fixture
-def exchange(tmp_path):
-    return tfdistill.Exchange(tmp_path / "exchange")
-
-
 # No row of it is near 0.
 _FAR = abs(_X) + 2
 
