@@ -47,13 +47,7 @@ def run(
     exchange = tfdistill.Exchange(str(cluster.exchange))
     loss = task_loss(workload, train)
     with strategy.scope():
-        model = make_model(
-            workload,
-            cluster,
-            exchange,
-            loss=loss,
-            canary=validation if cluster.peers else None,
-        )
+        model = make_model(workload, cluster, exchange, loss=loss)
     watched = _Watched(
         recipe,
         workload,
@@ -162,7 +156,6 @@ def make_model(
     exchange: tfdistill.Exchange,
     *,
     loss: keras.losses.Loss,
-    canary: tf.data.Dataset | None = None,
 ) -> tfdistill.CodistillModel:
     """Returns the compiled student with its teachers.
 
@@ -170,7 +163,7 @@ def make_model(
     """
     model = tfdistill.CodistillModel(
         make_student(workload),
-        teachers=_teachers(workload, exchange, canary),
+        teachers=_teachers(workload, exchange),
     )
     model.compile(
         _optimizer(workload, cluster, model),
@@ -185,9 +178,7 @@ def make_model(
 
 
 def _teachers(
-    workload: Workload,
-    exchange: tfdistill.Exchange,
-    canary: tf.data.Dataset | None,
+    workload: Workload, exchange: tfdistill.Exchange
 ) -> list[tfdistill.teachers.Teacher]:
     """Returns the teachers, of which peers are told what all groups share."""
     made = workload.teachers() if workload.teachers else []
@@ -197,8 +188,6 @@ def _teachers(
             one.exchange = one.exchange or exchange
             if workload.schema and not one.schema:
                 one.schema = screen.digests(workload.schema())
-            if one.canary is None and canary is not None:
-                one.canary = canary
     return found
 
 

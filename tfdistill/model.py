@@ -19,6 +19,7 @@ import os
 import re
 import types
 import warnings
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -306,7 +307,7 @@ class DistributedModel(steps.Trained, keras.Model):
         arguments = fit_arguments.bind(super().fit, args, kwargs)
         strategy = self.distribute_strategy
         fit_arguments.call_functions(arguments, strategy)
-        arguments["callbacks"] = self._introduced(arguments.get("callbacks"))
+        arguments["callbacks"] = self._introduced(arguments)
         with backup.session(self, arguments):
             fit_arguments.check_strategy(strategy)
             replicas.meet(strategy, "fit")
@@ -315,11 +316,12 @@ class DistributedModel(steps.Trained, keras.Model):
         self.average_statistics()
         return history
 
-    def _introduced(self, callbacks: Any) -> Any:
+    def _introduced(self, arguments: Mapping[str, Any]) -> Any:
         """Adds what this model needs, unless it is a list of Keras' own.
 
-        And shows all callbacks to those of this package.
+        And shows all callbacks of `fit` to those of this package.
         """
+        callbacks = arguments.get("callbacks")
         if isinstance(callbacks, keras.callbacks.CallbackList):
             found, given = list(callbacks.callbacks), callbacks
         else:
@@ -783,13 +785,14 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         self._is_told_to_files = is_told
         return is_told
 
-    def _introduced(self, callbacks: Any) -> Any:
-        given = callbacks
+    def _introduced(self, arguments: Mapping[str, Any]) -> Any:
+        self.teachers.validation_data = arguments.get("validation_data")
+        given = arguments.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):
             given = given.callbacks
         found = keras.tree.flatten(given or [])
         self.teachers.has_exporter = bool(steps.first(found, steps.Exporter))
-        return super()._introduced(callbacks)
+        return super()._introduced(arguments)
 
     def _with_more(
         self,

@@ -183,19 +183,23 @@ def test_a_silent_peer_fades_by_itself(exchange, two_replicas, caplog):
 # ---- versions that are worse than the student ----
 
 
-@pytest.fixture
-def taught(exchange):
+@pytest.fixture(params=["canary", "validation_data"])
+def taught(exchange, request):
     """A student that knows its canary batch, and learns nothing more."""
     student = cases.linear(0)
     student.layers[-1].set_weights(
         [9 * w for w in student.layers[-1].get_weights()]
     )
     batch = (_X, np.argmax(student(_X), axis=-1))
-    teachers = cases.peers(exchange, canary=tf.data.Dataset.from_tensors(batch))
+    given, of_fit = {"canary": tf.data.Dataset.from_tensors(batch)}, {}
+    if request.param == "validation_data":
+        given, of_fit = {}, {"validation_data": batch}
     model = cases.codistill(
-        student, teachers, optimizer=keras.optimizers.SGD(0.0)
+        student,
+        cases.peers(exchange, **given),
+        optimizer=keras.optimizers.SGD(0.0),
     )
-    cases.prepare(model, _X, _Y)
+    cases.prepare(model, _X, _Y, **of_fit)
     return model
 
 

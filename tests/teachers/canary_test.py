@@ -13,7 +13,7 @@ _SPEC = tf.TensorSpec([None, 3])
 
 
 def _check(outputs, spec=_SPEC, labels=None, from_logits=True):
-    rows = (np.zeros([2, 4]),) if labels is None else (np.zeros([2, 4]), labels)
+    rows = (np.zeros([2, 4]), None if labels is None else np.array(labels))
     batch = canary_lib.Canary(rows)
     student = types.SimpleNamespace(
         graph=types.SimpleNamespace(output_spec=spec), from_logits=from_logits
@@ -95,3 +95,22 @@ def test_one_bad_version_of_a_good_peer_is_forgiven_at_once():
     assert not _is_worse(1.0, 0.2, before=0.2)
     assert _is_worse(1.0, 0.2, before=0.9)
     assert not _is_worse(0.2, 0.2, before=5.0)
+
+
+def test_labels_that_do_not_fit_compare_nothing(caplog):
+    """Of a regression, or padded: no version is at fault."""
+    student = types.SimpleNamespace(
+        graph=types.SimpleNamespace(output_spec=tf.TensorSpec([None, 3])),
+        from_logits=True,
+    )
+    batch = canary_lib.of_validation((np.zeros([3, 2]), np.array([0, 7, -1])))
+    for _ in range(2):
+        assert batch.check(lambda inputs: [tf.zeros([3, 3])], student) is None
+    assert caplog.text.count("from -1 to 7") == 1
+
+
+def test_validation_data_that_cannot_be_looked_at_give_no_canary():
+    assert canary_lib.of_validation(lambda context: None) is None
+    assert canary_lib.of_validation(tf.data.Dataset.range(0)) is None
+    lists = [[np.zeros([3, 2]), np.zeros([3, 1])], np.arange(3)]
+    assert canary_lib.of_validation(lists).num_examples == 3

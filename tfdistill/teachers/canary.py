@@ -1,5 +1,6 @@
 """A small batch that each version must answer before it teaches."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from tfdistill.teachers import teacher
 
+_log = logging.getLogger(__name__)
 _Predict = Callable[[Any], list[Any]]
 _NUM_EXAMPLES = 256
 
@@ -32,26 +34,14 @@ class Canary:
 
     def __init__(self, examples: Any) -> None:
         """Takes a dataset of batches, as `fit` takes it, or arrays `(x, y)`."""
-        if isinstance(examples, tuple):
-            given = tuple(part for part in examples if part is not None)
-            rows = tf.data.Dataset.from_tensor_slices(given)
-        elif isinstance(examples, tf.data.Dataset):
-            rows = examples.unbatch()
-        else:
-            raise ValueError(
-                "`canary` must be a tf.data.Dataset, arrays `(x, y)` or None; "
-                f"received {type(examples).__name__}."
-            )
-        found = list(rows.take(_NUM_EXAMPLES).batch(_NUM_EXAMPLES))
-        if not found:
-            raise ValueError(
-                "A canary needs at least one example; received an empty "
-                "dataset."
-            )
-        batch = found[0] if isinstance(found[0], tuple) else found
+        batch = _first(examples)
         self.inputs = batch[0]
         self.labels = _labels(batch[1]) if len(batch) > 1 else None
         self.num_examples = int(keras.tree.flatten(self.inputs)[0].shape[0])
+        if not self.num_examples:
+            raise ValueError(
+                "A canary needs at least one example; received none."
+            )
         # Of the outputs, once a model has answered.
         self._num_classes = 1
 
@@ -101,12 +91,14 @@ class Canary:
         """
         return max(self.base_rate_loss(), float(np.log(self._num_classes)))
 
-    def _loss(self, outputs: list[tf.Tensor], *, from_logits: bool) -> float:
+    def _loss(
+        self, outputs: list[tf.Tensor], *, from_logits: bool
+    ) -> float | None:
         if len(outputs) != 1:
-            raise ValueError(
-                "a canary batch with labels is for students of one output; "
-                f"received {len(outputs)}. Leave the labels out."
+            self._leave_out_labels(
+                f"those of a student of one output; received {len(outputs)}"
             )
+            return None
         logits = _logits(tf.cast(outputs[0], tf.float32), from_logits)
         num_classes = self._num_classes = int(logits.shape[-1])
         logits = tf.reshape(logits, [-1, num_classes])
@@ -115,13 +107,22 @@ class Canary:
             len(labels) != len(logits)
             or not ((labels >= 0) & (labels < num_classes)).all()
         ):
-            raise ValueError(
-                f"the canary batch's labels must be {len(logits)} numbers in 0 "
-                f"to {num_classes - 1}; received {len(labels)}, up to "
-                f"{labels.max()}."
+            self._leave_out_labels(
+                f"{len(logits)} numbers in 0 to {num_classes - 1}; received "
+                f"{len(labels)}, from {labels.min()} to {labels.max()}"
             )
+            return None
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         return float(tf.reduce_mean(losses))
+
+    def _leave_out_labels(self, received: str) -> None:
+        """Compares no more versions: the labels are at fault, not these."""
+        self.labels = None
+        _log.warning(
+            "To compare teachers with the student, labels of held-out examples "
+            "must be %s. Versions are tried out, and not compared.",
+            received,
+        )
 
 
 def _logits(outputs: tf.Tensor, from_logits: bool) -> tf.Tensor:
@@ -134,6 +135,44 @@ def _logits(outputs: tf.Tensor, from_logits: bool) -> tf.Tensor:
     if outputs.shape[-1] == 1:
         logits = tf.concat([other, logits], axis=-1)
     return logits
+
+
+def of_validation(data: Any) -> Canary | None:
+    """Returns the canary in `validation_data` of `fit`, if it can be read.
+
+    It cannot where each worker, or a function, has data of its own.
+    """
+    if not isinstance(data, tf.data.Dataset | tuple | list):
+        return None
+    try:
+        return Canary(data if isinstance(data, tf.data.Dataset) else (*data,))
+    except Exception as error:  # `fit` reads them too, and knows what to say.
+        _log.info("No canary could be made of the validation data: %s", error)
+        return None
+
+
+def _first(examples: Any) -> tuple[Any, ...]:
+    """Returns the first examples, as a tuple of inputs and perhaps labels."""
+    if isinstance(examples, tuple):
+        return tuple(
+            keras.tree.map_structure(
+                lambda values: tf.convert_to_tensor(values[:_NUM_EXAMPLES]),
+                part,
+            )
+            for part in examples
+            if part is not None
+        )
+    if not isinstance(examples, tf.data.Dataset):
+        raise ValueError(
+            "`canary` must be a tf.data.Dataset, arrays `(x, y)` or None; "
+            f"received {type(examples).__name__}."
+        )
+    rows = examples.unbatch().take(_NUM_EXAMPLES).batch(_NUM_EXAMPLES)
+    for batch in rows:
+        return batch if isinstance(batch, tuple) else (batch,)
+    raise ValueError(
+        "A canary needs at least one example; received an empty dataset."
+    )
 
 
 def _labels(targets: Any) -> np.ndarray | None:

@@ -85,7 +85,8 @@ class Peers(teacher.Teacher):
                 which the first 256 examples are taken. A version is refused if
                 its outputs are not finite or have another shape. If the
                 targets are class indices, 0 and 1, or one-hot rows, one that
-                is clearly worse than the student has no weight. Default: none.
+                is clearly worse than the student has no weight. Default: the
+                `validation_data` of `fit`, if these are a dataset or arrays.
             schema: What peers' labels, vocabularies and columns must be; see
                 `follow.screen.digests`. Default: nothing is compared.
             allow_other_graphs: Whether to run peers' graphs that differ from
@@ -217,6 +218,7 @@ class Peer(teacher.Teacher):
         self._writer = saved_model.SavedModelWriter(graph)
         # What runs in the step, and what reads versions of the own graph.
         self._place = self._own_place = self.remote or copies.Copy(graph)
+        self._canary = self._canary or student.held_out
         if self._canary is not None:
             self._prepare_canary(self._canary, student)
         self.follower = follower_lib.Follower(

@@ -68,6 +68,7 @@ class Student:
         last: What the last execution reported.
         names: The names of its teachers, in order.
         merits: By canary, what compares versions with the student on it.
+        held_out: The canary of peers that were given none, if there is one.
     """
 
     graph: student_graph.StudentGraph
@@ -81,6 +82,7 @@ class Student:
     )
     names: Sequence[str] = ()
     merits: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    held_out: Any = None
 
     @property
     def on_servers(self) -> bool:

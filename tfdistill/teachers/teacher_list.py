@@ -16,6 +16,7 @@ from tfdistill.cluster import identity
 from tfdistill.follow import agreement
 from tfdistill.follow import follower
 from tfdistill.labels import attached
+from tfdistill.teachers import canary
 from tfdistill.teachers import fixed
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import own_past
@@ -74,6 +75,7 @@ class TeacherList:
         generation: Counts loaded graphs: the training step is traced again
             for each.
         has_exporter: Whether the `fit` in progress has a `StudentExporter`.
+        validation_data: Those of the `fit` in progress.
         remote: What the executions of a parameter-server group take along;
             None in any other.
     """
@@ -100,6 +102,7 @@ class TeacherList:
         self.remote: on_servers.RemoteTeachers | None = None
         self.generation = 0
         self.has_exporter = False
+        self.validation_data: Any = None
 
     def __len__(self) -> int:
         return len(self._teachers)
@@ -155,6 +158,8 @@ class TeacherList:
             self._student.weight = student.weight
             return
         student.names, strategy = self.names, student.strategy
+        if self._peers:
+            student.held_out = canary.of_validation(self.validation_data)
         self._student = student
         if student.on_servers:
             self.remote = on_servers.RemoteTeachers(self._teachers)
