@@ -101,6 +101,30 @@ def test_a_full_disk_stops_neither_the_launcher_nor_its_restarts(tmp_path):
         assert events[-1]["event"] == "end"
 
 
+# The log is full twice: once there is room again, and once to the end.
+PRINTING = """
+import resource
+import tfdistill
+tfdistill.make_strategy()
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+for limit in 16, most, 16:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+    print("full" if limit == 16 else "room", flush=True)
+    print("an error", file=sys.stderr)
+print("not flushed")
+"""
+
+
+def test_what_a_task_prints_on_a_full_disk_is_lost_and_no_more(tmp_path):
+    with _launched(tmp_path / "run", code=PRINTING) as launcher:
+        out, _ = launcher.communicate(timeout=tasks.LIMIT_SECS)
+    assert launcher.returncode == 0, out
+    log = (tmp_path / "run" / "logs" / "group_0_worker_0.log").read_text()
+    assert log.count("[5 bytes lost: the disk was full]\nroom\n") == 1
+    assert log.count("an error\n") == 1
+    assert "full\n" not in log
+
+
 def test_a_run_on_a_full_disk_is_refused(tmp_path):
     workdir = tmp_path / "run"
     with _launched(workdir, code="pass", preexec_fn=_no_room) as launcher:

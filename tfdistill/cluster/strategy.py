@@ -18,6 +18,7 @@ from tfdistill.cluster import replicas
 from tfdistill.cluster import server
 from tfdistill.cluster import signs
 from tfdistill.system import keras_internals
+from tfdistill.system import lossy_output
 
 _EXIT_LIMIT_SECS = 60.0
 _LEAVE_SECS = 1800.0
@@ -76,6 +77,8 @@ def make_strategy(
             "TFDISTILL_START_TIMEOUT_SECS", 300.0
         )
     keras_internals.pass_batches_on_without_autotune()
+    if signs.own().is_heard:  # Its output is a log in the workdir.
+        lossy_output.install()
     signs.announce_starting()
     if cluster.uses_parameter_servers and not cluster.is_chief:
         server.serve(cluster, limit_secs=start_timeout_secs)

@@ -1,0 +1,52 @@
+"""Output that loses lines, and nothing else, while its disk is full."""
+
+import contextlib
+import errno
+import io
+import sys
+from typing import Any
+from typing import TextIO
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class _Lossy(io.FileIO):
+    """A file that drops what it has no room for, and then says how much."""
+
+    _num_lost = 0
+
+    def write(self, data: Any, /) -> int:
+        size = memoryview(data).nbytes
+        try:
+            if self._num_lost:
+                note = f"\n[{self._num_lost} bytes lost: the disk was full]\n"
+                super().write(note.encode())
+                self._num_lost = 0
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            self._num_lost += size
+            return size
+
+
+def install() -> None:
+    """Lets no `print` of this process fail because a disk is full."""
+    sys.stdout, sys.stderr = _lossy(sys.stdout), _lossy(sys.stderr)
+
+
+def _lossy(stream: TextIO) -> TextIO:
+    is_own = stream in (sys.__stdout__, sys.__stderr__)
+    if not (is_own and isinstance(stream, io.TextIOWrapper)):
+        return stream  # Somebody else's, such as a notebook's.
+    with contextlib.suppress(OSError):
+        stream.flush()
+    raw = _Lossy(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        # As Python does it, which with -u has no buffer.
+        raw if stream.write_through else io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
