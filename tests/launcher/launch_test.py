@@ -76,6 +76,27 @@ def test_wrong_arguments_are_refused_before_anything_starts(tmp_path):
         tfdistill.launch("python train.py", workdir=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"num_groups": "2"}, "`num_groups` must be an int; received '2'"),
+        ({"num_groups": 2.0}, "`num_groups` must be an int; received 2.0"),
+        ({"num_groups": None}, "`num_groups` must be an int; received None"),
+        ({"max_restarts": True}, "`max_restarts` must be an int; rec.* True"),
+        ({"max_restarts": [1]}, "`max_restarts` must be an int; rec.* \\[1\\]"),
+        ({"grace_secs": "5"}, "`grace_secs` must be a float; received '5'"),
+        ({"preload": ["a"]}, "`preload` must be a str; received \\['a'\\]"),
+        ({"workdir": 3}, "`workdir` must be a str; received 3"),
+        ({"command": [sys.executable, 3]}, "`command` must be .* each a str"),
+        ({"env": {"SEED": 1}}, "`env` must .* a str; received 'SEED': 1"),
+    ],
+)
+def test_a_wrong_type_is_a_value_error(tmp_path, wrong, text):
+    right = {"command": [sys.executable, "-c", "pass"], "workdir": tmp_path}
+    with pytest.raises(ValueError, match=text):
+        tfdistill.launch(**right | wrong)
+
+
 def test_tensorflow_is_not_loaded():
     code = (
         "import sys, tfdistill; tfdistill.launch\n"

@@ -7,6 +7,8 @@ Python code passes, and the arguments with which one program starts another.
 
 import dataclasses
 import inspect
+import numbers
+import typing
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,12 +86,35 @@ def arguments(of: Any, options: object) -> list[str]:
     return found
 
 
+# What may be passed for a type, and what an error calls it.
+_TYPES = {
+    int: (numbers.Integral, "an int"),
+    float: (numbers.Real, "a float"),
+    str: (str, "a str"),
+}
+
+
+def _check_type(field: dataclasses.Field[Any], value: Any) -> None:
+    """Checks a value against the annotation: T, T | None or Sequence[T]."""
+    kind, *_ = typing.get_args(field.type) or (field.type,)
+    accepted, text = _TYPES[kind]
+    several = typing.get_origin(field.type) is Sequence
+    if several:
+        text = f"a list, each element {text}"
+    each = value if several else [value]
+    if not isinstance(each, list | tuple) or any(
+        isinstance(one, bool) or not isinstance(one, accepted) for one in each
+    ):
+        raise ValueError(f"`{field.name}` must be {text}; received {value!r}.")
+
+
 def check(made: Any) -> None:
     """Checks the fields of a dataclass; a ValueError names the wrong one."""
     for field, told in _options(made):
         value = getattr(made, field.name)
-        if value is None:
+        if value is None and field.default is None:
             continue
+        _check_type(field, value)
         if told.least is not None and not value >= told.least:
             raise ValueError(
                 f"`{field.name}` must be >= {told.least}; received {value}."

@@ -91,8 +91,8 @@ def launch(
 
     Raises:
         TypeError: There is no such option.
-        ValueError: An argument is out of range, the command is no program, or
-            the workdir is in use.
+        ValueError: An argument is of the wrong type or out of range, the
+            command is no program, or the workdir is in use.
         RuntimeError: A group has failed. `error.launched` is the run, and
             `error.exit_code` what `tfdistill-local` would have returned.
         KeyboardInterrupt: All tasks were stopped by Ctrl-C.
@@ -102,11 +102,11 @@ def launch(
             ["python", "train.py"], num_groups=2, workdir="/tmp/run"
         )
     """
-    if not isinstance(command, str):  # `LocalCluster` refuses a string.
-        command = [os.fspath(part) for part in command]
+    if isinstance(command, list | tuple):  # `LocalCluster` refuses others.
+        command = [_text(part) for part in command]
     topology = local_cluster.LocalCluster(
         command=command,
-        workdir=os.fspath(workdir),
+        workdir=_text(workdir),
         env=dict(env or {}),
         **options,
     )
@@ -130,6 +130,10 @@ def launch(
             _explain(launched), launched=launched, exit_code=ended.exit_code
         )
     return launched
+
+
+def _text(path: str | os.PathLike[str]) -> str:
+    return os.fspath(path) if isinstance(path, os.PathLike) else path
 
 
 def _explain(launched: Launched) -> str:

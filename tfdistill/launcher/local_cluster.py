@@ -298,11 +298,21 @@ class LocalCluster(StartedGroups):
                 f"received {', '.join(taken)}. Use the launcher's options. Set "
                 "the exchange's key in the launcher's own environment."
             )
-        if isinstance(self.command, str) or not self.command:
+        if not (
+            isinstance(self.command, list | tuple)
+            and self.command
+            and all(isinstance(part, str) for part in self.command)
+        ):
             raise ValueError(
-                "`command` must be a list of a program and its arguments; "
-                f"received {self.command!r}."
+                "`command` must be a list of a program and its arguments, each "
+                f"a str; received {self.command!r}."
             )
+        for name, value in self.env.items():
+            if not (isinstance(name, str) and isinstance(value, str)):
+                raise ValueError(
+                    "`env` must map names to values, each a str; received "
+                    f"{name!r}: {value!r}."
+                )
         if shutil.which(self.command[0]) is None:
             raise ValueError(
                 "`command` must begin with a program on PATH or the path of "
