@@ -68,12 +68,12 @@ class _TimedExporter(tfdistill.callbacks.StudentExporter):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Lets an export happen where one is due, under the clock."""
-        skipped = self.num_skipped
+        skipped = self.totals["skipped"]
         start = time.perf_counter()
         super().on_train_batch_end(batch, logs)
         elapsed = time.perf_counter() - start
         due = (batch + 1) % _EXPORT_STEP == 0
-        if due and self.num_skipped == skipped:
+        if due and self.totals["skipped"] == skipped:
             self.blocked_secs.append(elapsed)
 
 
