@@ -1,7 +1,9 @@
 """The program: it follows, swaps, says so, and ends when it is told to."""
 
 import json
+import os
 import signal
+import threading
 import time
 
 import grpc
@@ -13,6 +15,7 @@ from tests.cases import codistillation as cases
 from tests.cases import prediction_servers as server_cases
 from tests.programs import commands
 from tfdistill.labels import attached
+from tfdistill.serving import command
 
 
 def _records(log):
@@ -74,3 +77,35 @@ def test_a_group_teaches_through_the_program(tmp_path, no_process_left):
             teachers.close()
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
+
+
+@pytest.mark.timeout_secs(120)
+@pytest.mark.parametrize(
+    ("directory", "seen"),
+    [("exchange", "groups with one: [1]"), ("nowhere", "No such file")],
+)
+def test_it_warns_again_and_again_of_what_is_not_there(
+    tmp_path, monkeypatch, caplog, directory, seen
+):
+    cases.publish(tfdistill.Exchange(tmp_path / "exchange"), cases.linear(5))
+    monkeypatch.setattr(command, "_WARN_SECS", 0.5)
+    numbers = signal.SIGTERM, signal.SIGINT
+    before = [signal.getsignal(number) for number in numbers]
+
+    def end_after_two():
+        end = time.monotonic() + 60
+        while caplog.text.count("Nothing to serve: group 7 of") < 2:
+            if time.monotonic() > end:
+                break
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=end_after_two, daemon=True)
+    thread.start()
+    root = tmp_path / directory
+    assert command.main([f"--exchange={root}", "--group=7", "--port=0"]) == 0
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+    thread.join()
+    assert caplog.text.count(f"{root} has no usable version") >= 2
+    assert seen in caplog.text
