@@ -29,6 +29,8 @@ _DIRECTORY, _ADDRESSES = "servers", "addresses.json"
 _STOP_SECS = 7.0
 _POLL_SECS, _WATCH_SECS = 0.05, 0.5
 _TAIL_BYTES = 4096
+# Of a report, what is added up.
+_COUNTED = "process_seconds", "read_bytes"
 _say = functools.partial(print, flush=True)
 
 
@@ -50,11 +52,14 @@ def addresses(workdir: str | os.PathLike[str]) -> tuple[str, ...] | None:
 def usage(
     workdir: str | os.PathLike[str], num_groups: int
 ) -> list[dict[str, Any]]:
-    """Returns the last report of each server; {} of one that made none."""
+    """Returns the last report of each server.
+
+    A run may be over before a server is up: it took nothing.
+    """
     found = []
     for group in range(num_groups):
         tail = untrusted.Tail(_log(workdir, group), last_bytes=_TAIL_BYTES)
-        found.append(([{}, *tail.read()])[-1])
+        found.append(([dict.fromkeys(_COUNTED, 0), *tail.read()])[-1])
     return found
 
 
