@@ -12,7 +12,10 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import servers
+from tfdistill import contrib
 from tfdistill import losses
+from tfdistill import mixing
+from tfdistill.labels import attached
 
 _X, _Y = cases.data()
 
@@ -486,6 +489,94 @@ def test_teachers_that_nobody_will_load_are_told(exchange):
     model = cases.codistill(cases.linear(), cases.peers(exchange))
     with pytest.warns(UserWarning, match="no .*TeacherLoader"):
         cases.fit(model, _X, _Y, callbacks=[])
+
+
+def _exporter(exchange, group=0):
+    return tfdistill.callbacks.StudentExporter(
+        exchange, every_steps=100, group=group
+    )
+
+
+def _mixer(kind=mixing.WeightMixer, **kwargs):
+    return kind(mixing.ModelAveraging(), every_steps=100, peers=[1], **kwargs)
+
+
+def _twice(make):
+    def run(here, there):
+        mixers = [_exporter(here), make(), make()]
+        cases.fit(cases.codistill(cases.linear()), _X, _Y, callbacks=mixers)
+
+    return run
+
+
+def _learns_from_itself(here, there):
+    model = cases.codistill(cases.linear(), cases.peers(here, [0, 1]))
+    cases.fit(model, _X, _Y, callbacks=[_exporter(here), cases.never()])
+
+
+def _gives_a_class(here, there):
+    callbacks = [tfdistill.callbacks.FiniteLoss]
+    cases.fit(cases.codistill(cases.linear()), _X, _Y, callbacks=callbacks)
+
+
+def _mixes_elsewhere(here, there):
+    model = cases.codistill(cases.linear(), cases.peers(there))
+    callbacks = [_exporter(here), _mixer(), cases.never()]
+    cases.fit(model, _X, _Y, callbacks=callbacks)
+
+
+def _distils_while_it_mixes(here, there):
+    barrier = _mixer(contrib.MergeBarrier, held_out=(_X, _Y))
+    model = cases.codistill(cases.linear(), cases.peers(here))
+    callbacks = [_exporter(here), barrier, cases.never()]
+    cases.fit(model, _X, _Y, callbacks=callbacks)
+
+
+def _reads_no_labels(here, there):
+    model = cases.codistill(
+        cases.linear(), distillation_loss=losses.SoftTargetCrossEntropy()
+    )
+    label = {"outputs": ({"whole": model.student(_X)},), "version": [0] * 16}
+    data = tf.data.Dataset.from_tensors((_X, _Y))
+    cases.fit(model, data.map(lambda *e: attached.attach(e, {"big": label})))
+
+
+def _measures_logits(here, there):
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    cases.codistill(cases.linear(), loss=loss, metrics=["AUC"])
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (_twice(_mixer), "one Mixer at most; .* WeightMixer, WeightMixer"),
+        (_twice(cases.never), "one Loader at most; received TeacherLoader, Te"),
+        (_twice(lambda: _exporter(None)), "one Exporter at most"),
+        (
+            _learns_from_itself,
+            "must be other groups; received 0, which is this",
+        ),
+        (_gives_a_class, r"received the class FiniteLoss. .*Loss\(...\)"),
+        (_mixes_elsewhere, "Mixer reads .*here and group_1 teaches .*there"),
+        (_distils_while_it_mixes, "must be the `distillation_weight` as well"),
+        (_reads_no_labels, "labels of big, which no teacher reads"),
+        (_measures_logits, r"keras.metrics.AUC\(from_logits=True\)"),
+    ],
+)
+def test_mistakes_that_train_wrongly_are_told(tmp_path, train, message):
+    """By a ValueError, or by a warning, which is an error in tests."""
+    places = [tfdistill.Exchange(tmp_path / name) for name in ("here", "there")]
+    with pytest.raises((ValueError, UserWarning), match=message):
+        train(*places)
+
+
+def test_averages_in_place_of_weights_are_for_one_replica(two_replicas):
+    with two_replicas.scope():
+        optimizer = keras.optimizers.SGD(
+            0.1, use_ema=True, ema_overwrite_frequency=2
+        )
+        with pytest.raises(ValueError, match="with 2 replicas"):
+            cases.codistill(cases.linear(), optimizer=optimizer)
 
 
 class _Own(keras.Model):

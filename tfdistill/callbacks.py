@@ -209,21 +209,18 @@ class StudentExporter(steps.Exporter):
         }
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds who has something to say in manifests, or mixes versions.
-
-        Raises:
-            ValueError: Another exporter among them exports other weights.
-        """
+        """Finds who has something to say in manifests, or mixes versions."""
         self._others = [
             c for c in callbacks if isinstance(c, steps.SteppedCallback)
         ]
-        others = [c for c in callbacks if isinstance(c, StudentExporter)]
-        if any(c._ema_decay != self._ema_decay for c in others):
-            raise ValueError(
-                "All StudentExporters of a `fit` must export the same weights; "
-                f"received {[c._ema_decay for c in others]} as their decays. "
-                "Give them the same `ema_decay`."
-            )
+
+    def find_place(self, cluster: identity.Cluster) -> None:
+        """Settles where it publishes, and whose versions these are."""
+        given = self._given_group
+        self.group = cluster.group if given is None else given
+        self.exchange = self._given_exchange or publisher.Exchange(
+            cluster.exchange
+        )
 
     def _offset(self, cluster: identity.Cluster) -> int:
         if self.offset_steps is not None:
@@ -267,11 +264,7 @@ class StudentExporter(steps.Exporter):
             self._uncounted.clear()
         strategy = self.codistilled.distribute_strategy
         cluster = strategy_lib.cluster_of(strategy)
-        given = self._given_group
-        self.group = cluster.group if given is None else given
-        self.exchange = self._given_exchange or publisher.Exchange(
-            cluster.exchange
-        )
+        self.find_place(cluster)
         self._schedule = steps.EverySteps(
             self.every_steps, offset_steps=self._offset(cluster)
         )

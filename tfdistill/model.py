@@ -41,6 +41,8 @@ from tfdistill.observe import summaries
 from tfdistill.observe import teaching
 from tfdistill.parameter_server import trainer as server_trainer
 from tfdistill.system import keras_internals
+from tfdistill.teachers import labels as labels_lib
+from tfdistill.teachers import peers as peers_lib
 from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.teachers import teacher_list
 from tfdistill.teachers import term
@@ -224,8 +226,8 @@ class DistributedModel(steps.Trained, keras.Model):
                 they exchange.
 
         Raises:
-            ValueError: The model's own `train_step` cannot run under the
-                strategy.
+            ValueError: The model's own `train_step` or the optimizer's
+                `ema_overwrite_frequency` cannot run under the strategy.
         """
         if self._is_compiled_inside:
             self.model.compile(*args, **kwargs)
@@ -253,6 +255,12 @@ class DistributedModel(steps.Trained, keras.Model):
         ):
             arguments["jit_compile"] = False
         super().compile(**arguments)
+        if not is_alone and keras_internals.overwrites_weights(self.optimizer):
+            raise ValueError(
+                "`ema_overwrite_frequency` must be left out of the optimizer; "
+                f"received it with {strategy.num_replicas_in_sync} replicas. "
+                "With use_ema=True `fit` leaves the averages at its end."
+            )
         self.trainer.compiled()
 
     def _compile_for_files(self, arguments: dict[str, Any]) -> bool:
@@ -326,9 +334,14 @@ class DistributedModel(steps.Trained, keras.Model):
             found, given = list(callbacks.callbacks), callbacks
         else:
             cluster = strategy_lib.cluster_of(self.distribute_strategy)
-            found = given = self._with_more(
-                keras.tree.flatten(callbacks or []), cluster
-            )
+            found = keras.tree.flatten(callbacks or [])
+            for each in found:
+                if isinstance(each, type):
+                    raise ValueError(
+                        "`callbacks` must be objects; received the class "
+                        f"{each.__name__}. Call it: {each.__name__}(...)."
+                    )
+            found = given = self._with_more(found, cluster)
         for callback in found:
             if isinstance(callback, steps.SteppedCallback):
                 callback.meet(found)
@@ -754,6 +767,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             # An attribute, by which the optimizer and backups find them.
             self._projections = projections
         self._compile_for_files(arguments)
+        _check_scale(self.loss, arguments)
         # Attributes, by which Keras finds metrics.
         self._task_tracker = keras.metrics.Mean("task_loss")
         self._distillation_tracker = keras.metrics.Mean("distillation_loss")
@@ -832,6 +846,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
     def train_step(self, data: Any) -> Logs:
         """Runs one codistilled update on one replica's part of the batch."""
         data, labels = attached.detach(data)
+        _check_labels(labels, self.codistillation)
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
         counter = keras_internals.num_batches(self.optimizer)
@@ -900,12 +915,65 @@ def _leave_out_xla(arguments: dict[str, Any]) -> None:
     arguments["jit_compile"] = False
 
 
+def _check_scale(loss: Any, arguments: Mapping[str, Any]) -> None:
+    """Warns of a metric of probabilities beside a loss of logits."""
+    given = (arguments.get("metrics"), arguments.get("weighted_metrics"))
+    has_area = any(m in ("AUC", "auc") for m in keras.tree.flatten(given))
+    logits = set(map(term.gives_logits, keras.tree.flatten(loss)))
+    if has_area and logits == {True}:
+        warnings.warn(
+            "The metric 'AUC' takes outputs for probabilities; received a loss "
+            "of logits. Pass keras.metrics.AUC(from_logits=True).",
+            stacklevel=3,
+        )
+
+
+def _check_labels(labels: Mapping[str, Any], taught: Any) -> None:
+    """Warns of labels in the data that no teacher reads."""
+    readers = labels_lib.LabelTeacher
+    is_read = any(isinstance(each, readers) for each in taught.teachers)
+    if labels and not is_read and (taught.loss or taught.feature_loss):
+        warnings.warn(
+            f"The data carry labels of {', '.join(labels)}, which no teacher "
+            "reads. Add tfdistill.teachers.LabelTeacher(name) to `teachers`, "
+            "or leave `distillation_loss` out to train without.",
+            stacklevel=2,
+        )
+
+
 def _check_roles(
     callbacks: list[keras.callbacks.Callback],
     teachers: teacher_list.TeacherList,
     cluster: identity.Cluster,
 ) -> None:
-    """Warns of teachers that nobody follows, and of a group nobody hears."""
+    """Refuses doubles and one's own group; warns of what nobody follows."""
+    for role in (steps.Exporter, steps.Loader, steps.Mixer):
+        kinds = [type(c).__name__ for c in callbacks if isinstance(c, role)]
+        if len(kinds) > 1:
+            raise ValueError(
+                f"`callbacks` must hold one {role.__name__} at most; received "
+                f"{', '.join(kinds)}. Leave out all but one."
+            )
+    exporter: Any = steps.first(callbacks, steps.Exporter)
+    if exporter:
+        exporter.find_place(cluster)
+        here = os.path.realpath(exporter.exchange.root)
+    for each in teachers if exporter else ():
+        if not isinstance(each, peers_lib.Peer):
+            continue
+        is_here = os.path.realpath(each.exchange.root) == here
+        if is_here and each.group == exporter.group:
+            raise ValueError(
+                f"`peers` must be other groups; received {each.group}, which "
+                "is this one. Leave `peers` out for all others."
+            )
+        if not is_here and steps.first(callbacks, steps.Mixer):
+            warnings.warn(
+                f"The WeightMixer reads from {exporter.exchange.root} and "
+                f"{each.name} teaches from {each.exchange.root}. Give both the "
+                "same exchange.",
+                stacklevel=5,
+            )
     if teachers.moves_at_refreshes and not steps.first(callbacks, steps.Loader):
         warnings.warn(
             "The model has teachers in other groups, or in its own past, and "
@@ -914,7 +982,7 @@ def _check_roles(
             "`callbacks`.",
             stacklevel=5,
         )
-    is_heard = cluster.num_groups == 1 or steps.first(callbacks, steps.Exporter)
+    is_heard = cluster.num_groups == 1 or exporter
     if teachers.needs_versions and not is_heard:
         warnings.warn(
             f"This is group {cluster.group} of {cluster.num_groups}, and `fit` "

@@ -16,6 +16,7 @@ from tests.cases import codistillation as cases
 from tests.cases import servers
 from tfdistill import mixing
 from tfdistill.embedding import layer
+from tfdistill.mixing import mixer as mixer_lib
 
 _X, _Y = cases.data(16)
 
@@ -512,6 +513,12 @@ def test_a_group_that_began_with_other_weights_ends_the_training(tmp_path):
             {"initial_weights": None},
             "does not say which weights",
         ),
+        (
+            lambda: cases.deep(1),
+            {"mixing_rule": "ModelAveraging(alpha=0.5)"},
+            "its group mixes by ModelAveraging(alpha=0.5), and this one by "
+            "ModelAveraging(alpha=1.0)",
+        ),
     ],
 )
 def test_versions_of_other_models_are_quarantined(
@@ -523,3 +530,14 @@ def test_versions_of_other_models_are_quarantined(
     _fit(_still(), exchange, mixer, _Read(mixer))
     assert mixer.num_mixes == 0
     assert message in mixer._followers[1].rejected[10]
+
+
+def test_equal_rules_have_one_name():
+    def name(rate):
+        rule = mixing.OuterOptimizer(keras.optimizers.SGD(rate, name=f"{rate}"))
+        return mixer_lib._named(rule)
+
+    assert name(0.5) == name(0.50) != name(0.7)
+    assert name(0.5).startswith("OuterOptimizer(optimizer=<keras.")
+    first, second = (type("Own", (mixing.Rule,), {})() for _ in range(2))
+    assert mixer_lib._named(first) == mixer_lib._named(second)

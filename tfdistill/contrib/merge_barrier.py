@@ -6,6 +6,7 @@ losses (Frankle et al. 2020, arXiv:1912.05671, section 2).
 
 import logging
 import math
+import warnings
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -141,6 +142,13 @@ class MergeBarrier(mixing.WeightMixer):
             raise ValueError(
                 "A MergeBarrier needs one compiled loss, a keras.losses.Loss "
                 f"or its name; received {loss!r}."
+            )
+        if len(model.teachers) and model.codistillation.weight is not self:
+            warnings.warn(
+                "A MergeBarrier must be the `distillation_weight` as well, or "
+                "the group distils while it mixes; received "
+                f"{model.codistillation.weight!r}. Pass it to `compile`, too.",
+                stacklevel=2,
             )
         self._loss = keras.losses.get(loss)
         self._graph = model.graph

@@ -13,18 +13,22 @@ from tfdistill.mixing import weights
 
 # Of a manifest's `extras`: the SHA-256 of the weights at step 0.
 INITIAL_FIELD = "initial_weights"
+# And the rule by which the group mixes.
+RULE_FIELD = "mixing_rule"
 
 
 class Origin:
     """The weights that a group began with, and peers that began with others.
 
     Attributes:
+        rule: What this group mixes by.
         weights: The SHA-256 of this group's weights at step 0, if known.
         strangers: By group, that of those which began with others.
     """
 
-    def __init__(self) -> None:
-        """Knows of nothing yet."""
+    def __init__(self, rule: str) -> None:
+        """Knows of nothing else yet."""
+        self.rule = rule
         self.weights: str | None = None
         self.strangers: dict[int, str] = {}
 
@@ -39,6 +43,12 @@ class Origin:
         if theirs != self.weights:
             self.strangers[version.group] = theirs
             raise screen_lib.Refused("its group began with other weights.")
+        rule = version.manifest.extras.get(RULE_FIELD, self.rule)
+        if rule != self.rule:
+            raise screen_lib.Refused(
+                f"its group mixes by {rule!s:.200}, and this one by "
+                f"{self.rule}. Give the WeightMixers of all groups one rule."
+            )
 
     def refuse(self, groups: Collection[int]) -> None:
         """Ends training if any worker found that these groups are strangers."""

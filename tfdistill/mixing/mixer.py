@@ -1,6 +1,9 @@
 """WeightMixer: a group mixes its weights with those that its peers publish."""
 
+import hashlib
+import json
 import logging
+import re
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -34,7 +37,8 @@ class WeightMixer(steps.Mixer):
     background, with the same checks. All workers of a group mix the same
     versions at the same step, and no version twice. Weights that are trained
     change by the rule; `tfdistill.mixing.rules` says what becomes of all
-    others. All groups must begin with equal weights.
+    others. All groups must begin with equal weights, and mix by the same rule:
+    versions of another are refused.
 
     By default training never waits: a mix takes what has been read, and is
     skipped if that is less than the quorum. With `grace_secs` it waits until a
@@ -124,7 +128,7 @@ class WeightMixer(steps.Mixer):
         """Forgets an earlier training: this one is at step 0."""
         self._selection = selection_lib.Selection(**self._waiting)
         self._mean = mean.PeersMean(self._weigh_by)
-        self._origin = followers_lib.Origin()
+        self._origin = followers_lib.Origin(_named(self._rule))
         self._followers: dict[int, follower.Follower] = {}
         # Mixes left out in a row, and how many when the log says so again.
         self._num_short, self._next_told = 0, 1
@@ -159,7 +163,8 @@ class WeightMixer(steps.Mixer):
         """Returns what versions say to those who mix them."""
         if self._origin.weights is None:
             return {}
-        return {followers_lib.INITIAL_FIELD: self._origin.weights}
+        found = {followers_lib.RULE_FIELD: self._origin.rule}
+        return found | {followers_lib.INITIAL_FIELD: self._origin.weights}
 
     # ---- before the first step ----
 
@@ -379,3 +384,14 @@ class WeightMixer(steps.Mixer):
                 self._followers[int(group)].current = step
         if state["is_over"]:
             self.end()
+
+
+def _named(rule: rules.Rule) -> str:
+    """Describes a rule, equally in all processes."""
+    text, address = repr(rule), r" at 0x[0-9a-f]+"
+    if isinstance(rule, rules.OuterOptimizer):
+        config = {**rule.optimizer.get_config(), "name": None}
+        found = json.dumps(config, sort_keys=True, default=repr)
+        found = re.sub(address, "", found)
+        text += " " + hashlib.sha256(found.encode()).hexdigest()[:16]
+    return re.sub(address, "", text)

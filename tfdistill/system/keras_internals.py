@@ -214,6 +214,12 @@ def keeps_averages(optimizer: keras.Optimizer) -> bool:
     return bool(inner.use_ema)
 
 
+def overwrites_weights(optimizer: keras.Optimizer | None) -> bool:
+    """Whether an optimizer puts averages in place of weights in training."""
+    inner = _inner(optimizer) if optimizer is not None else None
+    return bool(inner and inner.use_ema and inner.ema_overwrite_frequency)
+
+
 def make_scalars_readable() -> None:
     """Lets `float` and `int` read variables that replicas share.
 

@@ -177,9 +177,8 @@ class Peer(teacher.Teacher):
         super().__init__(
             name=run_files.group_name(group), weight=options.weight
         )
-        self.group = group
+        self.group, self.exchange = group, exchange
         self.max_staleness_steps = options.max_staleness_steps
-        self._exchange = exchange
         self._options = options
         self._canary = canary
         self._silence = staleness.Silence()
@@ -222,7 +221,7 @@ class Peer(teacher.Teacher):
         if self._canary is not None:
             self._prepare_canary(self._canary, student)
         self.follower = follower_lib.Follower(
-            self._exchange,
+            self.exchange,
             self.group,
             read=self._read,
             screen=self._screen(graph),
@@ -348,7 +347,7 @@ class Peer(teacher.Teacher):
                     self._next = self._own_place
                 else:
                     function = other_graphs.load_version(
-                        self._exchange, staged.version, self._graph
+                        self.exchange, staged.version, self._graph
                     )
                     self._next = _OtherGraph(function, staged.values)
                     self._try_out(staged.version.step, function)

@@ -495,7 +495,7 @@ def _wrapped(loss: Any, task_loss: Any) -> global_batch.GlobalBatchLoss | None:
             "several teachers."
         )
     if loss.from_logits is None:
-        found = map(_from_logits, keras.tree.flatten(task_loss))
+        found = map(gives_logits, keras.tree.flatten(task_loss))
         answers = {answer for answer in found if answer is not None}
         if len(answers) != 1:
             raise ValueError(
@@ -507,7 +507,8 @@ def _wrapped(loss: Any, task_loss: Any) -> global_batch.GlobalBatchLoss | None:
     return global_batch.GlobalBatchLoss(loss)
 
 
-def _from_logits(task_loss: Any) -> bool | None:
+def gives_logits(task_loss: Any) -> bool | None:
+    """Whether a task loss takes logits; None if it does not say."""
     is_global = isinstance(task_loss, global_batch.GlobalBatchLoss)
     inner = task_loss.inner if is_global else task_loss
     if not isinstance(inner, keras.losses.Loss):

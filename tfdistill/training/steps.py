@@ -196,7 +196,8 @@ class Exporter(SteppedCallback):
     """The role of what publishes versions of the student.
 
     Others ask it for `every_steps`, `offset_steps`, `exports_averages`,
-    `group` and `counts`, and to publish this step by `ensure_published`.
+    `group`, `exchange` and `counts`, and to publish this step by
+    `ensure_published`. `find_place` settles `group` and `exchange`.
     """
 
 
