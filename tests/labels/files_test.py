@@ -192,7 +192,7 @@ def test_what_cannot_be_labelled_is_refused(tmp_path):
     for data, match in (
         (_data().repeat(), "must end"),
         (_data().take(0), "at least one example"),
-        (_data(), "finite.*batch 0"),
+        (_data(), "finite.*after 0 ex"),
     ):
         with pytest.raises(ValueError, match=match):
             labels.write(data, teacher, tmp_path)

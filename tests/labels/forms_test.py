@@ -61,6 +61,37 @@ def test_the_mean_of_samples_is_the_distribution():
     assert np.isfinite(one).all()
 
 
+def _drawn(num_rows, threads=0, first_row=0):
+    """What is drawn of one distribution in each of several equal rows."""
+    data = tf.data.Dataset.from_tensors(tf.zeros([num_rows, 3, 1000]))
+    options = tf.data.Options()
+    options.threading.max_intra_op_parallelism = threads
+    form, extra = forms.Form(num_samples=5), {}
+    if first_row:
+        extra = {"first_row": first_row}
+    data = data.map(lambda x: form.encode(x, seed=[1, 2], **extra))
+    (kept,) = data.with_options(options).as_numpy_iterator()
+    return kept["drawn_of_1000"]
+
+
+def test_rows_and_positions_draw_for_themselves():
+    drawn = np.reshape(_drawn(200), [600, 5])
+    # Two of 600 rows of 5 draws of 1,000 classes are hardly ever the same,
+    # and any two draws are in one case of a thousand.
+    assert len(np.unique(drawn, axis=0)) == 600
+    assert np.mean(drawn[1:] == drawn[:-1]) < 0.005
+    _, counts = np.unique(drawn, return_counts=True)
+    assert counts.max() < 20
+
+
+def test_seed_and_row_alone_decide_what_is_drawn():
+    drawn = _drawn(200)
+    np.testing.assert_array_equal(_drawn(200, threads=1), drawn)
+    for first, size in ((0, 7), (7, 50), (57, 143)):
+        part = _drawn(size, threads=2, first_row=first)
+        np.testing.assert_array_equal(part, drawn[first : first + size])
+
+
 @pytest.mark.parametrize("kept", [{"top_k": 2}, {"num_samples": 2}])
 def test_classes_of_another_number_and_no_probabilities_are_refused(kept):
     form = forms.Form(**kept)

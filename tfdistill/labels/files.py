@@ -83,8 +83,8 @@ def write(
     predict, name = _predictor(teacher, dataset.element_spec, trust=trust)
     num_rows, outputs = 0, None
     with tf.io.TFRecordWriter(str(path / _RECORDS)) as writer:
-        for number, element in enumerate(dataset):
-            rows, kept = _kept(element, predict, form, [seed, number])
+        for element in dataset:
+            rows, kept = _kept(element, predict, form, seed, num_rows)
             found = _described(kept)
             if outputs not in (None, found):
                 raise ValueError(
@@ -275,18 +275,23 @@ def _fingerprints(inputs: Any) -> tf.Tensor:
 
 
 def _kept(
-    element: Any, predict: _Predict, form: forms.Form, seed: list[int]
+    element: Any,
+    predict: _Predict,
+    form: forms.Form,
+    seed: int,
+    first_row: int,
 ) -> tuple[tf.Tensor, list[dict[str, tf.Tensor]]]:
     """Returns the hashes of a batch, and what is kept of its outputs."""
     inputs, found = _inputs(element), []
-    for output in map(tf.convert_to_tensor, predict(inputs)):
-        kept = form.encode(output, seed=seed)
+    for number, output in enumerate(predict(inputs)):
+        output = tf.convert_to_tensor(output)
+        kept = form.encode(output, seed=[seed, number], first_row=first_row)
         if not all(
             np.isfinite(value).all() for value in (output, *kept.values())
         ):
             raise ValueError(
                 f"The teacher's outputs must be finite, as {form.dtype}; "
-                f"received NaN or infinite ones in batch {seed[1]}."
+                f"received NaN or infinite ones after {first_row} examples."
             )
         form.check(output.numpy())
         found.append(kept)

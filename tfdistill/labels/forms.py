@@ -71,14 +71,15 @@ class Form:
         return self.top_k is None and self.num_samples is None
 
     def encode(
-        self, output: tf.Tensor, *, seed: Any = None
+        self, output: tf.Tensor, *, seed: Any = None, first_row: Any = 0
     ) -> dict[str, tf.Tensor]:
         """Returns what is kept of an output.
 
         Args:
             output: Float `[batch, ..., classes]`; with `is_whole` any shape.
-            seed: int32 `[2]`, decides which classes are drawn. Needed with
-                `num_samples`.
+            seed: int32 `[2]`. With the number of a row, it decides which
+                classes are drawn. Needed with `num_samples`.
+            first_row: The number of the first row. Default 0.
 
         Returns:
             `{"whole"}` in the output's shape; of 10 classes, `{"classes_of_10",
@@ -95,12 +96,8 @@ class Form:
         num_classes = _num_classes(output)
         log_p = self._log_probabilities(output)
         if self.num_samples:
-            flat = tf.reshape(log_p, [-1, num_classes])
-            drawn = tf.random.stateless_categorical(
-                flat, self.num_samples, seed=seed, dtype=tf.int32
-            )
-            shape = tf.concat([tf.shape(log_p)[:-1], [self.num_samples]], 0)
-            return {f"{_DRAWN}{num_classes}": tf.reshape(drawn, shape)}
+            drawn = _drawn(log_p, self.num_samples, seed, first_row)
+            return {f"{_DRAWN}{num_classes}": drawn}
         top, classes = tf.math.top_k(log_p, min(self.top_k or 0, num_classes))
         return {
             f"{_CLASSES}{num_classes}": classes,
@@ -168,6 +165,33 @@ def _num_classes(output: tf.Tensor) -> int:
             "whole: leave `top_k` and `num_samples` out."
         )
     return int(output.shape[-1])
+
+
+def _drawn(
+    log_p: tf.Tensor, num_samples: int, seed: Any, first_row: Any
+) -> tf.Tensor:
+    """Draws classes with replacement: int32 `[batch, ..., num_samples]`."""
+    # Not stateless_categorical: on a CPU, rows share draws, and which ones
+    # depends on the number of threads.
+    shape = tf.concat([tf.shape(log_p)[:-1], [num_samples]], 0)
+    num_draws = tf.reduce_prod(shape[1:])
+    # Philox makes two numbers of each count: a row begins with a new one.
+    num_counts = (num_draws + 1) // 2
+    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    skipped = tf.cast(first_row, tf.int64) * tf.cast(num_counts, tf.int64)
+    uniform = tf.raw_ops.StatelessRandomUniformV2(
+        shape=[shape[0], 2 * num_counts],
+        key=key,
+        counter=counter + tf.cast([skipped, 0], tf.uint64),
+        alg=tf.random.Algorithm.PHILOX.value,
+        dtype=tf.float64,
+    )[:, :num_draws]
+    below = tf.cumsum(tf.exp(tf.cast(log_p, tf.float64)), axis=-1)
+    drawn = tf.searchsorted(
+        below, tf.reshape(uniform, shape) * below[..., -1:], side="right"
+    )
+    drawn = tf.minimum(drawn, tf.shape(log_p)[-1] - 1)
+    return tf.ensure_shape(drawn, [*log_p.shape[:-1], num_samples])
 
 
 def _filled(classes: tf.Tensor, top: tf.Tensor, num_classes: int) -> tf.Tensor:

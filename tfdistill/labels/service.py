@@ -287,7 +287,8 @@ class Teachers:
         )
         return [
             np.full([rows], version, np.int64),
-            np.array([self._seed, turn % 2**30], np.int32),
+            # Of each output, too, the draws are its own.
+            np.array([self._seed, turn * len(expected) % 2**30], np.int32),
             *outputs,
         ]
 
