@@ -962,7 +962,7 @@ def _check_roles(
         if not isinstance(each, peers_lib.Peer):
             continue
         is_here = os.path.realpath(each.exchange.root) == here
-        if is_here and each.group == exporter.group:
+        if is_here and each.group == exporter.group == cluster.group:
             raise ValueError(
                 f"`peers` must be other groups; received {each.group}, which "
                 "is this one. Leave `peers` out for all others."

@@ -141,11 +141,12 @@ def _listen() -> bool:
 
 
 def _wait(reader: socket.socket) -> None:
-    while signal.SIGTERM not in reader.recv(4096):
+    while (
+        signal.SIGTERM not in reader.recv(4096)
+        # The program may have a handler of its own for a while.
+        or signal.getsignal(signal.SIGTERM) is not _do_nothing
+    ):
         pass
-    # The program may have installed its own handler since.
-    if signal.getsignal(signal.SIGTERM) is not _do_nothing:
-        return
     _requested.set()
     if _num_deferring:
         _finished.wait(GRACE_SECS)
