@@ -12,6 +12,8 @@ import psutil
 import pytest
 
 from tests.cases import tasks
+from tests.programs import commands
+from tfdistill.launcher import local_cluster
 from tfdistill.status import run_events
 
 pytestmark = [
@@ -79,7 +81,7 @@ def _tasks(launcher, group):
 
 def test_a_full_disk_stops_neither_the_launcher_nor_its_restarts(tmp_path):
     workdir, end = tmp_path / "run", tmp_path / "end"
-    options = ["--num_groups=2", "--max_restarts=3"]
+    options = ["--num_groups=2", "--max_restarts=3", "--start=spawn"]
     with _launched(workdir, *options, END=str(end)) as launcher:
         tasks.until((workdir / "launch.json").exists)
         with _limited(launcher):
@@ -103,7 +105,7 @@ def test_a_full_disk_stops_neither_the_launcher_nor_its_restarts(tmp_path):
 
 # The log is full twice: once there is room again, and once to the end.
 PRINTING = """
-import resource
+import resource, sys
 import tfdistill
 tfdistill.make_strategy()
 _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -116,10 +118,11 @@ print("not flushed")
 
 
 def test_what_a_task_prints_on_a_full_disk_is_lost_and_no_more(tmp_path):
-    with _launched(tmp_path / "run", code=PRINTING) as launcher:
-        out, _ = launcher.communicate(timeout=tasks.LIMIT_SECS)
-    assert launcher.returncode == 0, out
-    log = (tmp_path / "run" / "logs" / "group_0_worker_0.log").read_text()
+    topology = local_cluster.LocalCluster(
+        command=commands.of("-c", PRINTING), workdir=str(tmp_path)
+    )
+    assert tasks.run(topology).exit_code == 0
+    log = (tmp_path / "logs" / "group_0_worker_0.log").read_text()
     assert log.count("[5 bytes lost: the disk was full]\nroom\n") == 1
     assert log.count("an error\n") == 1
     assert "full\n" not in log

@@ -26,19 +26,16 @@ def _launch(tmp_path, code, **fields):
     )
 
 
-def test_it_returns_the_states_and_the_results(tmp_path, capsys):
+def test_it_returns_the_states_and_the_metrics(tmp_path, capsys):
     code = (
         "connect()\n"
         "path = WORKDIR / f'group_{GROUP}'\n"
         "path.mkdir(exist_ok=True)\n"
         "(path / 'metrics.jsonl').write_text('{\"step\": 3}\\n')\n"
-        "if GROUP == 0:\n"
-        "    (WORKDIR / 'results.json').write_text('{\"groups\": []}')\n"
         "print(os.environ['MINE'])\n"
     )
     run = _launch(tmp_path, code, num_groups=2, env={"MINE": "7"})
     assert [group.state for group in run.groups] == ["done", "done"]
-    assert run.results == {"groups": []}
     assert run.metrics(1) == [{"step": 3}]
     log = run.workdir / "logs" / "group_1_worker_0.log"
     assert log.read_text().splitlines()[-1] == "7"

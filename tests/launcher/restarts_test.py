@@ -5,20 +5,6 @@ import pytest
 from tfdistill.launcher import restarts as restarts_lib
 
 
-class _Clock:
-    """Shows the time that it is set to."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return _Clock()
-
-
 def _plan(restarts, exit_code=1, *, port_taken=False):
     return restarts.plan_after(exit_code, port_taken=port_taken)
 
@@ -80,41 +66,3 @@ def test_a_taken_port_does_not_count_but_is_not_tried_for_ever():
         restarts.note_start()
         assert (restarts.made, restarts.num_starts) == (0, start)
     assert _plan(restarts, port_taken=True) == (None, "")
-
-
-def _worker_restarts(limit, clock, names=("a", "b")):
-    return restarts_lib.WorkerRestarts(names, limit=limit, clock=clock)
-
-
-def test_a_worker_is_due_after_a_delay_that_doubles_up_to_a_bound(clock):
-    restarts = _worker_restarts(20, clock)
-    delays = []
-    for number in range(20):
-        delay = restarts.note_end("a")
-        assert restarts.is_known_dead("a") and not restarts.is_known_dead("b")
-        assert restarts.made["a"] == number  # The planned one does not count.
-        clock.now += delay - 0.01
-        assert restarts.due() == []
-        clock.now += 0.02
-        assert restarts.due() == ["a"]
-        restarts.note_start("a")
-        assert restarts.due() == []
-        delays.append(delay)
-    assert delays[:6] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
-    assert set(delays[6:]) == {10.0}
-    assert restarts.made == {"a": 20, "b": 0}
-
-
-def test_once_one_is_given_up_no_other_is_started_again(clock):
-    restarts = _worker_restarts(1, clock, "abc")
-    assert restarts.note_end("a") == 1.0
-    restarts.note_start("a")
-    assert restarts.note_end("b") == 1.0
-    assert restarts.note_end("a") is None
-    assert restarts.is_known_dead("a") and restarts.is_known_dead("b")
-    clock.now = 1e9
-    assert restarts.due() == []
-    assert not restarts.none_left
-    assert restarts.note_end("c") is None
-    assert restarts.none_left
-    assert restarts.made == {"a": 1, "b": 0, "c": 0}

@@ -1,6 +1,8 @@
 """Tests of what finds late, frozen and stuck tasks; times are invented."""
 
-import dataclasses
+import os
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -11,27 +13,31 @@ from tfdistill.launcher import local_cluster
 from tfdistill.launcher import watches
 
 
-def test_time_asleep_counts_one_second_at_most():
-    now = [100.0]
-    clock = watches.AwakeClock(lambda: now[0])
+def test_time_asleep_counts_one_second_at_most(clock):
+    awake = watches.AwakeClock(clock)
     readings = []
     for step in (0.0, 0.2, 0.9, 30.0, 0.5):
-        now[0] += step
-        readings.append(clock.read())
+        clock.now += step
+        readings.append(awake.read())
     assert readings == pytest.approx([0.0, 0.2, 1.1, 2.1, 2.6])
 
 
-def test_a_start_has_two_limits(tmp_path, monkeypatch):
+def test_the_late_are_named_once(tmp_path, monkeypatch):
     paths = {name: tmp_path / name for name in ("a", "b")}
     limit = watches.StartLimit(paths, limit_secs=10.0, now=0.0)
-    assert limit.late(["a", "b"], now=9.0) is None
     monkeypatch.setenv(signs.VARIABLE, str(paths["a"]))
     signs.announce_starting()
-    # One has appeared: from now on all have ten seconds to connect.
-    assert limit.late(["a", "b"], now=9.5) is None
-    assert limit.late(["a", "b"], now=19.0) is None
-    late = limit.late(["a", "b"], now=19.6)
+    assert limit.late(["a", "b"], now=9.0) is None
+    late = limit.late(["a", "b"], now=10.5)
     assert late.startswith("b did not appear within 10 s")
+    assert limit.late(["a", "b"], now=20.0) is None
+    limit = watches.StartLimit(paths, limit_secs=10.0, now=0.0)
+    assert "a appeared but did not connect" in limit.late(["a"], now=10.5)
+    signs.announce_ready()
+    limit = watches.StartLimit(paths, limit_secs=10.0, now=0.0)
+    assert limit.late(["a"], now=9.0) is None
+    files.forget_progress(paths["a"])  # It is started again.
+    assert limit.late(["a"], now=10.5) is None
 
 
 class _Task:
@@ -99,14 +105,6 @@ def test_an_excused_silence_neither_counts_nor_lengthens_the_limit():
     assert task.limit(signs.STEP) == 8.0
 
 
-@dataclasses.dataclass
-class _Process:
-    """What a watch sees of a process."""
-
-    exit_code: int | None = None
-    is_stopped: bool = False
-
-
 class _Group:
     """A group of invented tasks and an invented clock."""
 
@@ -124,7 +122,7 @@ class _Group:
             note=self._note,
             clock=watches.AwakeClock(lambda: self._now),
         )
-        self.processes = {}
+        self.running = {}
         topology.logs_dir.joinpath("ready").mkdir(parents=True)
         self._ready = {_short(task.name): task.ready_path for task in tasks}
         self.reporters = {}
@@ -134,7 +132,7 @@ class _Group:
     def start(self, name):
         """Starts a task, or starts it again as the launcher does."""
         files.forget_progress(self._ready[name])
-        self.processes[name] = _Process()
+        self.running[name] = None
         self.reporters[name] = signs.Reporter(
             {signs.VARIABLE: str(self._ready[name])}
         )
@@ -149,7 +147,7 @@ class _Group:
             for name, phase in phases.items():
                 self.reporters[name].say(phase)
             self._now += 0.25
-            self.doomed |= self.watch.look(self.processes)
+            self.doomed |= self.watch.look(self.running)
         return self._noted
 
 
@@ -187,19 +185,26 @@ def test_workers_may_wait_for_one_that_saves(tmp_path, phase):
     assert group.go_on(9)
 
 
-def test_a_frozen_task_is_found_and_a_short_stop_is_only_told(tmp_path):
+def test_a_frozen_task_is_found_in_any_phase_but_not_a_short_stop(tmp_path):
     group = _workers(tmp_path)
-    process = group.processes["worker_1"]
-    process.is_stopped = True
-    name = "worker_1"
-    assert group.go_on(2.75) == [("stopped_by_signal", name, {})]
-    process.is_stopped = False
-    told = group.go_on(1, worker_0=signs.STEP, worker_1=signs.STEP)
-    assert told == [("continued", name, {})] and not group.doomed
-    process.is_stopped = True
-    found = [(event, task) for event, task, _ in group.go_on(3.5)]
-    assert found[:2] == [("stopped_by_signal", name), ("frozen", name)]
-    assert "was frozen" in group.doomed[name]
+    with subprocess.Popen(["sleep", "60"]) as process:
+        group.running["worker_1"] = process.pid
+        try:
+            for is_long in (False, True):
+                process.send_signal(signal.SIGSTOP)
+                # Until the kernel has done so.
+                os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+                found = group.go_on(
+                    3.5 if is_long else 2.75, worker_0=signs.CALLBACKS
+                )
+                assert [e[:2] for e in found[:1]] == (
+                    [("frozen", "worker_1")] if is_long else []
+                )
+                process.send_signal(signal.SIGCONT)
+                os.waitid(os.P_PID, process.pid, os.WCONTINUED)
+                group.go_on(0.5, worker_0=signs.CALLBACKS)
+        finally:
+            process.kill()
 
 
 def _servers(tmp_path):
@@ -217,7 +222,7 @@ def test_a_stuck_server_is_found_before_its_chief_is_blamed(tmp_path):
     assert group.go_on(2, **serving)
     assert set(group.doomed) == {"worker_1"}
     # It is killed, and comes back after a while; its chief waits.
-    group.processes["worker_1"].exit_code = -9
+    del group.running["worker_1"]
     group.watch.note_end("worker_1")
     assert not group.go_on(20, **serving)
     group.start("worker_1")
@@ -231,7 +236,7 @@ def test_a_stuck_server_is_found_before_its_chief_is_blamed(tmp_path):
 def test_a_chief_does_not_wait_for_a_lost_worker_for_ever(tmp_path):
     group, serving = _servers(tmp_path)
     del serving["worker_1"]
-    group.processes["worker_1"].exit_code = -9
+    del group.running["worker_1"]
     group.watch.note_end("worker_1")
     assert not group.go_on(59, **serving)
     assert group.go_on(12, **serving)

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 LIMIT_SECS = 300.0
 # Enough for a fast machine to be caught in the middle.
-NUM_STEPS = 1000
+NUM_STEPS = 500
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -101,7 +101,7 @@ def test_groups_learn_from_each_other_and_come_back(slurm, tmp_path, capsys):
     overrides = (
         f"num_steps={NUM_STEPS}",
         f"evaluate_every_steps={NUM_STEPS // 2}",
-        "exchange.every_steps=100",
+        "exchange.every_steps=50",
         "exchange.refresh_every_steps=20",
         "backup_every_steps=20",
         f"start_together_secs={LIMIT_SECS}",
@@ -110,6 +110,7 @@ def test_groups_learn_from_each_other_and_come_back(slurm, tmp_path, capsys):
         capsys,
         workdir,
         "--workers_per_group=2",
+        "--start=spawn",  # A fork's environment is not to be seen from outside.
         "--recipe=digits",
         *(f"--override={override}" for override in overrides),
     )

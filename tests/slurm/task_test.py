@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 import uuid
 
 import psutil
@@ -17,7 +16,6 @@ import pytest
 from tests.cases import tasks
 from tfdistill.cluster import identity
 from tfdistill.slurm import job
-from tfdistill.slurm import node_parent
 from tfdistill.slurm import place
 from tfdistill.slurm import task as slurm_task
 
@@ -136,6 +134,11 @@ def test_a_task_is_told_who_it_is(tmp_path):
     assert "CUDA_VISIBLE_DEVICES" not in env
     assert identity.Cluster.from_env(env) == task.cluster
     assert task.log_path == tmp_path / "logs" / "group_1_worker_1.log"
+
+
+def test_another_number_of_tasks_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="Leave --ntasks to the script.$"):
+        slurm_task.find_task(_topology(tmp_path, workers_per_group=2), _place())
 
 
 def test_parameter_servers_come_last_and_nobody_evaluates(tmp_path):
@@ -335,7 +338,7 @@ def test_the_tasks_of_a_node_are_forks_of_one_parent(step):
     step.signal(signal.SIGUSR1)
     tasks.until(lambda: step.got(0) and step.got(1))
     step.signal(signal.SIGTERM)
-    time.sleep(2 * node_parent._TELL_SECS)
+    tasks.until(lambda: step.got(0)[1:] and step.got(1)[1:])
     for rank in (0, 1):
         assert step.got(rank) == ["got SIGUSR1", "got SIGTERM"]
     assert parent.is_running()
@@ -355,9 +358,6 @@ def test_a_task_does_not_notice_the_end_of_the_others(step):
     step.processes[0].kill()
     psutil.wait_procs([first, parent], timeout=tasks.LIMIT_SECS)
     assert not first.is_running() and not parent.is_running()
-    # Slurm may not find it any more.
-    step.processes[1].terminate()
-    tasks.until(lambda: step.got(1) == ["got SIGTERM"])
     second.kill()
     assert step.wait(1) == 128 + 9
 

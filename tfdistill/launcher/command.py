@@ -1,10 +1,7 @@
 """The command `tfdistill-local`: any script as groups of tasks."""
 
-import contextlib
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
-from typing import Any
 
 from tfdistill.launcher import fields
 from tfdistill.launcher import local_cluster
@@ -43,20 +40,9 @@ def add_options(options: programs.Flags) -> None:
     )
 
 
-def run(
-    options: programs.Options,
-    *,
-    beside: Callable[
-        [local_cluster.LocalCluster], contextlib.AbstractContextManager[Any]
-    ] = contextlib.nullcontext,
-) -> "local_run.RunResult":
-    """Runs a command as the options say, to the end of all groups.
-
-    `beside` is entered before the first task starts, once the workdir is
-    taken and has its key, and left after the last one has ended.
-    """
+def run(options: programs.Options) -> "local_run.RunResult":
+    """Runs a command as the options say, to the end of all groups."""
     # Only here: --help and wrong options are answered at once.
-    from tfdistill.launcher import files
     from tfdistill.launcher import local_run
     from tfdistill.status import tables
 
@@ -71,10 +57,7 @@ def run(
         display.close()
         raise programs.UsageError(str(cause)) from cause
     try:
-        with beside(topology):
-            result = started.supervise()
-    except files.WorkdirError as cause:
-        raise programs.UsageError(str(cause)) from cause
+        result = started.supervise()
     finally:
         display.close()
     try:

@@ -28,16 +28,12 @@ _NUM_LAST_LINES = 20
 _TAIL_BYTES = 32768
 
 
-class WorkdirError(ValueError):
-    """A run cannot keep its files in its workdir."""
-
-
 @contextlib.contextmanager
 def _written_to(topology: local_cluster.LocalCluster) -> Iterator[None]:
     try:
         yield
     except OSError as cause:
-        raise WorkdirError(
+        raise ValueError(
             "`workdir` must be a directory that can be written to; received "
             f"{topology.workdir!r}: {cause.strerror}. Choose another."
         ) from cause
@@ -47,7 +43,7 @@ def lock(topology: local_cluster.LocalCluster) -> IO[bytes]:
     """Makes sure that no other launcher is at work in the same directory.
 
     Returns a file to be kept open: closing it, or dying, gives up the lock.
-    WorkdirError if another launcher has it, or nothing can be written.
+    ValueError if another launcher has it, or nothing can be written.
     """
     path = topology.logs_dir / "launcher.lock"
     with _written_to(topology):
@@ -57,7 +53,7 @@ def lock(topology: local_cluster.LocalCluster) -> IO[bytes]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise WorkdirError(
+        raise ValueError(
             "`workdir` must not be in use by another launcher; received "
             f"{topology.workdir!r}. Wait for that run, stop it, or choose "
             "another directory."

@@ -7,7 +7,12 @@ other ports and after a delay; the program resumes from its own backup.
 
 A task that fails ends the attempt, but for the workers of a group with
 parameter servers: what a dead one has left undone, its coordinator gives to the
-others, and once it is started again at its old address it takes part again.
+others, and once it is started again at its old address it takes part again. It
+takes dead workers back once all of them are back, so once one worker is given
+up no other is started again.
+
+`advance` takes in the news of the processes, judges them once (`_judge`), and
+does what follows from how the attempt ends (`_End`).
 """
 
 import contextlib
@@ -110,34 +115,38 @@ class SupervisedGroup:
 
     def _prepare(self) -> None:
         """Forgets the last attempt, and describes the next."""
+        topology = self._topology
         # The new ports before the old are let go, so that they differ.
-        holders = local_cluster.reserve_ports(self._topology.ports_per_group)
+        holders = local_cluster.reserve_ports(topology.ports_per_group)
         self.close()
         self._holders = holders
         ports = [holder.getsockname()[1] for holder in holders]
-        tasks = self._topology.group_tasks(self._group, ports)
+        tasks = topology.group_tasks(self._group, ports)
         self._tasks = {task.name: task for task in tasks}
-        self._workers = restarts.WorkerRestarts(
-            [
-                task.name
-                for task in tasks
-                if self._topology.ps_per_group
-                and task.cluster.task_type == "worker"
-            ],
-            limit=self._topology.num_worker_restarts,
-        )
+        # Those that are started again by themselves, and whether they still
+        # are; and the ends that have been dealt with.
+        self._workers = {
+            task.name: restarts.Restarts(
+                limit=topology.num_worker_restarts,
+                first_delay_secs=restarts.WORKER_FIRST_DELAY_SECS,
+            )
+            for task in tasks
+            if topology.ps_per_group and task.cluster.task_type == "worker"
+        }
+        self._gave_up = False
+        self._ended: set[str] = set()
         self._watch = watches.TaskWatch(
-            self._tasks, topology=self._topology, note=self._note
+            self._tasks, topology=topology, note=self._note
         )
         self._start_limit = watches.StartLimit(
             {task.name: task.ready_path for task in tasks},
-            limit_secs=self._topology.start_timeout_secs,
+            limit_secs=topology.start_timeout_secs,
             now=time.monotonic(),
         )
         self._killed_for: dict[str, str] = {}
-        self._noted: set[object] = set()
+        self._noted: dict[str, set[str]] = {}
         self._end: _End | None = None
-        self._kill_time: float | None = None
+        self._kill_time = 0.0
         self.processes: dict[str, task_process.TaskProcess] = {}
 
     def start(self) -> None:
@@ -150,6 +159,8 @@ class SupervisedGroup:
     def _start(self, name: str) -> None:
         task = self._tasks[name]
         files.forget_progress(task.ready_path)
+        self._noted[name] = set()
+        self._ended.discard(name)
         # A task that is started again adds to its log; that of an earlier run
         # has another name by now.
         with files.open_log(task.log_path) as log_file:
@@ -199,7 +210,7 @@ class SupervisedGroup:
         messages = []
         if self._end is None:
             messages = self._judge(now)
-        elif self._kill_time is not None and now >= self._kill_time:
+        elif now >= self._kill_time:
             self._kill()
         self._show_state()
         if self._is_empty and not self.over and self._restarts.is_due:
@@ -213,43 +224,33 @@ class SupervisedGroup:
         if end is not None:
             is_known = end.state in ("done", "restarting") or self._is_empty
             status.state = end.state if is_known else "stopping"
-        elif status.state == "starting":
+        elif status.state == "starting" and status.trains:
             # A script may train without having called make_strategy.
-            if status.record.get("time", 0.0) > status.since:
-                status.state = "running"
+            status.state = "running"
 
     def _note_news(self, name: str, process: task_process.TaskProcess) -> None:
         """Notes the start, readiness and end of a process, each once."""
-        pid, code = process.pid, process.exit_code
-        ready_path = self._tasks[name].ready_path
-        news: list[tuple[str, dict[str, Any]]] = []
-        if pid is not None:
-            news.append(("start", {"pid": pid, "start": process.method}))
-            if ready_path.exists():
-                news.append(("ready", {}))
-        # How far the start of the first task is, until its first step.
-        is_first = name == next(iter(self._tasks))
-        if is_first and (parts := signs.read_parts(ready_path)):
-            part, secs = parts
-            if part is None:
-                news.append(("first_step", {"secs": secs}))
-            else:
-                news.append(("starting", {"part": part}))
-        if code is not None:
-            news.append(("exit", {"exit_code": code}))
-        for event, details in news:
-            # As the task may be started again, and has several parts.
-            key = event, name, pid, details.get("part")
-            if key not in self._noted:
-                self._noted.add(key)
+        noted = self._noted[name]
+
+        def note(event: str, **details: Any) -> None:
+            if event not in noted:
+                noted.add(event)
                 self._note(event, task=name, **details)
 
+        if process.pid is not None:
+            note("start", pid=process.pid, start=process.method)
+            if "ready" not in noted and self._tasks[name].ready_path.exists():
+                note("ready")
+        if process.exit_code is not None:
+            note("exit", exit_code=process.exit_code)
+
     def _judge(self, now: float) -> list[str]:
+        """Decides whether the attempt ends, and who is started again."""
         failed = [
             (process.exit_time or now, name, process.exit_code)
             for name, process in self.processes.items()
             if process.exit_code
-            and (name not in self._workers.made or self._lacks_port(name))
+            and (name not in self._workers or self._lacks_port(name))
         ]
         if failed:
             # The peers of a failed task fail too, so the earliest is to blame.
@@ -257,15 +258,32 @@ class SupervisedGroup:
             return self._fail(self._describe(name, code), when, name, code)
         if self._has_finished():
             return self._finish()
-        running = [n for n, p in self.processes.items() if p.exit_code is None]
-        late = self._start_limit.late(running, now=now)
-        if late:
+        running = {
+            name: process.pid
+            for name, process in self.processes.items()
+            if process.exit_code is None
+        }
+        if late := self._start_limit.late(list(running), now=now):
             self._note("late", reason=late)
             return self._fail(late, now)
-        messages = self._look(now)
-        if self._end is None:
-            messages += self._restart_workers(now)
-        return messages
+        for stuck, why in self._watch.look(running).items():
+            if stuck is None:
+                messages = self._fail(why, now)
+                self._hang_up()
+                return messages
+            # Its end follows, and is dealt with like any other.
+            self._killed_for[stuck] = why
+            self.processes[stuck].hang_up()
+        return self._restart_workers(now)
+
+    def _has_finished(self) -> bool:
+        """Whether all is done: servers never end, so their chief decides."""
+        return all(
+            process.exit_code == 0
+            for name, process in self.processes.items()
+            if not self._topology.ps_per_group
+            or self._tasks[name].cluster.task_type == "chief"
+        )
 
     def _finish(self) -> list[str]:
         self._note("done")
@@ -276,60 +294,43 @@ class SupervisedGroup:
         self._note("warning", text=unseen)
         return [f"group {self._group}: {unseen}"]
 
-    def _look(self, now: float) -> list[str]:
-        """Kills the tasks that do nothing."""
-        for name, why in self._watch.look(self.processes).items():
-            if name is None:
-                messages = self._fail(why, now)
-                self._hang_up()
-                return messages
-            # Its end follows, and is dealt with like any other.
-            self._killed_for[name] = why
-            self.processes[name].hang_up()
-        return []
-
     def _restart_workers(self, now: float) -> list[str]:
         """Starts dead workers again, as far as they may."""
         messages: list[str] = []
-        limit = self._workers.limit
-        for name, made in self._workers.made.items():
-            code = self.processes[name].exit_code
-            if code is None or self._workers.is_known_dead(name):
+        limit = self._topology.num_worker_restarts
+        codes = {name: self.processes[name].exit_code for name in self._workers}
+        for name, code in codes.items():
+            if code is None or name in self._ended:
                 continue
-            delay = self._workers.note_end(name)
+            self._ended.add(name)
             what = self._describe(name, code)
             self._watch.note_end(name)
-            if self._workers.none_left:
-                reason = (
-                    f"{what}, and no worker is left: one has used up its "
-                    f"{limit} restarts (--worker_restarts)"
-                )
-                return messages + self._fail(reason, now, name, code)
-            if delay is None:
+            made = self._workers[name].made
+            delay = None if self._gave_up else self._workers[name].plan()
+            if delay is not None:
+                plan = f"restart {made + 1} of {limit} in {delay:g} s"
+                self._note("worker_restart", task=name, delay_secs=delay)
+            else:
+                self._gave_up = True
+                if None not in codes.values():
+                    reason = (
+                        f"{what}, and no worker is left: one has used up its "
+                        f"{limit} restarts (--worker_restarts)"
+                    )
+                    return messages + self._fail(reason, now, name, code)
                 plan = (
                     "no worker is started again any more, as one has used up "
                     f"its {limit} restarts (--worker_restarts)"
                 )
-            else:
-                plan = f"restart {made + 1} of {limit} in {delay:g} s"
-                self._note("worker_restart", task=name, delay_secs=delay)
             messages.append(f"group {self._group}: {what}; {plan}")
-        for name in self._workers.due():
+        for name, plans in self._workers.items():
             # Not before its keeper has ended all that it has started.
-            if self.processes[name].closed:
+            is_gone = self.processes[name].closed and not self._gave_up
+            if is_gone and plans.is_due:
                 self._killed_for.pop(name, None)
                 self._start(name)
-                self._workers.note_start(name)
+                plans.note_start()
         return messages
-
-    def _has_finished(self) -> bool:
-        """Whether all is done: servers never end, so their chief decides."""
-        return all(
-            process.exit_code == 0
-            for name, process in self.processes.items()
-            if not self._topology.ps_per_group
-            or self._tasks[name].cluster.task_type == "chief"
-        )
 
     def _fail(
         self,
@@ -344,14 +345,15 @@ class SupervisedGroup:
         self._note("failed", task=task, exit_code=exit_code, reason=reason)
         taken = task is not None and self._lacks_port(task)
         delay, text = self._restarts.plan_after(exit_code, port_taken=taken)
-        end = _End(
-            state="failed" if delay is None else "restarting",
-            reason=reason,
-            exit_code=exit_code,
-            task=task,
-            time=when,
+        self._ask_to_end(
+            _End(
+                state="failed" if delay is None else "restarting",
+                reason=reason,
+                exit_code=exit_code,
+                task=task,
+                time=when,
+            )
         )
-        self._ask_to_end(end)
         if delay is not None:
             made = self._restarts.made
             self._note("restart", delay_secs=delay, restart=made)
@@ -404,7 +406,7 @@ class SupervisedGroup:
             failed_task=blamed,
             reason=end.reason,
             last_lines=tuple(last_lines),
-            restarts=self._workers.made,
+            restarts={n: w.num_starts - 1 for n, w in self._workers.items()},
             group_restarts=self._restarts.made,
         )
 

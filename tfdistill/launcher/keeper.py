@@ -144,8 +144,7 @@ class Keeper:
             asked = self._launcher.recv(16)
         except ConnectionResetError:
             return False
-        # One that is held back (slurm/node_parent.py) the task has had, too.
-        if asked and signal.SIGTERM not in signal.sigpending():
+        if asked:
             self._forward(signal.SIGTERM, None)
         return bool(asked)
 
@@ -159,18 +158,14 @@ class Keeper:
             return True
 
     def _reap(self) -> None:
-        flags = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
         while True:
             try:
-                pid, status = os.waitpid(-1, flags)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if not pid:
                 return
-            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
-                if pid == self._task:
-                    self._report("stopped", int(os.WIFSTOPPED(status)))
-            elif pid == self._task:
+            if pid == self._task:
                 self._code = os.waitstatus_to_exitcode(status)
                 self._report("exit", self._code)
 

@@ -15,8 +15,6 @@ from tfdistill.launcher import local_run
 from tfdistill.status import directory
 from tfdistill.status import tables
 
-_RESULTS = "results.json"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launched:
@@ -32,14 +30,6 @@ class Launched:
     workdir: pathlib.Path
     exchange: str
     groups: tuple[supervised_group.GroupResult, ...]
-
-    @property
-    def results(self) -> dict[str, Any] | None:
-        """What the run wrote to its `results.json`, as recipes do; or None."""
-        try:
-            return json.loads((self.workdir / _RESULTS).read_text("utf-8"))
-        except FileNotFoundError:
-            return None
 
     def metrics(self, group: int) -> list[dict[str, Any]]:
         """Returns the records of a group's `metrics.jsonl`, in order."""

@@ -259,9 +259,8 @@ class LocalCluster(StartedGroups):
         kind=int,
     )
     start_timeout_secs: float = fields.option(
-        "longest wait until a group's first task has started, and again until "
-        "all its tasks are connected; 0 for scripts that do not call "
-        "tfdistill.make_strategy",
+        "longest wait until all tasks of a group are connected; 0 for scripts "
+        "that do not call tfdistill.make_strategy",
         300.0,
         section="time limits",
         least=0,
@@ -269,15 +268,10 @@ class LocalCluster(StartedGroups):
     grace_secs: float = fields.option(
         "time between SIGTERM and SIGKILL", 5.0, least=0
     )
-    frozen_secs: float = fields.option(
-        "kill a task that a signal has stopped for this long; 0 for never, as "
-        "under a debugger",
-        3.0,
-        least=0,
-    )
     stuck_secs: float = fields.option(
         "kill a group that makes no step for this long, or for ten times its "
-        "longest recent step if that is longer; 0 for never",
+        "longest recent step if that is longer; 0 for never, as under a "
+        "debugger",
         8.0,
         least=0,
     )

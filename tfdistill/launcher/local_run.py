@@ -25,6 +25,7 @@ from tfdistill.launcher import task_process
 from tfdistill.status import group as group_status
 from tfdistill.status import run_events
 from tfdistill.status import tables
+from tfdistill.system import background
 
 _POLL_SECS = 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -88,6 +89,10 @@ class LocalRun:
         self._failure_code = 0
         self._started = 0.0
         self._recorded: tuple[dict[str, int], list[int]] = ({}, [])
+        # While the disk is full.
+        self._record_pause = background.Backoff(
+            first_secs=_POLL_SECS, longest_secs=10.0
+        )
         self._said_unwritten = False
         self._exchange = topology.exchange or f"{topology.workdir}/exchange"
         # To look behind a URL takes threads, and a launcher forks.
@@ -103,6 +108,7 @@ class LocalRun:
         self._lock = files.lock(topology)
         try:
             files.ensure_key(topology, os.environ)
+            self._kept_files = files.make_room(topology)
         except BaseException:
             self._lock.close()
             raise
@@ -122,9 +128,9 @@ class LocalRun:
 
     def _start(self) -> None:
         topology = self._topology
-        kept = files.make_room(topology)
-        if kept:
-            self._say(f"files of an earlier run kept as {', '.join(kept)}")
+        if self._kept_files:
+            kept = ", ".join(self._kept_files)
+            self._say(f"files of an earlier run kept as {kept}")
         replaced = sorted(local_cluster.IDENTITY_VARIABLES & set(os.environ))
         if replaced:
             self._say(f"replaced for each task: {', '.join(replaced)}")
@@ -287,6 +293,8 @@ class LocalRun:
         known = (pids, attempts)
         if known == self._recorded or len(pids) < num_processes:
             return
+        if not self._record_pause.is_over:
+            return
         try:
             files.write_record(
                 self._topology,
@@ -295,8 +303,10 @@ class LocalRun:
                 attempts=attempts,
             )
         except OSError as error:
+            self._record_pause.failed()
             self._warn_of(error)  # Room on a disk may come back.
         else:
+            self._record_pause.succeeded()
             self._recorded = known
 
     def _warn_of(self, error: OSError) -> None:

@@ -2,17 +2,14 @@
 
 To import TensorFlow and Keras takes seconds, and much of each task's memory. A
 process that has imported them, and run nothing, may be forked. So a launcher
-keeps one such process, and a task that runs a Python command is a fork of it,
-started within milliseconds, however often it is started again. What the task
-sees of its start is what `python` would have shown it
-(preloaded/sitecustomize.py); what a fork cannot give, a new program does.
+keeps one such process (fork_server.py), and a task that runs a Python command
+is a fork of it, started within milliseconds, however often it is started again.
 
 The parent is of no use to a task that runs: it may die or hang at any time. A
 task that it has not started by then is started as a new program, and the next
 one by a new parent.
 """
 
-import collections
 import contextlib
 import dataclasses
 import glob
@@ -33,28 +30,24 @@ from collections.abc import Sequence
 from typing import IO
 from typing import Any
 
-from tfdistill.system import processes
-
 # How tasks are started, and by default what their parent imports.
 FORK, SPAWN = "fork", "spawn"
 METHODS = (FORK, SPAWN)
 PRELOAD = ("tensorflow", "keras", "tfdistill")
-_HOOK = pathlib.Path(__file__).with_name("preloaded")
-_VARIABLE = "TFDISTILL_PARENT"
+_SERVER = str(pathlib.Path(__file__).with_name("fork_server.py"))
 # Variables that may differ between a parent and its tasks: nothing that is
 # imported reads them.
 _OF_A_TASK = re.compile(r"TF_CONFIG|(TFDISTILL|WANDB|COMET|MLFLOW)_\w+")
-_IMPORT_SECS = 120.0
-_STOPPED = ("T", "t")
-# One that dies on the way to its first task is tried again this often.
-_MOST_FAILURES = 2
+# A parent that takes longer hangs: with its imports, and with one fork.
+_IMPORT_SECS, _FORK_SECS = 120.0, 30.0
 # Parents that are kept at a time, for commands that differ.
 _MOST_PARENTS = 2
 # As of setrlimit(2).
 _LIMITS = {v for k, v in vars(resource).items() if k.startswith("RLIMIT_")}
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _FLAGS = re.compile(r"-[uBObq]+")
-_FLAGS_WITH_VALUE = ("-W", "-X")
+# In words, and as the details of an event; see `run_events`.
+News = tuple[str, dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,36 +57,41 @@ class PythonCommand:
     Attributes:
         words: The interpreter, its options and what is run.
         num_options: Words before what is run, the interpreter's among them.
-        script: The path of what is run; None for `-m` and `-c`.
     """
 
     words: tuple[str, ...]
     num_options: int
-    script: str | None
 
     @classmethod
     def parse(cls, command: Sequence[str]) -> "PythonCommand | None":
-        """Takes a command apart; None if it runs nothing by Python.
+        """Takes a command apart; None if a parent cannot run it.
 
-        None, too, if there are options of the interpreter which a parent
-        cannot be sure to share.
+        That is what is no call of Python, has options which a parent cannot be
+        sure to share, or is a script that is not there or no SCRIPT.py.
         """
         if not _PYTHON.fullmatch(os.path.basename(command[0])):
             return None
         at = 1
-        while at < len(command) and command[at].startswith("-"):
-            word = command[at]
-            if word in ("-m", "-c") and at + 1 < len(command):
-                return cls(tuple(command[: at + 2]), at, None)
-            if word in _FLAGS_WITH_VALUE:
-                at += 2
-            elif word.startswith(_FLAGS_WITH_VALUE) or _FLAGS.fullmatch(word):
-                at += 1
-            else:
+        while at < len(command) and _FLAGS.fullmatch(command[at]):
+            at += 1
+        what = list(command[at : at + 2])
+        if what[:1] not in (["-m"], ["-c"]):
+            what = what[:1]
+            if not what or not what[0].endswith(".py"):
                 return None
-        if at >= len(command):
+            if not os.path.isfile(what[0]):
+                return None  # Python itself says so, and ends with 2.
+        elif len(what) < 2:
             return None
-        return cls(tuple(command[: at + 1]), at, command[at])
+        return cls((*command[:at], *what), at)
+
+    @property
+    def path(self) -> str:
+        """The directory from which it imports first."""
+        what = self.words[self.num_options]
+        if what in ("-m", "-c"):
+            return os.getcwd()
+        return os.path.dirname(os.path.realpath(what))
 
 
 def why_not(
@@ -120,6 +118,7 @@ class Parent:
     Attributes:
         pid: Its process id.
         is_ready: Whether it has imported what it was to import.
+        control: The launcher's end of its socket, for `ask`.
         failure: Why it can start no task any more, in words; empty if it can.
     """
 
@@ -129,7 +128,7 @@ class Parent:
         *,
         env: Mapping[str, str],
         preload: Sequence[str],
-        news: "list[News]",
+        news: list[News],
     ) -> None:
         """Starts it, without waiting for its imports; adds to `news`."""
         self.is_ready = False
@@ -137,41 +136,32 @@ class Parent:
         self._preload = tuple(preload)
         self._news = news
         self._started = time.monotonic()
-        self._socket, theirs = socket.socketpair(
+        self.control, theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET
         )
-        self._socket.setblocking(False)
-        script = program.script
+        self.control.setblocking(False)
         plan = {
-            "checked": False,
-            "command": program.words,
             "dies_with": os.getpid(),
-            "fd": theirs.fileno(),
-            "path": os.path.dirname(os.path.realpath(script))
-            if script
-            else os.getcwd(),
+            "num_options": program.num_options,
+            "own": _OF_A_TASK.pattern,
+            "path": program.path,
             "preload": self._preload,
-            "pythonpath": env.get("PYTHONPATH"),
-            "script": script,
         }
-        paths = [str(_HOOK), *filter(None, [env.get("PYTHONPATH")])]
-        own = {
-            "PYTHONPATH": os.pathsep.join(paths),
-            _VARIABLE: json.dumps(plan),
-        }
-        # An interpreter that does not load the hook ends right here, and the
-        # command is never run.
-        refuse = "raise SystemExit('sitecustomize.py was not loaded')"
+        options = program.words[: program.num_options]
+        # What is run stands there for `ps`.
+        shown = program.words[program.num_options :]
         self._output = _file_in_memory()
         with contextlib.ExitStack() as at_failure, theirs:
-            at_failure.enter_context(self._socket)
+            at_failure.enter_context(self.control)
             at_failure.enter_context(self._output)
+            # Before it starts: it may end before it reads.
+            self.control.send(json.dumps(plan).encode())
             self._process = subprocess.Popen(
-                [*program.words[: program.num_options], "-c", refuse],
+                [*options, _SERVER, str(theirs.fileno()), *shown],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
-                env={**shared(env), **own},
+                env=shared(env),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -180,16 +170,20 @@ class Parent:
 
     def fileno(self) -> int:
         """Returns the descriptor that becomes readable on news."""
-        return self._socket.fileno()
+        return self.control.fileno()
 
-    def read(self) -> None:
-        """Takes in whether it is ready, or is no more."""
+    def read(self, *, asked: float | None = None) -> None:
+        """Takes in whether it is ready, or is no more.
+
+        It is given up, too, if it hangs: over its imports, or over a task that
+        it was `asked` for then (`time.monotonic()`).
+        """
         if self.failure:
             return
         try:
-            data = self._socket.recv(65536)
+            data = self.control.recv(65536)
         except BlockingIOError:
-            self._look()
+            self._look(asked)
             return
         except ConnectionResetError:
             data = b""
@@ -197,52 +191,22 @@ class Parent:
             code = self._process.wait()
             self._fail(f"it ended with {code}: {self._last_line()}")
             return
-        hello = json.loads(data)
-        if hello["unfit"]:
-            self._fail(hello["unfit"])
-            return
         self.is_ready = True
         secs = time.monotonic() - self._started
-        missing = hello["missing"]
-        names = [name for name in self._preload if name not in missing]
+        self._started = time.monotonic()
         text = (
             f"tasks are forks of process {self.pid}, which has imported "
-            f"{', '.join(names) or 'nothing'} in {secs:.1f} s"
+            f"{', '.join(self._preload)} in {secs:.1f} s"
         )
-        if missing:
-            text += f"; there is no {', no '.join(missing)}"
         self._news.append((text, {"pid": self.pid, "ready_secs": secs}))
 
-    def _look(self) -> None:
-        """Gives up one that will not answer."""
-        found = processes.status_of(self.pid)
-        if found is not None and found.state in _STOPPED:
-            self._fail("it was stopped")
-        elif not self.is_ready:
-            if time.monotonic() - self._started > _IMPORT_SECS:
+    def _look(self, asked: float | None) -> None:
+        now = time.monotonic()
+        if not self.is_ready:
+            if now - self._started > _IMPORT_SECS:
                 self._fail(f"its imports took more than {_IMPORT_SECS:g} s")
-
-    def fork(
-        self,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        log_fd: int,
-        keeper_fd: int,
-    ) -> None:
-        """Asks for a task, which starts after the imports.
-
-        A keeper with that end of a socket pair reports it. If the parent fails
-        first, nothing comes of it, and that end is closed.
-        """
-        with contextlib.suppress(OSError):  # Nothing comes of it, either.
-            ask(
-                self._socket,
-                command,
-                env=env,
-                log_fd=log_fd,
-                keeper_fd=keeper_fd,
-            )
+        elif asked and now - max(asked, self._started) > _FORK_SECS:
+            self._fail(f"it has started no task for {_FORK_SECS:g} s")
 
     def _fail(self, why: str) -> None:
         self.failure = why
@@ -263,12 +227,8 @@ class Parent:
         """Ends it; its tasks run on."""
         self._process.kill()
         self._process.wait()
-        self._socket.close()
+        self.control.close()
         self._output.close()
-
-
-# In words, and as the details of an event; see `run_events`.
-News = tuple[str, dict[str, Any]]
 
 
 def ask(
@@ -279,9 +239,11 @@ def ask(
     log_fd: int,
     keeper_fd: int,
 ) -> None:
-    """Asks, as `Parent.fork` does, by the launcher's end of a parent's socket.
+    """Asks a parent for a task, which starts after the imports.
 
-    The task gets from this process what a program that it starts would get.
+    The task gets from this process what a program that it starts would get. A
+    keeper with that end of a socket pair reports it. If the parent fails first,
+    nothing comes of it, and that end is closed.
     """
     mask = os.umask(0o077)
     os.umask(mask)
@@ -297,7 +259,8 @@ def ask(
         file.write(json.dumps(request).encode())
         file.seek(0)
         fds = [file.fileno(), keeper_fd, log_fd]
-        socket.send_fds(control, [b"fork"], fds)
+        with contextlib.suppress(OSError):  # Nothing comes of it, either.
+            socket.send_fds(control, [b"fork"], fds)
 
 
 def _file_in_memory() -> IO[bytes]:
@@ -320,7 +283,8 @@ class Parents:
     def __init__(self) -> None:
         """Starts nothing yet."""
         self._parents: dict[object, Parent] = {}
-        self._failures: collections.Counter[object] = collections.Counter()
+        # By the same keys, what has never become ready.
+        self._hopeless: set[object] = set()
         self._news: list[News] = []
 
     def of(
@@ -334,33 +298,22 @@ class Parents:
         program = PythonCommand.parse(command)
         if program is None:
             return None
-        of_all = frozenset(shared(env).items())
-        try:
-            directory = os.getcwd()
-        except FileNotFoundError:  # It was removed.
-            return None
-        key = (program.words, directory, of_all, tuple(preload))
+        variables = frozenset(shared(env).items())
+        key = (program.words, os.getcwd(), variables, tuple(preload))
         found = self._parents.pop(key, None)
         if found is not None:
             found.read()
             if found.failure:
-                self._failures[key] += not found.is_ready
+                if not found.is_ready:
+                    self._hopeless.add(key)
                 found.close()
                 found = None
+        if key in self._hopeless:
+            return None
         if found is None:
-            if self._failures[key] >= _MOST_FAILURES:
-                return None
             while len(self._parents) >= _MOST_PARENTS:
                 self._parents.pop(next(iter(self._parents))).close()
-            try:
-                found = Parent(
-                    program, env=env, preload=preload, news=self._news
-                )
-            except OSError as error:
-                self._failures[key] = _MOST_FAILURES
-                text = f"warning: no process can be made to fork tasks: {error}"
-                self._news.append((text, {"failure": str(error)}))
-                return None
+            found = Parent(program, env=env, preload=preload, news=self._news)
         self._parents[key] = found  # The last one used is the last to go.
         return found
 

@@ -1,20 +1,14 @@
-"""Whether and when a group, or a worker, that has failed is started again.
-
-TensorFlow's coordinator takes dead workers back once all of them are back. So
-the delays are short, and once one worker is given up no other is started again.
-"""
+"""Whether and when a group, or a worker, that has failed is started again."""
 
 import time
 from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
 
 from tfdistill.system import background
 
 # The first one nearly at once: most failures are one lost process.
 _FIRST_DELAY_SECS = 0.5
 # So that a worker which cannot start does not use up its restarts at once.
-_WORKER_FIRST_DELAY_SECS = 1.0
+WORKER_FIRST_DELAY_SECS = 1.0
 _LONGEST_DELAY_SECS = 10.0
 # What has run for so long could start: the next delay is the first.
 HEALTHY_SECS = 10.0
@@ -40,7 +34,11 @@ class Restarts:
     """
 
     def __init__(
-        self, *, limit: int, first_delay_secs: float, clock: _Clock
+        self,
+        *,
+        limit: int,
+        first_delay_secs: float,
+        clock: _Clock = time.monotonic,
     ) -> None:
         self.limit = limit
         self.made = 0
@@ -110,62 +108,3 @@ class GroupRestarts(Restarts):
         if delay is None:
             return None, f"its {self.limit} restarts (--max_restarts) are over"
         return delay, f"restart {self.made} of {self.limit} in {delay:g} s"
-
-
-class WorkerRestarts:
-    """The restarts of the workers of one group with parameter servers."""
-
-    def __init__(
-        self,
-        names: Iterable[str],
-        *,
-        limit: int,
-        clock: _Clock = time.monotonic,
-    ) -> None:
-        """Gives each of the workers `limit` restarts."""
-        self.limit = limit
-        self._workers = {
-            name: Restarts(
-                limit=limit,
-                first_delay_secs=_WORKER_FIRST_DELAY_SECS,
-                clock=clock,
-            )
-            for name in names
-        }
-        self._given_up: set[str] = set()
-
-    @property
-    def made(self) -> Mapping[str, int]:
-        """Restarts so far, by name of the worker, planned ones left out."""
-        return {n: found.num_starts - 1 for n, found in self._workers.items()}
-
-    @property
-    def none_left(self) -> bool:
-        """Whether no worker runs nor will run again."""
-        return self._given_up == set(self._workers)
-
-    def is_known_dead(self, name: str) -> bool:
-        """Whether the end of the worker has been noted before."""
-        return self._workers[name].planned or name in self._given_up
-
-    def note_end(self, name: str) -> float | None:
-        """Takes in that a worker has ended, and plans its restart.
-
-        Returns its delay in seconds; None if the worker is given up, as it has
-        no restart left or another has none.
-        """
-        delay = None if self._given_up else self._workers[name].plan()
-        if delay is None:
-            planned = {n for n, found in self._workers.items() if found.planned}
-            self._given_up |= {name, *planned}
-        return delay
-
-    def due(self) -> list[str]:
-        """Returns the workers to be started again now."""
-        if self._given_up:
-            return []
-        return [name for name, found in self._workers.items() if found.is_due]
-
-    def note_start(self, name: str) -> None:
-        """Takes in that a worker was started again."""
-        self._workers[name].note_start()

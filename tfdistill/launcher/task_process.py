@@ -33,8 +33,6 @@ class TaskProcess:
         exit_code: The task's exit code, minus the signal's number if a signal
             ended it; None while it runs.
         exit_time: `time.monotonic()` at that end, taken by the keeper.
-        is_stopped: Whether a signal such as SIGSTOP has stopped the task, and
-            none has resumed it. A debugger's stops do not count.
         closed: Whether nothing is left of the task and its keeper.
     """
 
@@ -55,7 +53,6 @@ class TaskProcess:
         self.method = parents.SPAWN
         self.exit_code: int | None = None
         self.exit_time: float | None = None
-        self.is_stopped = False
         self.closed = False
         self._command = command
         self._env = env
@@ -63,14 +60,15 @@ class TaskProcess:
         self._buffer = b""
         self._keeper: subprocess.Popen[bytes] | None = None
         # None once it has started the task, or never will.
-        self._parent = parent
+        self._parent, self._asked = parent, time.monotonic()
         self._socket, theirs = self._pair()
         with theirs:
             if parent is None:
                 self._spawn(theirs.fileno())
             else:
                 self.method = parents.FORK
-                parent.fork(
+                parents.ask(
+                    parent.control,
                     command,
                     env=env,
                     log_fd=self._log_fd,
@@ -106,7 +104,8 @@ class TaskProcess:
             data = self._socket.recv(4096)
         except BlockingIOError:
             if self._parent is not None:
-                self._parent.read()  # Its end is that of the socket.
+                # Its end is that of the socket.
+                self._parent.read(asked=self._asked)
             return
         except ConnectionResetError:
             data = b""
@@ -116,8 +115,6 @@ class TaskProcess:
             name, value, stamp = line.split()
             if name == b"pid":
                 self.pid, self._parent = int(value), None
-            elif name == b"stopped":
-                self.is_stopped = value == b"1"
             else:
                 self.exit_code, self.exit_time = int(value), float(stamp)
         if not data:

@@ -3,7 +3,7 @@
 TensorFlow misses most of them: it takes ten seconds to note a frozen peer and
 never notes one that hangs, and a coordinator waits for its workers and ps
 without a limit. A task cannot watch itself either: what hangs may hold Python's
-lock. So the launcher looks at its processes and at the progress they report.
+lock. So the launcher looks at its processes, and at the progress they report.
 
 A launcher that judges by silence must not count the seconds in which it was
 itself asleep: a paused machine, or one too busy to let the launcher run, would
@@ -19,15 +19,14 @@ from collections.abc import Sequence
 
 from tfdistill.cluster import signs
 from tfdistill.launcher import local_cluster
-from tfdistill.launcher import task_process
+from tfdistill.system import processes
 
 
 class StartLimit:
-    """Judges whether the tasks of one group start within the time limit.
+    """Judges whether the tasks of one group connect within the time limit.
 
-    The limit applies twice: from the launch until the first task appears, and
-    from then until all are connected. Tasks that have ended are not waited
-    for. Times are seconds of any one clock, passed in.
+    Tasks that have ended are not waited for. Times are seconds of any one
+    clock, passed in.
     """
 
     def __init__(
@@ -40,32 +39,29 @@ class StartLimit:
         self._ready_files = dict(ready_files)
         self._limit_secs = limit_secs
         self._launch = now
-        self._appeared: float | None = None
         self._over = limit_secs == 0
 
     def late(self, running: Sequence[str], *, now: float) -> str | None:
-        """Returns a text for the user once a limit has passed, else None.
+        """Returns a text for the user once the limit has passed, else None.
 
         `running` are the names of the tasks that have not ended.
         """
-        if self._over or not running:
+        if self._over:
             return None
-        waited_for = [n for n in running if not self._ready_files[n].exists()]
-        if not waited_for:
-            self._over = True
+        late = [n for n in running if not self._ready_files[n].exists()]
+        in_time = now - self._launch < self._limit_secs
+        # Once all are there, too: one that is lost later may come back.
+        self._over = not late or not in_time
+        if in_time or not late:
             return None
-        absent = [n for n in waited_for if not self._has_appeared(n)]
-        if self._appeared is None and any(
-            self._has_appeared(name) for name in self._ready_files
-        ):
-            self._appeared = now
-        since = self._launch if self._appeared is None else self._appeared
-        if now - since < self._limit_secs:
-            return None
-        self._over = True
-        if absent:
-            return self._message(absent, "did not appear")
-        return self._message(waited_for, "appeared but did not connect")
+        absent = [name for name in late if not self._has_appeared(name)]
+        what = "did not appear" if absent else "appeared but did not connect"
+        return (
+            f"{', '.join(absent or late)} {what} within {self._limit_secs:g} "
+            "s. Look at the log; raise --start_timeout_secs if start-up is "
+            "slow, or set it to 0 for a script that never calls "
+            "tfdistill.make_strategy."
+        )
 
     def unseen(self, *, has_metrics: bool) -> str | None:
         """Returns a warning if all tasks have ended and none had appeared.
@@ -91,14 +87,6 @@ class StartLimit:
     def _has_appeared(self, name: str) -> bool:
         path = self._ready_files[name]
         return path.exists() or signs.found_starting(path)
-
-    def _message(self, names: Sequence[str], what: str) -> str:
-        return (
-            f"{', '.join(names)} {what} within {self._limit_secs:g} s. Look "
-            "at the log; raise --start_timeout_secs if start-up is slow, or "
-            "set it to 0 for a script that never calls "
-            "tfdistill.make_strategy."
-        )
 
 
 # A step may take so many times what the longest of the recent ones took. On a
@@ -207,6 +195,10 @@ class AwakeClock:
 # A server says something twice a second, whatever the model. While one does
 # not, its chief is not blamed for what may be the server's fault.
 _SUSPICIOUS_SECS = 2.0
+# A task that a signal has stopped for so long is no longer expected to go on.
+_FROZEN_SECS = 3.0
+# As the kernel names that state; "t" is a debugger's stop.
+_STOPPED = "T"
 # The steps of a group stand still while a worker that was lost comes back.
 _RETURN_SECS = 60.0
 # Phases in which others may have to wait for a task for good reasons.
@@ -224,20 +216,17 @@ class TaskWatch:
         note: Callable[..., None],
         clock: AwakeClock | None = None,
     ) -> None:
-        """Will `note` events of `run_events`, each by its name and details."""
+        """Will `note` who is frozen or stuck, by an event and its details."""
         self._note = note
         self._tasks = dict(tasks)
-        self._frozen_secs = topology.frozen_secs
         self._clock = clock or AwakeClock()
-        self._stopped: dict[str, float] = {}
         self._lost: dict[str, float] = {}
-        servers = {
+        self._stopped: dict[str, float] = {}
+        self._servers = {
             name
             for name, task in tasks.items()
             if topology.ps_per_group and task.cluster.task_type != "chief"
         }
-        self._trainers = [name for name in tasks if name not in servers]
-        self._servers = sorted(servers)
         self._stuck_secs = topology.stuck_secs
         self._progress = {name: self._new_watch() for name in tasks}
 
@@ -246,108 +235,93 @@ class TaskWatch:
 
     def note_end(self, name: str) -> None:
         """Takes in that a worker is gone, and will be started again."""
-        self._stopped.pop(name, None)
         self._lost[name] = self._clock.read()
         self._progress[name] = self._new_watch()
 
-    def look(
-        self, processes: Mapping[str, task_process.TaskProcess]
-    ) -> dict[str | None, str]:
+    def look(self, running: Mapping[str, int | None]) -> dict[str | None, str]:
         """Returns which tasks must be killed, and why; None: the whole group.
 
-        Notes what else has become of them since the last look.
+        `running` are the process ids, as far as they are known, of the tasks
+        that have not ended, by name.
         """
         now = self._clock.read()
-        running = {n: p for n, p in processes.items() if p.exit_code is None}
-        doomed = self._frozen(running, now)
         for name in running:
             line = signs.read_progress(self._tasks[name].ready_path)
             self._progress[name].note(line, now=now)
-        self._excuse(running, now)
-        servers = [name for name in self._servers if name in running]
-        for name in servers:
-            if self._progress[name].is_stuck(now=now):
-                doomed[name] = self._stuck(name, now)
-        suspicious = any(
-            self._progress[name].phase == signs.SERVING
-            and self._progress[name].silent_secs(now=now) > _SUSPICIOUS_SECS
-            for name in servers
-        )
+        trainers = [name for name in running if name not in self._servers]
+        self._excuse(trainers, running, now)
+        doomed = self._frozen(running, now)
+        suspicious = False
+        for name in self._servers.intersection(running):
+            watch = self._progress[name]
+            silent = watch.silent_secs(now=now)
+            suspicious |= (
+                watch.phase == signs.SERVING and silent > _SUSPICIOUS_SECS
+            )
+            if watch.is_stuck(now=now):
+                doomed[name] = self._stuck([name], now, task=name)
         if not suspicious and any(
-            self._progress[name].is_stuck(now=now)
-            for name in self._trainers
-            if name in running
+            self._progress[name].is_stuck(now=now) for name in trainers
         ):
-            doomed[None] = self._group_stuck(list(running), now)
+            doomed[None] = self._stuck(trainers, now)
         return doomed
 
     def _frozen(
-        self, running: Mapping[str, task_process.TaskProcess], now: float
+        self, running: Mapping[str, int | None], now: float
     ) -> dict[str | None, str]:
+        """Returns the tasks that a signal has stopped for too long, and why."""
         doomed: dict[str | None, str] = {}
-        for name, process in running.items():
-            since = self._stopped.get(name)
-            if not process.is_stopped:
-                if self._stopped.pop(name, None) is not None:
-                    self._note("continued", task=name)
-            elif since is None:
-                self._stopped[name] = now
-                self._note("stopped_by_signal", task=name)
-            elif self._frozen_secs and now - since >= self._frozen_secs:
-                self._note("frozen", task=name, silent_secs=now - since)
-                self._stopped[name] = float("inf")  # Once is enough.
-                doomed[name] = (
-                    f"{name} was frozen: a signal had stopped it for "
-                    f"{now - since:.1f} s (--frozen_secs), so it was killed"
-                )
+        for name, pid in running.items():
+            found = processes.status_of(pid) if pid is not None else None
+            if found is None or found.state != _STOPPED:
+                self._stopped.pop(name, None)
+                continue
+            secs = now - self._stopped.setdefault(name, now)
+            if secs < _FROZEN_SECS or not self._stuck_secs:
+                continue
+            self._note("frozen", task=name, silent_secs=secs)
+            doomed[name] = (
+                f"{name} was frozen: a signal had stopped it for {secs:.1f} s, "
+                "so it was killed"
+            )
         return doomed
 
     def _excuse(
-        self, running: Mapping[str, task_process.TaskProcess], now: float
+        self,
+        trainers: Sequence[str],
+        running: Mapping[str, int | None],
+        now: float,
     ) -> None:
         """Forgives tasks that wait for another which may take its time."""
         for name, since in list(self._lost.items()):
             here = self._progress[name].phase == signs.SERVING
-            if now - since > _RETURN_SECS or (
-                name in running and here and name not in self._stopped
-            ):
+            if now - since > _RETURN_SECS or (name in running and here):
                 del self._lost[name]
         free = [
             name
-            for name in self._trainers
+            for name in trainers
             if self._progress[name].phase in _FREE
             and not self._progress[name].is_stuck(now=now)
         ]
-        # One that is stopped will soon be killed, or is being debugged.
-        free += [*self._lost, *self._stopped]
-        for name in self._trainers:
-            if any(other != name for other in free):
+        for name in trainers:
+            if any(other != name for other in [*free, *self._lost]):
                 self._progress[name].excuse(now=now)
-        for name in self._stopped:
-            self._progress[name].excuse(now=now)
 
-    def _stuck(self, name: str, now: float) -> str:
-        watch = self._progress[name]
-        silent = watch.silent_secs(now=now)
-        self._note("stuck", task=name, silent_secs=silent, phase=watch.phase)
-        return (
-            f"{name} was stuck: it has said nothing for {silent:.1f} s "
-            "(--stuck_secs), so it was killed"
+    def _stuck(
+        self, names: Sequence[str], now: float, task: str | None = None
+    ) -> str:
+        silences = {n: self._progress[n].silent_secs(now=now) for n in names}
+        longest = max(silences, key=lambda name: silences[name])
+        self._note(
+            "stuck",
+            task=task,
+            silent_secs=silences[longest],
+            phase=self._progress[longest].phase,
         )
-
-    def _group_stuck(self, running: list[str], now: float) -> str:
-        silences = {
-            name: self._progress[name].silent_secs(now=now)
-            for name in self._trainers
-            if name in running
-        }
         said = ", ".join(
             f"{name} {secs:.1f} s ({self._progress[name].phase})"
             for name, secs in silences.items()
         )
-        longest = max(silences, key=lambda name: silences[name])
-        phase = self._progress[longest].phase
-        self._note("stuck", silent_secs=silences[longest], phase=phase)
         return (
             f"no progress, so it was killed; silent for: {said}. Steps that "
             "may take longer need a higher --stuck_secs (0 for none)"

@@ -59,7 +59,8 @@ class SlurmGroup:
         self._nodes = commands.hostnames(node_list)
         self._ready_dir = options.logs_dir / "ready"
         self._ready_dir.mkdir(parents=True, exist_ok=True)
-        self._events_path = run_events.group_path(options.logs_dir, self._group)
+        path = run_events.group_path(options.logs_dir, self._group)
+        self._events = run_events.EventLog(path)
         placeholders = [f"node:{n + 1}" for n in range(options.num_tasks)]
         self._ready_paths = {
             task.name: task.ready_path
@@ -222,8 +223,7 @@ class SlurmGroup:
     def _note(self, event: str, **details: Any) -> None:
         """Adds an event, for `tfdistill-status`."""
         attempt = self._restarts.num_starts
-        log = run_events.EventLog(self._events_path)
-        log.add(event, group=self._group, attempt=attempt, **details)
+        self._events.add(event, group=self._group, attempt=attempt, **details)
 
     def _say(self, text: str) -> None:
         logging.info("group %d: %s", self._group, text)

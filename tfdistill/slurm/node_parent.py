@@ -28,8 +28,8 @@ from tfdistill.launcher import parent as launcher_parent
 # Between the starts of two tasks of a step.
 _MEET_SECS = 10.0
 _POLL_SECS = 0.1
-# By then Slurm has sent a signal to all processes.
-_TELL_SECS = 1.0
+# Between two looks at what no descriptor tells of.
+_LOOK_SECS = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class NodeParent:
             return None
         ours, theirs = socket.socketpair()
         with ours:
-            with control, theirs, contextlib.suppress(OSError):
+            with control, theirs:
                 launcher_parent.ask(
                     control,
                     command,
@@ -96,7 +96,7 @@ class NodeParent:
                 sources: list[Any] = [listener]
                 if parent and not parent.failure:
                     sources.append(parent)
-                select.select(sources, [], [], _POLL_SECS)
+                select.select(sources, [], [], _LOOK_SECS)
                 for text, _ in parents.news():
                     print(text, file=sys.stderr, flush=True)
                 with contextlib.suppress(OSError):  # Nobody has asked.
@@ -129,21 +129,14 @@ class NodeParent:
 
     def _wait(self, keeper: socket.socket) -> int | None:
         """Returns what `run` does, by the reports of a task's keeper."""
-        reports, is_told = b"", False
-        keeper.settimeout(_POLL_SECS)
+        reports = b""
+        keeper.settimeout(_LOOK_SECS)
         while True:
             try:
                 data = keeper.recv(4096)
             except TimeoutError:
                 if signal.SIGTERM in self.told and not reports:
                     return None  # So it is not started any more.
-                if signal.SIGTERM in self.told and not is_told:
-                    # Should Slurm not find the task: its parent has ended, say.
-                    # A keeper that it has found does not pass this on.
-                    is_told = True
-                    time.sleep(_TELL_SECS)
-                    with contextlib.suppress(OSError):
-                        keeper.send(b"T")
                 continue
             except ConnectionResetError:
                 data = b""

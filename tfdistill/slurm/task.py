@@ -47,6 +47,12 @@ def find_task(
             f"--num_groups={step.num_groups}; received {place.group}. "
             "Write a new script for another number of groups."
         )
+    if len(place.hosts) != step.num_tasks:
+        raise ValueError(
+            f"The step must have a task of Slurm's for each of the group's "
+            f"{step.num_tasks} tasks; received {len(place.hosts)}. Leave "
+            "--ntasks to the script."
+        )
     ports = slurm_place.parse_ports(step.ports)
     return step.tasks_at(place.group, place.addresses(ports))[place.rank]
 

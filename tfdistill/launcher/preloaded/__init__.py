@@ -1,1 +1,0 @@
-"""The folder that parent.py puts at the head of a parent's PYTHONPATH."""
