@@ -20,9 +20,6 @@ _WAIT_SECS = 30.0
 class _Manifest:
     graph_fingerprint = "f"
 
-    def __init__(self, incarnation):
-        self.incarnation = incarnation
-
 
 class _Exchange:
     """One peer's versions in memory, and what goes wrong with them."""
@@ -31,11 +28,9 @@ class _Exchange:
         self.published = list(steps)
         self.on_latest = lambda: None
         self.errors = {}
-        self.runs = {}
 
     def _version(self, step):
-        manifest = _Manifest(self.runs.get(step, "first"))
-        return versions.Version(1, step, f"memory/{step}", manifest)
+        return versions.Version(1, step, f"memory/{step}", _Manifest())
 
     def latest(self, group, *, newer_than=-1, wanted=lambda version: True):
         found = sorted(self.published, reverse=True)
@@ -149,53 +144,11 @@ def test_a_version_that_comes_into_sight_by_and_by_is_taken(error):
     assert reader.rejected == {}
 
 
-def test_a_rejected_step_counts_again_if_another_run_published_it():
-    exchange = _Exchange(10, 20)
-    exchange.errors = {("verify", 20): versions.CorruptVersionError("torn")}
-    reader = _reader(exchange)
-    for _ in range(2):
-        _round(reader)
-    reader.reject(20)
-    _round(reader)
-    assert reader.take().version.step == 10
-    # Mended by the same run, it stays what it was.
-    exchange.errors = {}
-    _round(reader)
-    assert reader.announced == -1
-    exchange.runs = {20: "second"}
-    _round(reader)
-    assert reader.rejected == {}
-    assert reader.take().version.step == 20
-    # It can be rejected again, and then only a third run helps.
-    reader.reject(20, "NaN")
-    _round(reader)
-    assert reader.announced == -1
-    assert reader.rejected == {20: "NaN"}
-
-
-def test_all_workers_forget_a_rejection_with_the_announcement():
-    exchange = _Exchange(20)
-    chief, worker = (_reader(exchange, alone=False) for _ in range(2))
-    chief.look()
-    for reader in (chief, worker):
-        reader.announce(20)
-        reader.stage()
-        reader.reject(20, "bad")
-    exchange.runs = {20: "second"}
-    chief.look()
-    assert chief.newest == 20
-    for reader in (chief, worker):
-        reader.announce(20)
-        reader.stage()
-        assert reader.take().version.step == 20
-        assert reader.rejected == {}
-
-
-def test_storage_that_is_away_costs_no_version(caplog):
+def test_storage_that_is_away_costs_no_version(clock, caplog):
     """A peer that has finished publishes no other one."""
-    exchange, now = _Exchange(10), [0.0]
+    exchange = _Exchange(10)
     exchange.errors = {("verify", 10): OSError("stale handle")}
-    reader = _reader(exchange, max_attempts=3, clock=lambda: now[0])
+    reader = _reader(exchange, max_attempts=3, clock=clock)
     for _ in range(3 * 10):
         _round(reader)
         assert reader.state == follower.PENDING
@@ -203,24 +156,24 @@ def test_storage_that_is_away_costs_no_version(caplog):
     # Pauses are bounded, and each has one try.
     exchange.errors = {}
     for _ in range(100):
-        now[0] += 1.0
+        clock.now += 1.0
         _round(reader)
         if reader.state == follower.READY:
             break
-    assert now[0] == 1.0 and reader.take().version.step == 10
+    assert clock.now == 1.0 and reader.take().version.step == 10
     assert reader.rejected == {}
 
 
-def test_a_version_that_storage_never_reads_gives_way_to_a_newer_one():
-    exchange, now = _Exchange(10), [0.0]
+def test_a_version_that_storage_never_reads_gives_way_to_a_newer_one(clock):
+    exchange = _Exchange(10)
     exchange.errors = {("verify", 10): OSError("bad block")}
-    reader = _reader(exchange, max_attempts=3, clock=lambda: now[0])
+    reader = _reader(exchange, max_attempts=3, clock=clock)
     for _ in range(200):
-        now[0] += 1.0
+        clock.now += 1.0
         _round(reader)
     assert reader.state == follower.PENDING
     exchange.published.append(11)
-    now[0] += follower._LONGEST_PAUSE_SECS
+    clock.now += follower._LONGEST_PAUSE_SECS
     _round(reader)
     assert reader.state == follower.FAILED
     reader.reject(10)
@@ -295,7 +248,8 @@ def test_the_poller_outlives_errors_and_serves_all_peers(caplog):
 
     broken.on_latest = fail
     readers = [_reader(broken), _reader(sound)]
-    poller = follower.Following(readers, proposes=True)
+    # What it does beside fails all the time.
+    poller = follower.Following(readers, proposes=True, also=fail)
     with caplog.at_level(logging.ERROR):
         poller.start()
         _until(lambda: readers[1].state == follower.READY)
@@ -443,7 +397,7 @@ def no_warnings():
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_workers_never_differ_and_never_go_back(num_workers):
     swaps = rejections = 0
-    for seed in range(300):
+    for seed in range(100):
         group = _Group(random.Random(seed), num_workers)
         before, step = -1, 0
         for _ in range(20):
@@ -461,14 +415,14 @@ def test_workers_never_differ_and_never_go_back(num_workers):
             before = group.readers[0].current
         rejections += len(group.readers[0].rejected)
     # Otherwise nothing was tried.
-    assert swaps > 500
-    assert rejections > 200
+    assert swaps > 160
+    assert rejections > 60
 
 
 @pytest.mark.usefixtures("no_warnings")
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_after_any_trouble_a_good_version_arrives(num_workers):
-    for seed in range(100):
+    for seed in range(30):
         group = _Group(random.Random(seed), num_workers)
         for step in range(1, 12):
             group.publish(step)

@@ -25,17 +25,9 @@ def test_a_file_stands_for_its_bytes(tmp_path):
         screen.digests({"words": tmp_path / "absent"})
 
 
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("a/b", 1),
-        ("labels", {1, 2}),
-        ("labels", object()),
-    ],
-)
-def test_what_cannot_be_hashed(name, part):
-    with pytest.raises(ValueError, match="must be .*received"):
-        screen.digests({name: part})
+def test_what_cannot_be_hashed():
+    with pytest.raises(ValueError, match="must be .*received set"):
+        screen.digests({"labels": {1, 2}})
 
 
 def test_the_order_of_columns_does_not_count_but_that_of_labels_does():
@@ -47,27 +39,22 @@ def test_the_order_of_columns_does_not_count_but_that_of_labels_does():
 
 
 @pytest.mark.parametrize(
-    ("theirs", "message"),
+    ("theirs", "named"),
     [
-        ({"labels": LABELS}, "has no part 'words'"),
-        ({"labels": LABELS, "words": [1], "z": 1}, "has a part 'z'"),
-        ({"labels": LABELS[::-1], "words": [1]}, "'labels' must be the same"),
+        ({"labels": LABELS}, "['words']"),
+        ({"labels": LABELS, "words": [1], "z": 1}, "['z']"),
+        ({"labels": LABELS[::-1], "words": [1]}, "['labels']"),
     ],
 )
-def test_a_difference_is_named(theirs, message):
+def test_a_difference_is_named(theirs, named):
     ours = screen.digests({"labels": LABELS, "words": [1]})
     assert screen.schema_difference(ours, dict(ours)) is None
-    found = screen.schema_difference(ours, screen.digests(theirs))
-    assert message in found
-
-
-@pytest.mark.parametrize("theirs", [None, 3])
-def test_a_manifest_without_a_schema_differs(theirs):
-    ours = screen.digests({"labels": LABELS})
-    assert "its manifest has no schema" in screen.schema_difference(
-        ours, theirs
-    )
-    assert screen.schema_difference({}, theirs) is None
+    assert named in screen.schema_difference(ours, screen.digests(theirs))
+    # A manifest says anything, or nothing.
+    for nothing in (None, 3):
+        found = screen.schema_difference(ours, nothing)
+        assert "its manifest has no schema" in found
+        assert screen.schema_difference({}, nothing) is None
 
 
 def _export(exchange, schema):
@@ -79,19 +66,11 @@ def _export(exchange, schema):
     cases.fit(model, _X, _Y, callbacks=[exporter])
 
 
-@pytest.mark.parametrize("ours", [SCHEMA, None])
-def test_one_schema_or_none_to_compare(exchange, ours):
+def test_another_schema_is_quarantined(exchange):
     _export(exchange, SCHEMA)
-    model = cases.following(exchange, schema=ours)
-    cases.load(model, exchange.latest(1).step)
-
-
-@pytest.mark.parametrize(
-    "theirs", [None, {"labels": ["dog", "cat", "emu"]}, {"words": [1]}]
-)
-def test_another_schema_is_quarantined(exchange, theirs):
-    _export(exchange, theirs)
     step = exchange.latest(1).step
     model = cases.following(exchange, schema=SCHEMA)
+    cases.load(model, step)
+    model = cases.following(exchange, schema={"labels": LABELS[::-1]})
     cases.refresh_until(model, lambda: cases.quarantined(model))
     assert "the same `schema`" in cases.quarantined(model)[step]

@@ -1,6 +1,7 @@
 """Groups that mix their weights, in threads of this process."""
 
 import hashlib
+import itertools
 import logging
 import shutil
 import threading
@@ -16,7 +17,7 @@ from tests.cases import codistillation as cases
 from tests.cases import servers
 from tfdistill import mixing
 from tfdistill.embedding import layer
-from tfdistill.mixing import mixer as mixer_lib
+from tfdistill.mixing import peers as peers_lib
 
 _X, _Y = cases.data(16)
 
@@ -120,9 +121,9 @@ class _Read(keras.callbacks.Callback):
             time.sleep(0.002)
 
 
-def _fit(model, exchange, mixer, *more, epochs=1, every_steps=1, **kwargs):
+def _fit(model, exchange, mixer, *more, epochs=1):
     """Four steps an epoch."""
-    exporter = _exporter(exchange, every_steps=every_steps)
+    exporter = _exporter(exchange)
     return cases.fit(
         model,
         _X,
@@ -130,7 +131,6 @@ def _fit(model, exchange, mixer, *more, epochs=1, every_steps=1, **kwargs):
         batch_size=4,
         epochs=epochs,
         callbacks=[exporter, mixer, *more],
-        **kwargs,
     )
 
 
@@ -160,76 +160,6 @@ def test_training_does_not_wait_and_no_version_is_mixed_twice(tmp_path, caplog):
     version = exchange.open(1, 10)
     assert mixer.num_bytes == 2 * version.num_bytes
     assert mixer._made._move.experimental_get_tracing_count() == 1
-
-
-class _News(keras.callbacks.Callback):
-    """Publishes once a mix was made or left out, and has the mixer see it."""
-
-    def __init__(self, mixer, publish, groups=(1,), news_of=1):
-        super().__init__()
-        self._mixer, self._publish, self._groups = mixer, publish, groups
-        self._news_of = news_of
-        self._is_done = False
-        self.mixed_at = []
-
-    def on_train_batch_begin(self, batch, logs=None):
-        mixer = self._mixer
-        if not self._is_done and (mixer.num_mixes or mixer.num_skipped > 2):
-            self._publish()
-            self._is_done = True
-            self._await(lambda: mixer._followers[self._news_of].newest == 20)
-        elif not batch:
-            readers = [mixer._followers[group] for group in self._groups]
-            self._await(lambda: all(r.newest >= 0 for r in readers))
-
-    def _await(self, condition):
-        deadline = time.monotonic() + cases.WAIT_SECS
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self._mixer.num_mixes > len(self.mixed_at):
-            self.mixed_at.append(batch + 1)
-
-
-def test_versions_count_by_what_was_done_since_the_last_mix(tmp_path):
-    exchange = _exchange(tmp_path)
-    students = [cases.deep(1), cases.deep(2), cases.deep(3)]
-    for group, count in ((1, 6), (2, 12)):
-        _publish(exchange, students[group - 1], 10, group=group, examples=count)
-    model = _still()
-    mixer = _mixer(peers=[1, 2], weigh_by="examples")
-    news = _News(
-        mixer,
-        lambda: _publish(exchange, students[2], 20, examples=16),
-        groups=(1, 2),
-    )
-    _fit(model, exchange, mixer, _Read(mixer, (1, 2)), news, epochs=1)
-    first, second = news.mixed_at
-    weights = [m.get_weights() for m in (cases.deep(0), *students)]
-    for found, own, a, b, c in zip(model.get_weights(), *weights, strict=True):
-        done = 4 * first
-        own = (done * own + 6 * a + 12 * b) / (done + 18)
-        done = 4 * (second - first)
-        own = (done * own + 10 * c) / (done + 10)
-        np.testing.assert_allclose(found, own, rtol=1e-5, atol=1e-6)
-
-
-def test_a_version_that_is_too_old_makes_room_for_a_newer_one(tmp_path):
-    exchange = _exchange(tmp_path)
-    _publish(exchange, cases.deep(1), 1, examples=0)
-    model = _still()
-    mixer = _mixer(max_staleness_steps=0)
-    news = _News(
-        mixer, lambda: _publish(exchange, cases.deep(2), 20, examples=99)
-    )
-    _fit(model, exchange, mixer, _Read(mixer), news, epochs=2)
-    assert (mixer.num_mixes, mixer._followers[1].current) == (1, 20)
-    own, other = (cases.deep(n).get_weights()[0] for n in (0, 2))
-    np.testing.assert_allclose(
-        model.get_weights()[0], (own + other) / 2, rtol=1e-6
-    )
 
 
 def test_a_peer_that_was_missing_is_not_waited_for_until_it_publishes(
@@ -264,7 +194,7 @@ def test_a_peer_that_was_missing_is_not_waited_for_until_it_publishes(
                 assert time.monotonic() < deadline
                 time.sleep(0.002)
             if batch == 2:  # From here on, time does not run out.
-                mixer._selection._clock = lambda: 0.0
+                mixer._quorum._clock = lambda: 0.0
 
     exporter = _exporter(exchange)
     cases.fit(
@@ -385,15 +315,16 @@ class Empty(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_weights_of_any_float_and_size_are_mixed(tmp_path, dtype):
-    inputs = keras.Input((4,), dtype=dtype)
-    hidden = Empty(dtype=dtype)(keras.layers.Dense(5, dtype=dtype)(inputs))
-    student = keras.Model(inputs, keras.layers.Dense(3, dtype=dtype)(hidden))
+def test_weights_of_any_float_and_size_are_mixed(tmp_path):
+    inputs = keras.Input((4,), dtype="bfloat16")
+    hidden = keras.layers.Dense(5, dtype="bfloat16")(inputs)
+    hidden = Empty(dtype="bfloat16")(hidden)
+    outputs = keras.layers.Dense(3, dtype="float64")(hidden)
+    student = keras.Model(inputs, outputs)
     cases.randomize(student, 0)
     begin = student.get_weights()
     model, exchange = _still(student), _exchange(tmp_path)
-    mixer = _mixer(mixing.ElasticAveraging(0.5))
+    mixer = _mixer(mixing.ModelAveraging(0.5))
 
     def publish(step):
         cases.publish(
@@ -472,6 +403,69 @@ def test_a_resumed_training_repeats_its_mixes(tmp_path, caplog):
     assert caplog.text.count("cannot be repeated as it was before") == 1
 
 
+# ---- who mixes, and by what ----
+
+
+class LimitedPull(mixing.Rule):
+    """Moves weights towards the mean by at most so much, and counts mixes."""
+
+    def __init__(self, most):
+        self._most = most
+
+    def start(self, weights):
+        return [tf.zeros([])]
+
+    def mixed(self, own, mean, state, *, num):
+        pulled = [
+            o + tf.clip_by_value(m - o, -self._most, self._most)
+            for o, m in zip(own, mean, strict=True)
+        ]
+        return pulled, [state[0] + 1]
+
+
+def test_a_rule_of_ones_own_needs_one_method(tmp_path):
+    exchange, other = _exchange(tmp_path), cases.deep(1)
+    _publish(exchange, other, 2)
+    model = _still()
+    mixer = _mixer(LimitedPull(0.01), every_steps=2, grace_secs=60.0)
+    callbacks = [_exporter(exchange, every_steps=2), mixer]
+    # Three steps, so one mix.
+    cases.fit(model, _X[:12], _Y[:12], batch_size=4, callbacks=callbacks)
+    assert [float(value) for value in mixer.variables] == [1.0]
+    own, theirs = cases.deep(0).get_weights(), other.get_weights()
+    for found, a, b in zip(model.get_weights(), own, theirs, strict=True):
+        way = np.clip((b - a) / 2, -0.01, 0.01)
+        np.testing.assert_allclose(found, a + way, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["all", "ring", "gossip"])
+def test_partners_of_a_name_are_mutual_and_as_many(name):
+    for num_groups, number in itertools.product((2, 3, 5, 6), range(5)):
+        found = [
+            _partners(name, g, num_groups).at(number) for g in range(num_groups)
+        ]
+        for group, partners in enumerate(found):
+            assert group not in partners
+            assert all(group in found[other] for other in partners)
+        alone = found.count([])
+        assert alone == (name == "gossip" and num_groups % 2)
+
+
+def _partners(peers, group, num_groups, **options):
+    return peers_lib.Partners(
+        peers, group=group, num_groups=num_groups, **options
+    )
+
+
+def test_gossip_draws_other_pairs_each_time_and_for_each_seed():
+    def met(seed):
+        return [_partners("gossip", 0, 6, seed=seed).at(n) for n in range(30)]
+
+    assert met(0) == met(0) != met(1)
+    assert {group for (group,) in met(0)} == {1, 2, 3, 4, 5}
+    assert _partners([4, 2], 0, 1).at(3) == [2, 4]
+
+
 # ---- what is refused ----
 
 
@@ -500,44 +494,35 @@ def test_a_group_that_began_with_other_weights_ends_the_training(tmp_path):
         _fit(_still(), exchange, mixer, _Read(mixer))
 
 
-@pytest.mark.parametrize(
-    ("student", "extras", "message"),
-    [
+def test_versions_of_other_models_are_quarantined(tmp_path):
+    exchange = _exchange(tmp_path)
+    half = {"mixing_rule": "ModelAveraging(alpha=0.5)"}
+    _publish(exchange, cases.deep(1, "relu"), 10, group=1)
+    _publish(exchange, cases.deep(1), 10, group=2, initial_weights=None)
+    _publish(exchange, cases.deep(1), 10, group=3, **half)
+    groups = 1, 2, 3
+    mixer = _mixer(peers=groups)
+    _fit(_still(), exchange, mixer, _Read(mixer, groups))
+    assert mixer.num_mixes == 0
+    for group, message in zip(
+        groups,
         (
-            lambda: cases.deep(1, "relu"),
-            {},
             "its graph differs from the student",
-        ),
-        (
-            lambda: cases.deep(1),
-            {"initial_weights": None},
             "does not say which weights",
-        ),
-        (
-            lambda: cases.deep(1),
-            {"mixing_rule": "ModelAveraging(alpha=0.5)"},
             "its group mixes by ModelAveraging(alpha=0.5), and this one by "
             "ModelAveraging(alpha=1.0)",
         ),
-    ],
-)
-def test_versions_of_other_models_are_quarantined(
-    tmp_path, student, extras, message
-):
-    exchange = _exchange(tmp_path)
-    _publish(exchange, student(), 10, **extras)
-    mixer = _mixer()
-    _fit(_still(), exchange, mixer, _Read(mixer))
-    assert mixer.num_mixes == 0
-    assert message in mixer._followers[1].rejected[10]
+        strict=True,
+    ):
+        assert message in mixer._followers[group].rejected[10]
 
 
 def test_equal_rules_have_one_name():
     def name(rate):
         rule = mixing.OuterOptimizer(keras.optimizers.SGD(rate, name=f"{rate}"))
-        return mixer_lib._named(rule)
+        return rule.description
 
     assert name(0.5) == name(0.50) != name(0.7)
     assert name(0.5).startswith("OuterOptimizer(optimizer=<keras.")
     first, second = (type("Own", (mixing.Rule,), {})() for _ in range(2))
-    assert mixer_lib._named(first) == mixer_lib._named(second)
+    assert first.description == second.description

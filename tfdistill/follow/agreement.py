@@ -31,32 +31,16 @@ _READ_TIMEOUT_SECS, _RETRY_SECS = 60.0, 0.2
 Sum = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-def num_fields(
-    num_followers: int, *, num_said: int = 0, num_as_chief: int = 0
-) -> int:
-    """Returns the length of the vector that an `Agreement` sums."""
-    return _FIELDS * num_followers + num_said + num_as_chief
-
-
-def of_coordinator(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sums over a group of parameter servers: its coordinator decides."""
-    return values, values[:0]
-
-
 def _nothing() -> tf.Tensor:
     return tf.zeros([0], tf.int64)
 
 
-def collective_sum(
+def _collective_sum(
     strategy: tf.distribute.Strategy,
-    *,
     size: int,
-    of_replica: Callable[[], tf.Tensor] = _nothing,
+    of_replica: Callable[[], tf.Tensor],
 ) -> Sum:
-    """Makes one small collective for workers' vectors of length `size`.
-
-    `of_replica` returns each replica's int64 vector, in graph.
-    """
+    """Makes one small collective for workers' vectors of length `size`."""
     num_local = strategy.num_replicas_in_sync // replicas.num_workers(strategy)
 
     def in_replica(values: tf.Tensor) -> tf.Tensor:
@@ -94,7 +78,6 @@ class News:
         failed: Followers whose announced version some worker could not read,
             and which all have rejected.
         said: The sums of what the workers said.
-        as_chief: What the chief said.
         of_replicas: The sums of what the replicas said.
     """
 
@@ -102,7 +85,6 @@ class News:
     ready: Sequence[int]
     failed: Sequence[int]
     said: np.ndarray
-    as_chief: np.ndarray
     of_replicas: np.ndarray
 
 
@@ -117,28 +99,19 @@ class Agreement:
         num_workers: int,
         is_chief: bool,
         num_said: int = 0,
-        num_as_chief: int = 0,
     ) -> None:
-        """Takes the followers, in the same order on all workers.
-
-        `sum_over_group` sums vectors of `num_fields`.
-        """
+        """Takes the followers, in the same order on all workers."""
         self._followers = followers
         self._sum = sum_over_group
         self._num_workers = num_workers
         self._is_chief = is_chief
-        self._num_said, self._num_as_chief = num_said, num_as_chief
+        self._num_said = num_said
 
-    def exchange_news(
-        self,
-        *,
-        said: Sequence[int] | None = None,
-        as_chief: Sequence[int] | None = None,
-    ) -> News:
+    def exchange_news(self, said: Sequence[int] | None = None) -> News:
         """Tells the others what this worker knows; rejects what failed.
 
-        `said` are numbers of this worker's own, of which all learn the sum;
-        of `as_chief` they learn the chief's. Both are 0 by default.
+        `said` are numbers of this worker's own, of which all learn the sum; 0
+        by default.
         """
         mine = self._no_news()
         for index, each in enumerate(self._followers):
@@ -146,9 +119,7 @@ class Agreement:
             mine[0, index] = (each.newest + 1) * self._is_chief
             mine[1, index] = state == follower.READY
             mine[2, index] = state == follower.FAILED
-        chiefs = as_chief if as_chief and self._is_chief else None
-        summed, sums, of_chief, of_replicas = self._summed(mine, said, chiefs)
-        newest, ready, failed = summed
+        (newest, ready, failed), sums, of_replicas = self._summed(mine, said)
         for index in map(int, np.flatnonzero(failed)):
             self._reject(index)
         return News(
@@ -156,7 +127,6 @@ class Agreement:
             ready=[int(i) for i in np.flatnonzero(ready == self._num_workers)],
             failed=[int(i) for i in np.flatnonzero(failed)],
             said=sums,
-            as_chief=of_chief,
             of_replicas=of_replicas,
         )
 
@@ -208,19 +178,42 @@ class Agreement:
         return np.zeros([_FIELDS, len(self._followers)], np.int64)
 
     def _summed(
-        self,
-        mine: np.ndarray,
-        said: Sequence[int] | None = None,
-        as_chief: Sequence[int] | None = None,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        self, mine: np.ndarray, said: Sequence[int] | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         said = said or [0] * self._num_said
-        as_chief = as_chief or [0] * self._num_as_chief
-        vector = np.array([*mine.reshape(-1), *said, *as_chief], np.int64)
+        vector = np.array([*mine.reshape(-1), *said], np.int64)
         summed, of_replicas = self._sum(vector)
-        of_followers, sums, of_chief = np.split(
-            summed, [mine.size, mine.size + len(said)]
+        of_followers, sums = np.split(summed, [mine.size])
+        return of_followers.reshape(mine.shape), sums, of_replicas
+
+
+def among(
+    strategy: tf.distribute.Strategy,
+    followers: Sequence[follower.Follower],
+    *,
+    num_said: int = 0,
+    of_replica: Callable[[], tf.Tensor] = _nothing,
+    sum_over_group: Sum | None = None,
+) -> Agreement:
+    """Makes the agreement of the workers of a strategy.
+
+    `of_replica` returns each replica's int64 vector, in graph. On parameter
+    servers the coordinator decides, unless `sum_over_group` is given.
+    """
+    if sum_over_group is None:
+        size = _FIELDS * len(followers) + num_said
+        sum_over_group = (
+            (lambda values: (values, values[:0]))
+            if replicas.on_servers(strategy)
+            else _collective_sum(strategy, size, of_replica)
         )
-        return of_followers.reshape(mine.shape), sums, of_chief, of_replicas
+    return Agreement(
+        followers,
+        sum_over_group,
+        num_workers=replicas.num_workers(strategy),
+        is_chief=replicas.is_chief(strategy),
+        num_said=num_said,
+    )
 
 
 def _read_now(each: follower.Follower) -> None:

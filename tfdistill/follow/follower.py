@@ -17,7 +17,6 @@ from typing import Any
 
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
-from tfdistill.follow import screen as screen_lib
 from tfdistill.system import background
 
 _log = logging.getLogger(__name__)
@@ -26,6 +25,7 @@ PENDING, READY, FAILED = 0, 1, -1
 # Storage may show the files of a version one after the other, or lose sight of
 # one for a moment: what contradicts a version must be seen twice.
 _LOOKS_TO_BE_SURE = 2
+_CONTRADICTIONS = versions.CorruptVersionError, versions.VersionNotFoundError
 # Between two tries of a version while the storage is away.
 _LONGEST_PAUSE_SECS = 30.0
 # Between two looks at the exchange.
@@ -88,19 +88,11 @@ class Follower:
         self._pause = background.Backoff(
             first_secs=1.0, longest_secs=_LONGEST_PAUSE_SECS, clock=clock
         )
-        # By step, which run of the publisher a version came from: the last
-        # one that was seen, and the one that was rejected.
-        self._seen: dict[int, str] = {}
-        self._rejected_runs: dict[int, str | None] = {}
 
     # ---- background thread ----
 
     def look(self) -> None:
-        """Looks for the newest version that is neither in use nor rejected.
-
-        A rejected step counts again once another run of the publisher has
-        published it again.
-        """
+        """Looks for the newest version that is neither in use nor rejected."""
         newest = self._exchange.latest(
             self.group, newer_than=self.current, wanted=self._is_usable
         )
@@ -109,7 +101,6 @@ class Follower:
             # asked.
             if newest is not None and self._is_usable(newest):
                 self._proposal = newest.step
-                self._seen[newest.step] = newest.manifest.incarnation
             else:
                 self._proposal = -1
             if self._alone and self._announced < 0:
@@ -117,14 +108,7 @@ class Follower:
 
     def _is_usable(self, version: versions.Version) -> bool:
         step = version.step
-        if not self.current < step <= self.limit:
-            return False
-        if step not in self.rejected:
-            return True
-        rejected = self._rejected_runs.get(step)
-        return rejected is not None and (
-            version.manifest.incarnation != rejected
-        )
+        return self.current < step <= self.limit and step not in self.rejected
 
     def stage(self) -> None:
         """Reads the announced version, if there is one still to read."""
@@ -137,39 +121,30 @@ class Follower:
         staged, failure = None, None
         try:
             version = self._exchange.open(self.group, step)
-            with self._lock:
-                self._seen[step] = version.manifest.incarnation
-            staged = self._examined(version)
-        except screen_lib.Refused as error:
-            failure = str(error)
-        except (
-            versions.CorruptVersionError,
-            versions.VersionNotFoundError,
-        ) as error:
-            self._doubts += 1
-            if self._doubts >= _LOOKS_TO_BE_SURE:
-                gone = isinstance(error, versions.VersionNotFoundError)
-                failure = f"it is gone: {error}" if gone else str(error)
+            self._screen(version)
+            self._exchange.verify(version)
+            staged = Staged(version, self._read(version))
         except Exception as error:  # TensorFlow's readers raise many kinds.
-            self._attempts += 1
-            _log.info("Reading version %d failed: %s", step, error)
-            if self._attempts >= self._max_attempts:
-                if isinstance(error, OSError) and not self._has_newer(step):
-                    self._put_off(step, error)
-                else:
-                    failure = f"{type(error).__name__}: {error}"
+            failure = self._judged(step, error)
         with self._lock:
             if self._announced == step:
                 self._staged, self._failure = staged, failure
 
-    def _examined(self, version: versions.Version) -> Staged:
-        """Screens, verifies and reads a version."""
-        try:
-            self._screen(version)
-            self._exchange.verify(version)
-            return Staged(version, self._read(version))
-        except ValueError as error:
-            raise screen_lib.Refused(str(error)) from error
+    def _judged(self, step: int, error: Exception) -> str | None:
+        """Returns why a version is given up; None if it is tried again."""
+        if isinstance(error, _CONTRADICTIONS):
+            self._doubts += 1
+            return str(error) if self._doubts >= _LOOKS_TO_BE_SURE else None
+        if isinstance(error, ValueError):
+            return str(error)
+        self._attempts += 1
+        _log.info("Reading version %d failed: %s", step, error)
+        if self._attempts < self._max_attempts:
+            return None
+        if isinstance(error, OSError) and not self._has_newer(step):
+            self._put_off(step, error)
+            return None
+        return f"{type(error).__name__}: {error}"
 
     def _has_newer(self, step: int) -> bool:
         try:
@@ -230,9 +205,6 @@ class Follower:
         self._staged = self._failure = None
         self._attempts = self._doubts = 0
         self._pause.succeeded()
-        # The chief may announce a rejected step if it was published again.
-        self.rejected.pop(step, None)
-        self._rejected_runs.pop(step, None)
 
     def take(self) -> Staged:
         """Returns the staged version and makes it the current one."""
@@ -246,19 +218,13 @@ class Follower:
             if self._proposal <= self.current:
                 self._proposal = -1
             self._announce(-1)
-            self._seen = {
-                step: run
-                for step, run in self._seen.items()
-                if step >= self.current
-            }
             return staged
 
     def reject(self, step: int, reason: str | None = None) -> None:
-        """Quarantines a version: it is never proposed again.
+        """Quarantines a version: its step is never proposed again.
 
-        Another version of the same step is, if another run of the publisher
-        published it. The log warns, but once only for the same reason, by
-        default what this worker found.
+        The log warns, but once only for the same reason, by default what this
+        worker found.
         """
         with self._lock:
             reason = reason or self._failure or "another worker refused it"
@@ -274,7 +240,6 @@ class Follower:
                     reason,
                 )
             self.rejected.setdefault(step, reason)
-            self._rejected_runs.setdefault(step, self._seen.get(step))
             if self._proposal == step:
                 self._proposal = -1
             if self._announced == step:
@@ -318,7 +283,10 @@ class Following(threading.Thread):
                     )
                 else:
                     self._out_of_reach.discard(follower.group)
-            self._also()
+            try:
+                self._also()
+            except Exception:
+                _log.exception("The work beside looking for versions failed")
             self._stopping.wait(_POLL_SECS)
 
     def _log_outage(self, group: int, error: OSError) -> None:

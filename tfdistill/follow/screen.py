@@ -7,11 +7,9 @@ Their predictions then fit together by shape only, and nothing fails.
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
-from typing import Protocol
 
 import tensorflow as tf
 
@@ -19,24 +17,13 @@ from tfdistill.exchange import versions
 from tfdistill.exports import graph_check
 from tfdistill.exports import student_graph
 
-# Of a manifest's `extras`: hashes of what labels and columns mean, the steps
-# between exports, and what an average keeps of itself.
+# Of a manifest's `extras`: hashes of what labels and columns mean, and the
+# steps between exports.
 SCHEMA_FIELD, INTERVAL_FIELD = "schema", "every_steps"
-DECAY_FIELD = "ema_decay"
-
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_BLOCK_BYTES = 1024 * 1024
 
 
 class Refused(ValueError):  # noqa: N818
     """A version must not be used; the message says why."""
-
-
-class Specs(Protocol):
-    """The inputs and outputs that versions must have, as `StudentGraph` has."""
-
-    input_spec: Any
-    output_spec: Any
 
 
 class Screen:
@@ -44,15 +31,16 @@ class Screen:
 
     def __init__(
         self,
-        specs: Specs,
+        specs: Any,
         *,
         schema: Mapping[str, str] | None = None,
         also: Callable[[versions.Version], None] = lambda version: None,
     ) -> None:
         """Reads nothing yet.
 
-        `schema` is what `digests` made of ours. `also` checks further, and
-        raises `Refused`.
+        `specs` has the `input_spec` and `output_spec` of versions, as a
+        `StudentGraph` does. `schema` is what `digests` made of ours. `also`
+        checks further, and raises `Refused`.
         """
         self._specs = specs
         self._schema = schema or {}
@@ -143,7 +131,7 @@ def digests(schema: Mapping[str, Any]) -> dict[str, str]:
         SHA-256 in hexadecimal by name.
 
     Raises:
-        ValueError: A name or a part cannot be hashed.
+        ValueError: A part cannot be hashed.
         OSError: A file cannot be read.
 
     Example:
@@ -154,31 +142,21 @@ def digests(schema: Mapping[str, Any]) -> dict[str, str]:
     """
     found = {}
     for name, part in schema.items():
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(
-                "The names in a `schema` must be 1 to 64 letters, digits, "
-                f"'_', '.' or '-'; received {name!r}."
-            )
-        digest = hashlib.sha256()
         if isinstance(part, os.PathLike):
             with open(part, "rb") as file:
-                while block := file.read(_BLOCK_BYTES):
-                    digest.update(block)
+                digest = hashlib.file_digest(file, "sha256")
         else:
-            digest.update(_text(name, part).encode())
-        found[name] = digest.hexdigest()
+            try:
+                text = json.dumps(part, sort_keys=True, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ValueError(
+                    f"The part {name!r} of a `schema` must be a pathlib.Path, "
+                    "or something that JSON can hold; received "
+                    f"{type(part).__name__}: {error}."
+                ) from error
+            digest = hashlib.sha256(text.encode())
+        found[str(name)] = digest.hexdigest()
     return found
-
-
-def _text(name: str, part: Any) -> str:
-    try:
-        return json.dumps(part, sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"The part {name!r} of a `schema` must be a pathlib.Path, or "
-            f"something that JSON can hold; received {type(part).__name__}: "
-            f"{error}."
-        ) from error
 
 
 def schema_difference(ours: Mapping[str, str], theirs: Any) -> str | None:
@@ -191,11 +169,8 @@ def schema_difference(ours: Mapping[str, str], theirs: Any) -> str | None:
         return None
     if not isinstance(theirs, Mapping):
         return "its manifest has no schema."
-    for name in sorted(ours.keys() | theirs.keys()):
-        if name not in theirs:
-            return f"its schema has no part {name!r}, which ours has."
-        if name not in ours:
-            return f"its schema has a part {name!r}, which ours does not have."
-        if theirs[name] != ours[name]:
-            return f"its {name!r} must be the same as ours, but differs."
-    return None
+    names = sorted(ours.keys() | theirs.keys())
+    differ = [name for name in names if ours.get(name) != theirs.get(name)]
+    if not differ:
+        return None
+    return f"its schema must be ours, but differs in {str(differ)[:200]}."

@@ -9,7 +9,6 @@ from tfdistill.system import lazy
 
 if typing.TYPE_CHECKING:
     from tfdistill.mixing.mixer import WeightMixer as WeightMixer
-    from tfdistill.mixing.rules import ElasticAveraging as ElasticAveraging
     from tfdistill.mixing.rules import ModelAveraging as ModelAveraging
     from tfdistill.mixing.rules import OuterOptimizer as OuterOptimizer
     from tfdistill.mixing.rules import Rule as Rule
@@ -18,11 +17,6 @@ __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     {
         "mixer": ["WeightMixer"],
-        "rules": [
-            "ElasticAveraging",
-            "ModelAveraging",
-            "OuterOptimizer",
-            "Rule",
-        ],
+        "rules": ["ModelAveraging", "OuterOptimizer", "Rule"],
     },
 )

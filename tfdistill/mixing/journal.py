@@ -1,10 +1,11 @@
 """Which versions were mixed at which step, beside the backups of a group.
 
-Each worker notes its own mixes. By those of the chief, a training that resumes
-repeats the mixes between its backup and where it was stopped, with the same
-versions, as long as the exchange still has them.
+The chief notes each mix. A training that resumes repeats the mixes between its
+backup and where it was stopped, with the same versions, as long as the exchange
+still has them.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -12,9 +13,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from tfdistill.system import run_files
+
 _log = logging.getLogger(__name__)
 _NAME = "mixes.jsonl"
-_NAME_OF_WORKER = "mixes_worker_{}.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,31 +34,27 @@ class Entry:
 
 
 class Journal:
-    """Lines of JSON; without a path it neither keeps nor repeats anything."""
+    """Lines of JSON; without a backup it neither keeps nor repeats anything."""
 
-    def __init__(self, path: pathlib.Path | None) -> None:
-        """Takes where this worker notes its mixes."""
-        self._path = path
-        self._replay: Mapping[int, Entry] = {}
-        self._has_warned = False
-
-    @classmethod
-    def beside(cls, backup: Any, *, worker: int) -> "Journal":
-        """Makes a worker's journal of a training with this `Backup`, or None.
+    def __init__(self, backup: Any = None, *, is_chief: bool = True) -> None:
+        """Opens that of a training with this `Backup`.
 
         One that starts at step 0 begins a new one.
         """
+        self._lines: run_files.LineFile | None = None
+        self._replay: Mapping[int, Entry] = {}
+        self._has_warned = False
         if backup is None:
-            return cls(None)
-        own = chief = pathlib.Path(backup.directory, _NAME)
-        if worker:
-            own = chief.with_name(_NAME_OF_WORKER.format(worker))
-        made = cls(own)
-        if backup.resumed_step is None:
-            own.unlink(missing_ok=True)
-        else:
-            made._replay = _read(chief, after=backup.resumed_step)
-        return made
+            return
+        path = pathlib.Path(backup.directory, _NAME)
+        if backup.resumed_step is not None:
+            self._replay = _read(path, after=backup.resumed_step)
+        if is_chief:
+            if backup.resumed_step is None:
+                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # `add` will say so.
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._lines = run_files.LineFile(path)
 
     def replay(self, step: int) -> Entry | None:
         """Returns what is to be repeated at a step; None if that is unknown."""
@@ -76,14 +74,10 @@ class Journal:
 
     def add(self, step: int, entry: Entry) -> None:
         """Notes what became of a mix."""
-        if self._path is None:
+        if self._lines is None:
             return
-        line = json.dumps({"step": step, **dataclasses.asdict(entry)})
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        except OSError as error:
+        self._lines.append({"step": step, **dataclasses.asdict(entry)})
+        if error := self._lines.error:
             _log.warning("Could not note the mix of step %d: %s", step, error)
 
 

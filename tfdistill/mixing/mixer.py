@@ -1,9 +1,7 @@
 """WeightMixer: a group mixes its weights with those that its peers publish."""
 
-import hashlib
-import json
+import functools
 import logging
-import re
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -16,12 +14,9 @@ import tensorflow as tf
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.follow import follower
-from tfdistill.mixing import followers as followers_lib
 from tfdistill.mixing import journal as journal_lib
-from tfdistill.mixing import mean
+from tfdistill.mixing import peers as peers_lib
 from tfdistill.mixing import rules
-from tfdistill.mixing import selection as selection_lib
-from tfdistill.mixing import topologies
 from tfdistill.mixing import weights
 from tfdistill.system import background
 from tfdistill.training import steps
@@ -66,11 +61,9 @@ class WeightMixer(steps.Mixer):
         rule: rules.Rule,
         *,
         every_steps: int,
-        peers: str | Sequence[int] = topologies.ALL,
+        peers: str | Sequence[int] = peers_lib.ALL,
         quorum: int | str = 1,
         grace_secs: float = 0.0,
-        weigh_by: str = mean.GROUPS,
-        max_staleness_steps: int | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -90,11 +83,6 @@ class WeightMixer(steps.Mixer):
                 the mix is left out. Default 1.
             grace_secs: The longest wait of a mix for the quorum, >= 0.
                 Default 0: training never waits.
-            weigh_by: What a version counts in the mean: `"groups"` (default),
-                all the same; `"examples"`, as many as its group has trained on
-                since this group and that one last mixed.
-            max_staleness_steps: Versions that are more of this group's steps
-                old are not mixed. Default: no bound.
             seed: Draws the pairs of `"gossip"`, the same in all groups.
             clock: Seconds of a clock that never goes backwards.
 
@@ -103,15 +91,11 @@ class WeightMixer(steps.Mixer):
         """
         super().__init__()
         rules.check_rule(rule)
-        topologies.check_peers(peers)
+        peers_lib.check_peers(peers)
         self._rule, self._peers, self._seed = rule, peers, seed
-        self._weigh_by = weigh_by
-        self._waiting: dict[str, Any] = {
-            "quorum": quorum,
-            "grace_secs": grace_secs,
-            "max_staleness_steps": max_staleness_steps,
-            "clock": clock,
-        }
+        self._new_quorum = functools.partial(
+            peers_lib.Quorum, quorum, grace_secs=grace_secs, clock=clock
+        )
         self._schedule = steps.EverySteps(every_steps)
         # When the next mix's versions are announced, if it will not wait.
         every = self._schedule.every_steps
@@ -119,16 +103,17 @@ class WeightMixer(steps.Mixer):
         self._exporter: Any = None
         self._made: weights.MixedWeights | None = None
         self._following: follower.Following | None = None
-        self._journal = journal_lib.Journal(None)
+        self._journal = journal_lib.Journal()
         # On the training thread, waits included.
         self.blocked = background.WorkTimes()
         self.forget()
 
     def forget(self) -> None:
         """Forgets an earlier training: this one is at step 0."""
-        self._selection = selection_lib.Selection(**self._waiting)
-        self._mean = mean.PeersMean(self._weigh_by)
-        self._origin = followers_lib.Origin(_named(self._rule))
+        self._quorum = self._new_quorum()
+        self._origin = peers_lib.Origin(self._rule.description)
+        # The mean of peers' versions, by what it consists of.
+        self._mean: tuple[Any, list[tf.Tensor]] = None, []
         self._followers: dict[int, follower.Follower] = {}
         # Mixes left out in a row, and how many when the log says so again.
         self._num_short, self._next_told = 0, 1
@@ -139,12 +124,12 @@ class WeightMixer(steps.Mixer):
     @property
     def num_waits(self) -> int:
         """Mixes that had to wait."""
-        return self._selection.num_waits
+        return self._quorum.num_waits
 
     @property
     def waits(self) -> background.WorkTimes:
         """How long the training thread waited for versions."""
-        return self._selection.waits
+        return self._quorum.waits
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -163,8 +148,8 @@ class WeightMixer(steps.Mixer):
         """Returns what versions say to those who mix them."""
         if self._origin.weights is None:
             return {}
-        found = {followers_lib.RULE_FIELD: self._origin.rule}
-        return found | {followers_lib.INITIAL_FIELD: self._origin.weights}
+        found = {peers_lib.RULE_FIELD: self._origin.rule}
+        return found | {peers_lib.INITIAL_FIELD: self._origin.weights}
 
     # ---- before the first step ----
 
@@ -199,8 +184,7 @@ class WeightMixer(steps.Mixer):
             raise ValueError(
                 "The StudentExporter beside a WeightMixer must publish the "
                 "weights that are to be mixed; received one that publishes "
-                "their averages. Leave out use_ema of the optimizer and "
-                "`ema_decay` of the exporter."
+                "their averages. Leave out use_ema of the optimizer."
             )
         self._schedule.start(self.step)
         self._ahead.start(self.step)
@@ -212,15 +196,15 @@ class WeightMixer(steps.Mixer):
         strategy = model.distribute_strategy
         cluster = strategy_lib.cluster_of(strategy)
         is_chief = replicas.is_chief(strategy)
-        self._topology = topologies.Topology(
+        self._partners = peers_lib.Partners(
             self._peers,
             group=self._exporter.group,
             num_groups=cluster.num_groups,
             seed=self._seed,
         )
         self._find_followers(strategy)
-        self._journal = journal_lib.Journal.beside(
-            model.trainer.backup, worker=0 if is_chief else cluster.task_index
+        self._journal = journal_lib.Journal(
+            model.trainer.backup, is_chief=is_chief
         )
         self._following = follower.Following(
             list(self._followers.values()),
@@ -237,9 +221,9 @@ class WeightMixer(steps.Mixer):
                 "not, and stay this group's own."
             )
         before = self._followers
-        self._followers = followers_lib.of_peers(
+        self._followers = peers_lib.followers_of(
             self._exporter,
-            self._topology.everyone,
+            self._partners.everyone,
             self.codistilled.graph,
             self._weights,
             self._origin,
@@ -247,7 +231,7 @@ class WeightMixer(steps.Mixer):
         )
         for group in before.keys() & self._followers.keys():
             self._followers[group].current = before[group].current
-        self._selection.start(
+        self._quorum.start(
             self._followers, self._origin, self._exporter, strategy
         )
 
@@ -269,16 +253,16 @@ class WeightMixer(steps.Mixer):
         """Mixes when it is due."""
         super().on_train_batch_end(batch, logs)
         is_due = self._schedule.due(self.step)
-        is_ahead = self._ahead.due(self.step) and self._selection.looks_ahead
+        is_ahead = self._ahead.due(self.step) and self._quorum.looks_ahead
         if self.is_over or not (is_due or is_ahead):
             return
         number = self.step // self._schedule.every_steps
-        now, later = map(self._topology.peers, (number, number + 1))
+        now, later = map(self._partners.at, (number, number + 1))
         with self.blocked.measured():
             if is_due and now:  # Else nobody is left over for it this time.
                 self._mix(now)
             if is_ahead:
-                self._selection.look_ahead(self.step, now, later)
+                self._quorum.look_ahead(now, later)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Stops the reading thread."""
@@ -299,12 +283,12 @@ class WeightMixer(steps.Mixer):
         """Ends the mixing; all workers call it at the same step."""
         self.is_over = True
 
-    def _mix(self, groups: tuple[int, ...]) -> None:
+    def _mix(self, groups: Sequence[int]) -> None:
         before = self._journal.replay(self.step)
         if before is None:
-            chosen = self._selection.chosen(self.step, groups)
+            chosen = self._quorum.chosen(self.step, groups)
         else:
-            chosen = self._selection.repeated(before.versions)
+            chosen = self._quorum.repeated(before.versions)
             if len(chosen) < len(before.versions):
                 self._journal.warn(self.step)
         staged = [each for g in chosen if (each := self._followers[g].staged)]
@@ -323,16 +307,23 @@ class WeightMixer(steps.Mixer):
             self._leave_out(groups)
 
     def _take(self, staged: Sequence[follower.Staged]) -> None:
-        others, counts = self._mean.find(staged, self._weights)
+        others = self._mean_of(staged)
+        self._mean = None, []
         mixed = [each.version for each in staged]
         for version in mixed:
             self._followers[version.group].take()
             self.num_bytes += version.num_bytes
-        own = self._mean.note(mixed, self._exporter)
-        share = sum(counts) / (sum(counts) + own)
-        self._weights.mix(others, share=share, num=len(mixed) + 1)
+        self._weights.mix(others, num=len(mixed))
         self.num_mixes += 1
         self.staleness_steps = {v.group: self.step - v.step for v in mixed}
+
+    def _mean_of(self, staged: Sequence[follower.Staged]) -> list[tf.Tensor]:
+        key = [(each.version.group, each.version.step) for each in staged]
+        known = self._mean
+        if known[0] != key:
+            mean = self._weights.mean_of([each.values for each in staged])
+            known = self._mean = key, mean
+        return known[1]
 
     def _leave_out(self, groups: Sequence[int]) -> None:
         self.num_skipped += 1
@@ -350,9 +341,13 @@ class WeightMixer(steps.Mixer):
             )
 
     def in_background(self) -> None:
-        """Called on the reading thread, time and again."""
+        """Called on the reading thread, time and again.
+
+        Finds the mean before a mix needs it.
+        """
         staged = [s for f in self._followers.values() if (s := f.staged)]
-        self._mean.find_ahead(staged, self._weights)
+        if staged:
+            self._mean_of(staged)
 
     # ---- for a backup ----
 
@@ -365,7 +360,6 @@ class WeightMixer(steps.Mixer):
         """Returns what else a resumed training goes on with."""
         return {
             "initial_weights": self._origin.weights,
-            "counted": self._mean.state(),
             "is_over": self.is_over,
             **self.totals,
         }
@@ -373,9 +367,8 @@ class WeightMixer(steps.Mixer):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned."""
         self._origin.weights = state["initial_weights"]
-        self._mean.restore(state["counted"])
         self.num_mixes, self.num_skipped = state["mixes"], state["skipped"]
-        self.num_bytes, self._selection.num_waits = (
+        self.num_bytes, self._quorum.num_waits = (
             state["bytes"],
             state["waits"],
         )
@@ -384,14 +377,3 @@ class WeightMixer(steps.Mixer):
                 self._followers[int(group)].current = step
         if state["is_over"]:
             self.end()
-
-
-def _named(rule: rules.Rule) -> str:
-    """Describes a rule, equally in all processes."""
-    text, address = repr(rule), r" at 0x[0-9a-f]+"
-    if isinstance(rule, rules.OuterOptimizer):
-        config = {**rule.optimizer.get_config(), "name": None}
-        found = json.dumps(config, sort_keys=True, default=repr)
-        found = re.sub(address, "", found)
-        text += " " + hashlib.sha256(found.encode()).hexdigest()[:16]
-    return re.sub(address, "", text)

@@ -11,12 +11,13 @@ not grow with their number. It is for weights that are trained; of the rest,
 
 The papers' full texts were out of reach, so that only the numbers of well known
 equations and algorithms are cited. The formulas were compared with programs:
-those of PAPA's authors, CNTK's BlockMomentumSGD, torch-distlearn's AllReduceEA,
-which has a centre in each group too, and H2O's, which names equation 6 of the
-elastic paper.
+those of PAPA's authors and CNTK's BlockMomentumSGD.
 """
 
 import dataclasses
+import hashlib
+import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,17 +27,8 @@ import tensorflow as tf
 Values = Sequence[Any]
 
 
-def _check_share(value: Any) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= 1:
-        raise ValueError(
-            f"`alpha` must be a number > 0 and <= 1; received {value!r}."
-        )
-
-
-def _like(number: Any, value: Any) -> Any:
-    """Gives a tensor that counts the dtype of the weights it multiplies."""
-    return tf.cast(number, value.dtype) if tf.is_tensor(number) else number
+def _without_addresses(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def _towards(own: Values, target: Values, share: float) -> list[Any]:
@@ -46,6 +38,11 @@ def _towards(own: Values, target: Values, share: float) -> list[Any]:
 
 class Rule:
     """How weights are mixed. The rules are frozen and hold no state."""
+
+    @property
+    def description(self) -> str:
+        """What it is, equally in all processes: groups mix by one rule."""
+        return _without_addresses(repr(self))
 
     @property
     def way(self) -> float | None:
@@ -114,59 +111,17 @@ class ModelAveraging(Rule):
 
     def __post_init__(self) -> None:
         """Checks the share."""
-        _check_share(self.alpha)
+        is_number = type(self.alpha) in (int, float)
+        if not is_number or not 0 < self.alpha <= 1:
+            raise ValueError(
+                "`alpha` must be a number > 0 and <= 1; received "
+                f"{self.alpha!r}."
+            )
 
     @property
     def way(self) -> float:
         """The share."""
         return self.alpha
-
-
-@dataclasses.dataclass(frozen=True)
-class ElasticAveraging(Rule):
-    """Ties the weights to a slow centre, which follows all groups.
-
-        w <- w - alpha (w - c),   c <- c + alpha sum_j (w_j - c)
-
-    with the weights before the mix on both sides. Synchronous EASGD (Zhang,
-    Choromanska and LeCun 2015, arXiv:1412.6651, equations 5 and 6 with
-    beta = p alpha, between the gradient steps), where one server holds `c`;
-    here each group holds its own, and they are equal as long as all groups
-    mix the same versions. Statistics that are not trained move towards the
-    mean by `alpha`.
-
-    Args:
-        alpha: The elastic force, > 0 and <= 1. Times the number of groups it
-            is the paper's beta, which should be < 1. Default 0.2.
-
-    Example:
-        >>> ElasticAveraging(0.25).mixed([4.0], [2.0], [0.0], num=2)
-        ([3.0], [1.0])
-    """
-
-    alpha: float = 0.2
-
-    def __post_init__(self) -> None:
-        """Checks the force."""
-        _check_share(self.alpha)
-
-    def start(self, weights: Values) -> list[Any]:
-        """Returns the centre, which begins where all groups do."""
-        return list(weights)
-
-    def mixed(
-        self, own: Values, mean: Values, state: Values, *, num: Any
-    ) -> tuple[list[Any], list[Any]]:
-        """Moves weights and centre towards each other; see `Rule.mixed`."""
-        moved = [
-            c + self.alpha * _like(num, c) * (m - c)
-            for m, c in zip(mean, state, strict=True)
-        ]
-        return _towards(own, state, self.alpha), moved
-
-    def statistics(self, own: Values, mean: Values) -> list[Any]:
-        """Moves them by the same share; they have no centre."""
-        return _towards(own, mean, self.alpha)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,6 +168,14 @@ class OuterOptimizer(Rule):
                 f"{self.optimizer!r}. DiLoCo's is keras.optimizers.SGD(0.7, "
                 "momentum=0.9, nesterov=True)."
             )
+
+    @property
+    def description(self) -> str:
+        """Its name, and a digest of the optimizer's configuration."""
+        config = {**self.optimizer.get_config(), "name": None}
+        text = json.dumps(config, sort_keys=True, default=repr)
+        digest = hashlib.sha256(_without_addresses(text).encode())
+        return f"{super().description} {digest.hexdigest()[:16]}"
 
     def start(self, weights: Values) -> list[Any]:
         """Returns the anchor, and the optimizer's variables at their start."""

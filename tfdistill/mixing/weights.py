@@ -92,26 +92,20 @@ class MixedWeights:
             found.update(value.numpy().tobytes())
         return found.hexdigest()
 
-    def mean_of(
-        self, versions: Sequence[Any], counts: Sequence[float]
-    ) -> list[tf.Tensor]:
-        """Returns the weighted mean of versions, for `mix`; in any thread.
+    def mean_of(self, versions: Sequence[Any]) -> list[tf.Tensor]:
+        """Returns the mean of versions, for `mix`; in any thread.
 
-        A version has, by its index, a value for each of `indices`. Equal
-        weights stay what they are, whatever they count.
+        A version has, by its index, a value for each of `indices`.
         """
         with tf.device("CPU:0"):
-            found = []
-            for index, variable in self._floats:
-                values = [
-                    tf.cast(version[index], variable.dtype)
-                    for version in versions
-                ]
-                found.append(weighted_mean(values, counts))
-            return found
+            return [
+                mean_of([tf.cast(v[index], variable.dtype) for v in versions])
+                for index, variable in self._floats
+            ]
 
-    def mix(self, others: Sequence[Any], *, share: float, num: int) -> None:
-        """Mixes the weights with a mean that counts `share` of the whole."""
+    def mix(self, others: Sequence[Any], *, num: int) -> None:
+        """Mixes the weights with the mean of `num` other groups'."""
+        share = num / (num + 1)
         if self._rule.way is not None:
             self._move(
                 list(others), tf.constant(self._rule.way * share, tf.float64)
@@ -123,7 +117,7 @@ class MixedWeights:
             list(others),
             self._state_values(),
             tf.constant(share, tf.float64),
-            tf.constant(num, tf.float64),
+            tf.constant(num + 1, tf.float64),
         )
         for (_, variable), old, value in zip(
             self._floats, own, new, strict=True
@@ -189,14 +183,12 @@ class MixedWeights:
         return self._strategy.experimental_local_results(variable.value)
 
 
-def weighted_mean(
-    values: Sequence[tf.Tensor], counts: Sequence[float]
-) -> tf.Tensor:
+def mean_of(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the mean of tensors; equal ones stay what they are."""
     first, *others = values
     mean = first
-    for count, value in zip(counts[1:], others, strict=True):
-        mean += count / sum(counts) * (value - first)
+    for value in others:
+        mean += 1 / len(values) * (value - first)
     return mean
 
 

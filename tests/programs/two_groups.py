@@ -1,0 +1,69 @@
+"""A task of two groups, which mix weights and then swap predictions.
+
+Usage: python -m tests.programs.two_groups. Mixing groups take their shares of
+every batch of eight, and average after each step: all together are one training
+with batches of eight.
+"""
+
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tests.cases import mutual_learning
+from tfdistill import mixing
+
+NUM_EPOCHS = 2
+
+
+def _mixed(cluster: tfdistill.Cluster) -> dict:
+    exchange = tfdistill.Exchange(cluster.exchange)
+    model = cases.codistill(cases.deep(0))
+    x, y = cases.data(32)
+    share = slice(cluster.group, None, cluster.num_groups)
+    data = tf.data.Dataset.from_tensor_slices((x[share], y[share])).batch(4)
+    mixer = mixing.WeightMixer(
+        mixing.ModelAveraging(), every_steps=1, quorum="all", grace_secs=60.0
+    )
+    exporter = tfdistill.callbacks.StudentExporter(exchange, every_steps=1)
+    # Another worker's group would be the same without these.
+    model.fit(data, epochs=NUM_EPOCHS, verbose=0, callbacks=[exporter, mixer])
+    return {
+        "mixed": _flat(model),
+        "mixes": mixer.num_mixes,
+        "skipped": mixer.num_skipped,
+        "versions": list(mixer.totals["versions"].values()),
+    }
+
+
+def _swapped(cluster: tfdistill.Cluster) -> dict:
+    model = mutual_learning.model(cluster)
+    dataset = tfdistill.data.group_shard(
+        mutual_learning.data(), cluster, mode="coordinated"
+    )
+    model.fit(
+        dataset,
+        steps_per_epoch=mutual_learning.NUM_STEPS,
+        verbose=0,
+        callbacks=[cases.never()],
+    )
+    (teacher,) = model.teachers.status()
+    return {"swapped": _flat(model), "missed": teacher["num_missed"]}
+
+
+def _flat(model) -> np.ndarray:
+    return np.concatenate([w.ravel() for w in model.get_weights()])
+
+
+def main() -> None:
+    cluster = tfdistill.Cluster.from_env()
+    with tfdistill.make_strategy(cluster).scope():
+        found = _mixed(cluster) | _swapped(cluster)
+    name = f"group_{cluster.group}_{cluster.task_index}.npz"
+    np.savez(pathlib.Path(cluster.workdir, name), **found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Two groups of two workers, as real processes, are what one process is."""
+
+import numpy as np
+import pytest
+
+from tests.cases import codistillation as cases
+from tests.cases import mutual_learning
+from tests.programs import commands
+from tests.programs import two_groups as program
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(300)]
+
+
+def _flat(weights):
+    return np.concatenate([np.ravel(value) for value in weights])
+
+
+@pytest.mark.usefixtures("no_process_left")
+def test_groups_that_mix_are_one_and_those_that_swap_are_two_models(tmp_path):
+    topology = local_cluster.LocalCluster(
+        command=commands.of(program),
+        workdir=str(tmp_path),
+        num_groups=2,
+        workers_per_group=2,
+    )
+    with local_run.LocalRun(topology) as run:
+        result = run.wait(timeout_secs=240)
+    assert result.exit_code == 0, result.groups
+    alone = cases.codistill(cases.deep(0))
+    x, y = cases.data(32)
+    epochs = program.NUM_EPOCHS
+    cases.fit(alone, x, y, batch_size=8, epochs=epochs, callbacks=[])
+    taught = mutual_learning.expected(2)
+    for group in range(2):
+        for worker in range(2):
+            found = np.load(tmp_path / f"group_{group}_{worker}.npz")
+            for name, weights in (
+                ("mixed", alone.get_weights()),
+                ("swapped", taught[group]),
+            ):
+                np.testing.assert_allclose(
+                    found[name], _flat(weights), rtol=0, atol=1e-6
+                )
+            assert found["mixes"] == 4 * epochs and not found["skipped"]
+            assert found["versions"].tolist() == [4 * epochs]
+            assert not found["missed"]
