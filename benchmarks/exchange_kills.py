@@ -27,7 +27,6 @@ from typing import Any
 from absl import logging
 
 from tfdistill.exchange import filesystem
-from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.system import programs
@@ -225,7 +224,6 @@ def run(
         _LONGEST_LIFE_IN_STORE_SECS if in_store else _LONGEST_LIFE_SECS
     )
     check = _check_apart if in_store else _check
-    manifest.installed_versions()  # Looked up once, for all writers.
     stop, stopping = os.pipe()
     result, telling = os.pipe()
 

@@ -12,7 +12,6 @@ import time
 
 import pytest
 
-from tests.cases import object_store
 from tests.cases import storage as storage_cases
 from tfdistill.exchange import claim as group_claim
 from tfdistill.exchange import filesystem
@@ -205,17 +204,10 @@ def start(no_process_left):
         process.kill()
 
 
-@pytest.fixture(params=["local", "s3"])
-def root(request, tmp_path):
-    if request.param == "local":
-        yield tmp_path
-        return
-    with object_store.serve() as server:
-        yield f"{server.url}/hub"
-
-
 @pytest.mark.multiprocess
-def test_processes_that_are_killed_and_frozen_give_way(root, start):
+def test_processes_that_are_killed_and_frozen_give_way(tmp_path, start):
+    """In an object store: tests/runs/object_store_test.py kills writers."""
+    root = tmp_path
     first = start(root)
     first.next("published")
     second = start(root, "b")

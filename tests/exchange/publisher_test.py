@@ -26,14 +26,6 @@ FILES = {
 }
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 def writer(files=FILES, seed=0):
     def write(directory):
         for name, content in files.items():
@@ -174,28 +166,7 @@ def test_failing_writer_leaves_nothing_and_keeps_its_cause(hub):
     hub.verify(publish(hub, 2))
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EDQUOT])
-def test_storage_that_takes_nothing_costs_exports_only(tmp_path, number):
-    """By a file system: for root, no directory is read-only."""
-    storage = storage_cases.Refusing(readable=True)
-    hub = publisher.Exchange(str(tmp_path), file_system=storage)
-    reader = publisher.Exchange(tmp_path)
-    with hub.claim(0) as claim:
-        old = publish(hub, 1)
-        storage.number = number
-        for step in (2, 3):
-            with pytest.raises(versions.ExportError) as caught:
-                publish(hub, step)
-            assert caught.value.__cause__.errno == number
-            assert reader.latest(0) == old
-        storage.number = None
-        claim.check()
-        assert publish(hub, 4) == reader.latest(0)
-    assert hidden_names(tmp_path) == []
-
-
-def test_a_full_disk_costs_exports_until_there_is_room(tmp_path):
-    clock = Clock()
+def test_a_full_disk_costs_exports_until_there_is_room(tmp_path, clock):
     hub = publisher.Exchange(
         tmp_path, max_to_keep=2, min_keep_secs=60, clock=clock
     )
@@ -378,8 +349,7 @@ def test_damaged_manifest_is_not_trusted(hub, damage):
 
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
-def test_superseded_versions_stay_for_min_keep_secs(kind, tmp_path):
-    clock = Clock()
+def test_superseded_versions_stay_for_min_keep_secs(kind, tmp_path, clock):
     rng = random.Random(3)
     hub = publisher.Exchange(
         str(tmp_path),
@@ -402,8 +372,7 @@ def test_superseded_versions_stay_for_min_keep_secs(kind, tmp_path):
     assert pruned > 50
 
 
-def test_restart_from_an_older_step_keeps_what_it_publishes(tmp_path):
-    clock = Clock()
+def test_restart_from_an_older_step_keeps_what_it_publishes(tmp_path, clock):
     hub = publisher.Exchange(
         tmp_path, max_to_keep=2, min_keep_secs=60, clock=clock
     )

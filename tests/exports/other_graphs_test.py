@@ -75,10 +75,9 @@ def test_inputs_by_name(tmp_path):
     np.testing.assert_array_equal(found[0], [[2, 2, 2]])
 
 
-@pytest.mark.parametrize("classes", [1, 4])
-def test_other_classes_are_refused(tmp_path, classes):
-    _module(tmp_path, lambda x: {"p": x[:, :classes]}, cases.input_spec())
-    with pytest.raises(ValueError, match=rf"3\).*found \(None, {classes}\)"):
+def test_other_classes_are_refused(tmp_path):
+    _module(tmp_path, lambda x: {"p": x[:, :1]}, cases.input_spec())
+    with pytest.raises(ValueError, match=r"3\).*found \(None, 1\)"):
         _load(tmp_path)
 
 
@@ -229,10 +228,12 @@ def _break(variables, name, size):
 
 
 @pytest.mark.parametrize(
-    ("name", "size"),
-    [("variables.index", -10), ("variables.data-00000-of-00001", 20)],
+    ("own_graph", "name", "size"),
+    [
+        (True, "variables.data-00000-of-00001", 20),
+        (False, "variables.index", -10),
+    ],
 )
-@pytest.mark.parametrize("own_graph", [True, False])
 def test_a_damaged_checkpoint_is_quarantined_and_training_goes_on(
     tmp_path, monkeypatch, own_graph, name, size
 ):

@@ -57,15 +57,12 @@ def _embedding():
     return keras.Model(inputs, keras.layers.Dense(3)(pooled))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_snapshot_stays_while_training_goes_on(optimizer):
+def test_a_snapshot_stays_while_training_goes_on():
     """Sparse gradients, of one row of the embedding, and dense ones."""
     student = _embedding()
     x = np.full([8, 2], 7, "int32")
     y = np.random.default_rng(0).integers(0, 3, 8)
-    model = cases.codistill(
-        student, optimizer=keras.optimizers.get(optimizer), loss=None
-    )
+    model = cases.codistill(student, optimizer="adam", loss=None)
     writer = _writer(student, cases.input_spec(2, dtype=tf.int32))
     before = [v.numpy().copy() for v in student.variables]
     snapshot = writer.snapshot()
@@ -156,7 +153,6 @@ def _exports():
         ]
     )
     return {
-        "single": (cases.deep(), x, None),
         "bfloat16": (cases.deep(), x, "bfloat16"),
         "dicts": (
             keras.Model({"a": a, "b": b}, {"value": value, "kind": kind}),
@@ -164,7 +160,6 @@ def _exports():
             None,
         ),
         "lists": (keras.Model([a, b], [value, kind]), [x, x + 1], None),
-        "embedding": (_embedding(), x[:, :2].astype("int32") % 50, None),
         "statistics": (statistics, x, None),
     }
 
@@ -173,7 +168,7 @@ def _exports():
 def test_versions_load_without_this_package_from_a_graph_written_once(
     plain_interpreter,
 ):
-    assert len(plain_interpreter) == 6
+    assert len(plain_interpreter) == 4
     for path in plain_interpreter:
         one, two = path / "1", path / "2"
         for file in ("saved_model.pb", "fingerprint.pb"):
@@ -195,11 +190,10 @@ def test_a_layer_of_a_private_class_is_written(tmp_path):
         np.testing.assert_array_equal(value, variable.value)
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_values_that_are_not_finite_are_refused(tmp_path, value):
+def test_values_that_are_not_finite_are_refused(tmp_path):
     writer = _writer(cases.linear())
     snapshot = writer.snapshot()
-    snapshot[1] = tf.constant([0.0, value, 0.0])
+    snapshot[1] = tf.constant([0.0, -np.inf, 0.0])
     with pytest.raises(ValueError, match="bias.*NaN or infinite"):
         _write(writer, tmp_path / "1", snapshot)
     assert not list((tmp_path / "1").iterdir())
@@ -311,11 +305,8 @@ def _with_table(**kwargs):
     return model, _writer(model, spec, **kwargs)
 
 
-@pytest.mark.parametrize("variables_dtype", [None, "bfloat16"])
-def test_a_table_on_servers_is_written_as_any_other(
-    tmp_path, on_servers, variables_dtype
-):
-    model, writer = _with_table(variables_dtype=variables_dtype)
+def test_a_table_on_servers_is_written_as_any_other(tmp_path, on_servers):
+    model, writer = _with_table(variables_dtype="bfloat16")
     snapshot = writer.snapshot()
     assert [value is None for value in snapshot] == [True, False, False]
     ids, _ = embedding_cases.data()
@@ -326,16 +317,15 @@ def test_a_table_on_servers_is_written_as_any_other(
         path = str(_write(writer, tmp_path / name, writer.snapshot()))
         table, *_ = saved_model.read_variables(path, writer.variables)
         whole = embedding_cases.table(model.get_layer("table"))
-        stored = tf.cast(whole, variables_dtype or "float32")
+        stored = tf.cast(whole, "bfloat16")
         np.testing.assert_array_equal(table, stored)
         loaded = tf.saved_model.load(path)
         np.testing.assert_array_equal(loaded.model_variables[0], stored)
-        tolerance = 0.02 if variables_dtype else 1e-5
         for found in (
             loaded.serve(tf.constant(ids)),
             *loaded.signatures["serving_default"](tf.constant(ids)).values(),
         ):
-            np.testing.assert_allclose(found, model(ids), rtol=tolerance)
+            np.testing.assert_allclose(found, model(ids), rtol=0.02)
         assert not list(pathlib.Path(path).rglob("*.parts"))
 
 

@@ -1,5 +1,6 @@
 """How a version becomes visible as a whole, and how it is removed."""
 
+import dataclasses
 import functools
 import logging
 import tempfile
@@ -15,48 +16,109 @@ from tfdistill.exchange import versions
 _log = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
 class Retention:
-    """Decides by this process's own clock which versions may go.
+    """Which versions of a group may go.
 
     A version may go once `max_to_keep` newer ones exist and `min_keep_secs`
-    have passed since this object first saw a newer one. Times written by other
-    machines play no part, and a restarted publisher starts counting again.
+    have passed since this process first saw a newer one, by its own clock.
+    Times written by other machines play no part, and a restarted publisher
+    starts counting again.
     """
 
-    def __init__(
-        self,
-        *,
-        max_to_keep: int,
-        min_keep_secs: float,
-        clock: Callable[[], float],
-    ) -> None:
-        if type(max_to_keep) is not int or max_to_keep < 2:
+    max_to_keep: int
+    min_keep_secs: float
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        if type(self.max_to_keep) is not int or self.max_to_keep < 2:
             raise ValueError(
                 "`max_to_keep` must be an integer >= 2, or the version that a "
                 "peer is reading could be removed as the next one appears; "
-                f"received {max_to_keep!r}."
+                f"received {self.max_to_keep!r}."
             )
-        if not min_keep_secs >= 0:
+        if not self.min_keep_secs >= 0:
             raise ValueError(
                 "`min_keep_secs` must be >= 0 seconds; received "
-                f"{min_keep_secs!r}."
+                f"{self.min_keep_secs!r}."
             )
-        self._max_to_keep = max_to_keep
-        self._min_keep_secs = min_keep_secs
-        self._clock = clock
-        self._superseded: dict[int, dict[int, float]] = {}
 
-    def expired(self, group: int, steps: Sequence[int]) -> list[int]:
-        """Returns which of all steps, ascending, may go now: oldest first."""
-        now = self._clock()
-        earlier = self._superseded.get(group, {})
-        since = {step: earlier.get(step, now) for step in steps[:-1]}
-        self._superseded[group] = since
-        return [
-            step
-            for step in steps[: -self._max_to_keep]
-            if now - since[step] >= self._min_keep_secs
-        ]
+
+class GroupPublisher:
+    """Publishes the versions of one group, whose claim it may hold."""
+
+    def __init__(
+        self,
+        file_system: filesystem.FileSystem,
+        directory: str,
+        retention: Retention,
+    ) -> None:
+        self.claim: claim.GroupClaim | None = None
+        self._file_system = file_system
+        self._directory = directory
+        self._retention = retention
+        # Since when each version has had a newer one.
+        self._superseded: dict[int, float] = {}
+
+    def confirm(self) -> None:
+        """Makes sure that no other process has taken the group over."""
+        if self.claim is not None:
+            self.claim.confirm()
+
+    def publish(
+        self,
+        write: Callable[[str], None],
+        draft: manifest.Manifest,
+        sign: Callable[[manifest.Manifest], manifest.Manifest],
+    ) -> manifest.Manifest:
+        """Makes a version of what `write` leaves in a directory."""
+        stage = Staging(
+            self._file_system,
+            f"{self._directory}/{draft.step}",
+            incarnation=draft.incarnation,
+        )
+        try:
+            write(stage.path)
+            files = stage.files()
+            if not files:
+                raise versions.ExportError(
+                    f"`write` must leave at least one file in {stage.path}; "
+                    "it left none."
+                )
+            checked = sign(dataclasses.replace(draft, files=files))
+            stage.commit(checked, confirm=self.confirm)
+        finally:
+            stage.discard()
+        # As a reader gets it: tuples of the caller have become lists.
+        return manifest.Manifest.from_json(checked.to_json())
+
+    def prune(self, steps: Sequence[int]) -> None:
+        """Removes versions that may go, and what crashed publishers left.
+
+        `steps` are all versions, ascending.
+        """
+        now, since = self._retention.clock(), self._superseded
+        self._superseded = {step: since.get(step, now) for step in steps[:-1]}
+        for step in steps[: -self._retention.max_to_keep]:
+            age = now - self._superseded[step]
+            if age >= self._retention.min_keep_secs:
+                path = f"{self._directory}/{step}"
+                try_to_remove_version(self._file_system, path)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        try:
+            names = self._file_system.list_dir(self._directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name in sorted(names):
+            path = f"{self._directory}/{name}"
+            if name.startswith((".trash-", ".tmp-")) or (
+                versions.step_of_name(name) is not None
+                and is_committed(self._file_system, path) is False
+            ):
+                _try_to(self._file_system.remove_tree, path)
 
 
 def remove_version(file_system: filesystem.FileSystem, directory: str) -> None:
@@ -78,24 +140,6 @@ def try_to_remove_version(
 ) -> None:
     """Removes a version; if that fails, only warns."""
     _try_to(functools.partial(remove_version, file_system), directory)
-
-
-def sweep(file_system: filesystem.FileSystem, group_dir: str) -> None:
-    """Removes what crashed publishers of one group left behind.
-
-    Whoever calls it is the group's publisher, and is not publishing meanwhile.
-    """
-    try:
-        names = file_system.list_dir(group_dir)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for name in sorted(names):
-        path = f"{group_dir}/{name}"
-        if name.startswith((".trash-", ".tmp-")) or (
-            versions.step_of_name(name) is not None
-            and is_committed(file_system, path) is False
-        ):
-            _try_to(file_system.remove_tree, path)
 
 
 def is_committed(

@@ -5,15 +5,12 @@ process, often from another machine, so it is read as hostile input.
 """
 
 import dataclasses
-import functools
-import importlib.metadata
 import json
 import math
 import platform
 import re
 import reprlib
 import sys
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,8 +24,6 @@ MAX_DEPTH = 64
 MAX_INT = 2**63 - 1
 
 _SAFE_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_INCARNATION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
 
@@ -85,26 +80,21 @@ class Manifest:
 
     def __post_init__(self) -> None:
         """Checks every field."""
-        _check_format(self.format)
-        _check_count("group", self.group)
-        _check_count("step", self.step)
-        _require(_is_number(self.created), "created", "finite", self.created)
-        _check_pattern("incarnation", self.incarnation, _INCARNATION)
-        _check_type("graph_fingerprint", self.graph_fingerprint, str)
-        _check_files(self.files)
-        _check_variables(self.variables)
-        _check_type("libraries", self.libraries, Mapping)
-        for name, version in self.libraries.items():
-            _check_type("a key of libraries", name, str)
-            _check_type(f"libraries.{name}", version, str)
-        _check_type("extras", self.extras, Mapping)
-        for field in ("inputs", "outputs", "extras"):
-            _check_json(field, getattr(self, field))
+        fields = self._fields()
+        for name, kind in _KINDS.items():
+            _check(name, fields[name], kind)
+        most = f"at most {MAX_FILES} entries long"
+        _require(len(self.files) <= MAX_FILES, "files", most, len(self.files))
+        for name in self.files:
+            check_file_name(name)
+
+    def _fields(self) -> dict[str, Any]:
+        files = {name: vars(entry) for name, entry in self.files.items()}
+        return {**vars(self), "files": files}
 
     def to_json(self) -> str:
         """Returns the manifest as indented JSON text with sorted keys."""
-        fields = dict(vars(self))
-        fields["files"] = {name: vars(e) for name, e in self.files.items()}
+        fields = self._fields()
         text = json.dumps(fields, sort_keys=True, indent=1, default=dict)
         _check_length(len(text) + 1)
         return text + "\n"
@@ -114,7 +104,7 @@ class Manifest:
         """Reads what `to_json` returned, or raises a ManifestError."""
         _check_length(len(text))
         fields = _parse(text)
-        _check_format(fields.get("format"))
+        _check("format", fields.get("format"), _KINDS["format"])
         known = {field.name for field in dataclasses.fields(cls)}
         for name in sorted(known ^ fields.keys()):
             fault = "missing" if name in known else "unknown to this release"
@@ -122,17 +112,15 @@ class Manifest:
                 f"The fields of a manifest must be {sorted(known)}; received "
                 f"one where {_shorten(name)} is {fault}."
             )
-        _check_type("files", fields["files"], dict)
-        files = {}
-        for name, entry in fields["files"].items():
-            _check_keys(f"files.{name}", entry, "size", "sha256")
-            files[name] = FileEntry(**entry)
+        _check("files", fields["files"], _KINDS["files"])
+        files = {
+            name: FileEntry(**entry) for name, entry in fields["files"].items()
+        }
         return cls(**{**fields, "files": files})
 
 
 def check_file_name(name: str) -> None:
     """Raises ManifestError unless `name` is a safe relative path."""
-    _check_type("a file name", name, str)
     _require(
         all(_SAFE_PART.fullmatch(part) for part in name.split("/"))
         and len(name) <= 1024
@@ -156,7 +144,7 @@ def _parse(text: str | bytes) -> dict[str, Any]:
         raise ManifestError(
             f"A manifest must be JSON text; {_shorten(str(error))}."
         ) from error
-    _check_type("the manifest", value, dict)
+    _require(isinstance(value, dict), "the manifest", "an object", value)
     return value
 
 
@@ -172,58 +160,35 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _check_files(files: Any) -> None:
-    _check_type("files", files, Mapping)
-    most = f"at most {MAX_FILES} entries long"
-    _require(len(files) <= MAX_FILES, "files", most, len(files))
-    for name, entry in files.items():
-        check_file_name(name)
-        _check_type(f"files.{name}", entry, FileEntry)
-        _check_count(f"files.{name}.size", entry.size)
-        _check_pattern(f"files.{name}.sha256", entry.sha256, _SHA256)
+def _check(field: str, value: Any, kind: Any) -> None:
+    """Checks a value, and what is in it, against one of `_KINDS`."""
+    if isinstance(kind, tuple):
+        must_be, holds = kind
+        _require(holds(value), field, must_be, value)
+    elif isinstance(kind, list):
+        fits = isinstance(value, list | tuple)
+        _require(fits, field, "a list", value)
+        for item in value:
+            _check(field, item, kind[0])
+    elif str in kind:
+        _require(isinstance(value, Mapping), field, "an object", value)
+        for name, item in value.items():
+            _check(f"a key of {field}", name, _TEXT)
+            _check(f"{field}.{name}", item, kind[str])
+    else:
+        fits = isinstance(value, Mapping) and value.keys() == kind.keys()
+        names = " and ".join(kind)
+        _require(fits, field, f"an object with only {names}", value)
+        for name, item in value.items():
+            _check(f"{field}.{name}", item, kind[name])
 
 
-def _check_variables(variables: Any) -> None:
-    _check_type("variables", variables, Mapping)
-    for name, spec in variables.items():
-        _check_type("a key of variables", name, str)
-        field = f"variables.{name}"
-        _check_keys(field, spec, "shape", "dtype")
-        _check_type(f"{field}.shape", spec["shape"], list | tuple)
-        for size in spec["shape"]:
-            _check_count(f"{field}.shape", size)
-        _check_type(f"{field}.dtype", spec["dtype"], str)
-
-
-def _check_format(value: Any) -> None:
-    _require(
-        type(value) is int and value == FORMAT,
-        "format",
-        f"{FORMAT}, the only manifest format this release knows (run the same "
-        "release of tfdistill in every group)",
-        value,
+def _like(pattern: str) -> Any:
+    fits = re.compile(pattern).fullmatch
+    return (
+        f"text that matches {pattern}",
+        lambda value: isinstance(value, str) and fits(value) is not None,
     )
-
-
-def _check_type(field: str, value: Any, kind: Any) -> None:
-    name = getattr(kind, "__name__", str(kind))
-    _require(isinstance(value, kind), field, f"of type {name}", value)
-
-
-def _check_keys(field: str, value: Any, *keys: str) -> None:
-    fits = isinstance(value, Mapping) and value.keys() == {*keys}
-    _require(fits, field, f"an object with only {' and '.join(keys)}", value)
-
-
-def _check_pattern(field: str, value: Any, pattern: re.Pattern[str]) -> None:
-    _check_type(field, value, str)
-    matches = pattern.fullmatch(value) is not None
-    _require(matches, field, f"text that matches {pattern.pattern}", value)
-
-
-def _check_count(field: str, value: Any) -> None:
-    fits = type(value) is int and 0 <= value <= MAX_INT
-    _require(fits, field, "an integer in 0..2**63-1", value)
 
 
 def _is_number(value: Any) -> bool:
@@ -232,25 +197,51 @@ def _is_number(value: Any) -> bool:
     return type(value) is int and abs(value) <= MAX_INT
 
 
-def _check_json(field: str, value: Any, depth: int = 0) -> None:
-    _require(
-        depth <= MAX_DEPTH, field, f"nested at most {MAX_DEPTH} deep", value
-    )
+def _is_json(value: Any, depth: int = 0) -> bool:
     if isinstance(value, Mapping):
-        for key, item in value.items():
-            _check_type(f"a key in {field}", key, str)
-            _check_json(field, item, depth + 1)
+        fits = all(isinstance(key, str) for key in value)
+        items: Any = value.values()
     elif isinstance(value, list | tuple):
-        for item in value:
-            _check_json(field, item, depth + 1)
+        fits, items = True, value
     else:
-        _require(
-            value is None or isinstance(value, str | bool) or _is_number(value),
-            field,
-            "made of objects, lists, strings, booleans, null and finite "
-            "numbers (integers within 64 bits), as JSON is",
-            value,
-        )
+        fits = value is None or isinstance(value, str | bool)
+        return fits or _is_number(value)
+    return (
+        fits
+        and depth < MAX_DEPTH
+        and all(_is_json(item, depth + 1) for item in items)
+    )
+
+
+_TEXT = ("text", lambda value: isinstance(value, str))
+_COUNT = (
+    "an integer in 0..2**63-1",
+    lambda value: type(value) is int and 0 <= value <= MAX_INT,
+)
+_JSON = (
+    "made of objects, lists, strings, booleans, null and finite numbers "
+    f"(integers within 64 bits), as JSON is, nested at most {MAX_DEPTH} deep",
+    _is_json,
+)
+# What each field must be: in words and as a check, or of what it is made.
+_KINDS: dict[str, Any] = {
+    "format": (
+        f"{FORMAT}, the only manifest format this release knows (run the same "
+        "release of tfdistill in every group)",
+        lambda value: type(value) is int and value == FORMAT,
+    ),
+    "group": _COUNT,
+    "step": _COUNT,
+    "created": ("a finite number", _is_number),
+    "incarnation": _like("[A-Za-z0-9_-]{1,64}"),
+    "graph_fingerprint": _TEXT,
+    "files": {str: {"size": _COUNT, "sha256": _like("[0-9a-f]{64}")}},
+    "variables": {str: {"shape": [_COUNT], "dtype": _TEXT}},
+    "libraries": {str: _TEXT},
+    "inputs": _JSON,
+    "outputs": _JSON,
+    "extras": {str: _JSON},
+}
 
 
 def _check_length(length: int) -> None:
@@ -274,23 +265,14 @@ def _shorten(value: Any) -> str:
         return f"<a {type(value).__name__} too long to print>"
 
 
-@functools.cache
-def installed_versions() -> Mapping[str, str]:
+def installed_versions() -> dict[str, str]:
     """Returns the versions of Python, tfdistill, Keras and TensorFlow.
 
-    Neither of the last two is imported for it, and one that is not installed
-    is left out.
+    The last two only if they are imported.
     """
-    versions = {
+    loaded = {name: sys.modules.get(name) for name in ("keras", "tensorflow")}
+    return {
         "python": platform.python_version(),
         "tfdistill": _version.__version__,
+        **{n: str(m.__version__) for n, m in loaded.items() if m is not None},
     }
-    for name in ("keras", "tensorflow"):
-        version = getattr(sys.modules.get(name), "__version__", None)
-        if version is None:
-            try:
-                version = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        versions[name] = str(version)
-    return types.MappingProxyType(versions)

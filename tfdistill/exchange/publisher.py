@@ -7,7 +7,6 @@ and links are not followed. Needs neither TensorFlow nor Keras.
 """
 
 import contextlib
-import dataclasses
 import logging
 import os
 import threading
@@ -96,7 +95,7 @@ class Exchange:
             max_to_keep=max_to_keep, min_keep_secs=min_keep_secs, clock=clock
         )
         self._lock = threading.RLock()
-        self._claims: dict[int, group_claim.GroupClaim] = {}
+        self._publishers: dict[int, commit.GroupPublisher] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Exchange":
         """Returns this one: a tuner copies callbacks, not what they open."""
@@ -161,14 +160,12 @@ class Exchange:
           GroupClaimedError: If the group belongs to another run.
           ExportError: If the exchange was made with root=None.
         """
-        self._refuse_disabled()
-        claimed = self._claims.get(group)
-        if claimed is None or not claimed.is_held:
-            claimed = group_claim.GroupClaim(
+        publisher = self._publisher(group)
+        if publisher.claim is None or not publisher.claim.is_held:
+            publisher.claim = group_claim.GroupClaim(
                 self.notes(group), run=run, incarnation=self.incarnation
             )
-            self._claims[group] = claimed
-        return claimed
+        return publisher.claim
 
     def publish(
         self,
@@ -207,7 +204,7 @@ class Exchange:
           ExportError: For any other failure. No part of the version is visible
             then, and earlier versions are untouched.
         """
-        self._refuse_disabled()
+        publisher = self._publisher(group)
         group = versions.index("group", group)
         step = versions.index("step", step)
         draft = manifest.Manifest(
@@ -226,13 +223,13 @@ class Exchange:
         with self._lock:
             try:
                 self._refuse_existing(group, step)
-                version = self._export(write, draft)
+                checked = publisher.publish(write, draft, self._signed)
             except group_claim.ERRORS:
                 raise
             except Exception as error:
                 # A new owner may have removed its files, or published the step.
                 with contextlib.suppress(OSError):
-                    self._confirm(group)
+                    publisher.confirm()
                 # A full disk would stay full if only exports that succeed did.
                 self._prune(group)
                 if isinstance(error, versions.ExportError):
@@ -243,15 +240,27 @@ class Exchange:
                     f"{why}. No part of it is visible to readers."
                 ) from error
             self._prune(group)
-            return version
+        path = self.version_path(group, step)
+        return versions.Version(group, step, path, checked)
+
+    def _publisher(self, group: int) -> commit.GroupPublisher:
+        if not self.enabled:
+            raise versions.ExportError(
+                "There is nowhere to publish to: the exchange was made with "
+                "root=None. Set TFDISTILL_EXCHANGE, or give it a directory."
+            )
+        if group not in self._publishers:
+            self._publishers[group] = commit.GroupPublisher(
+                self._file_system, self.group_path(group), self._retention
+            )
+        return self._publishers[group]
+
+    def _signed(self, draft: manifest.Manifest) -> manifest.Manifest:
+        return draft if self.signer is None else self.signer.sign(draft)
 
     def _prune(self, group: int) -> None:
-        """Removes versions that may go, and what crashed publishers left."""
         try:
-            for step in self._retention.expired(group, self.steps(group)):
-                path = self.version_path(group, step)
-                commit.try_to_remove_version(self._file_system, path)
-            commit.sweep(self._file_system, self.group_path(group))
+            self._publisher(group).prune(self.steps(group))
         except OSError as error:
             _log.warning("Could not prune group %d: %s", group, error)
 
@@ -362,17 +371,6 @@ class Exchange:
         """
         versions.copy_content(self._file_system, version, directory)
 
-    def _confirm(self, group: int) -> None:
-        if group in self._claims:
-            self._claims[group].confirm()
-
-    def _refuse_disabled(self) -> None:
-        if not self.enabled:
-            raise versions.ExportError(
-                "There is nowhere to publish to: the exchange was made with "
-                "root=None. Set TFDISTILL_EXCHANGE, or give it a directory."
-            )
-
     def _refuse_existing(self, group: int, step: int) -> None:
         try:
             version = self.open(group, step)
@@ -387,31 +385,6 @@ class Exchange:
             f"{version.path} exists and is complete, from incarnation "
             f"{version.manifest.incarnation}."
         )
-
-    def _export(
-        self, write: Callable[[str], None], draft: manifest.Manifest
-    ) -> versions.Version:
-        final = self.version_path(draft.group, draft.step)
-        stage = commit.Staging(
-            self._file_system, final, incarnation=self.incarnation
-        )
-        try:
-            write(stage.path)
-            files = stage.files()
-            if not files:
-                raise versions.ExportError(
-                    f"`write` must leave at least one file in {stage.path}; "
-                    "it left none."
-                )
-            checked = dataclasses.replace(draft, files=files)
-            if self.signer is not None:
-                checked = self.signer.sign(checked)
-            stage.commit(checked, confirm=lambda: self._confirm(draft.group))
-        finally:
-            stage.discard()
-        # As a reader gets it: tuples of the caller have become lists.
-        checked = manifest.Manifest.from_json(checked.to_json())
-        return versions.Version(draft.group, draft.step, final, checked)
 
     def _check_signature(self, found: versions.Version) -> None:
         if self.signer is not None:
