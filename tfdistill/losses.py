@@ -19,7 +19,6 @@ import tensorflow as tf
 __all__ = [
     "BinarySoftTargetCrossEntropy",
     "DistillationLoss",
-    "FeatureDistillation",
     "ForwardKL",
     "LogitsMeanSquaredError",
     "ReverseKL",
@@ -402,69 +401,3 @@ class BinarySoftTargetCrossEntropy(DistillationLoss):
             labels=target, logits=logits / self.temperature
         )
         return values if len(values.shape) == 1 else tf.reduce_mean(values, -1)
-
-
-class FeatureDistillation:
-    """Compares hidden layers of the student with those of its teacher.
-
-    The hints of Romero et al. 2015 (FitNets). Pass it as `feature_loss` to the
-    `compile` of a `CodistillModel`, whose only teacher is a Keras model in
-    memory: `teachers.FixedTeacher(model)`. Its term is added to that of
-    `distillation_loss`, with the same weight by step; each pair of layers is
-    reduced over the global batch. Sample weights count if there is one for
-    each example.
-
-    Example:
-        >>> loss = FeatureDistillation([("hidden", "block_2")], projection=True)
-        >>> loss.pairs
-        (('hidden', 'block_2'),)
-    """
-
-    def __init__(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        *,
-        loss: Any = "mse",
-        projection: bool = False,
-        weight: float = 1.0,
-    ) -> None:
-        """Takes names; `compile` looks for the layers.
-
-        Args:
-            pairs: Names of a layer of the student and of one of the teacher.
-                Each returns one tensor `[batch, ..., features]`.
-            loss: A Keras loss or its name, which compares the teacher's
-                features (`y_true`) with the student's (`y_pred`). Default
-                "mse".
-            projection: Whether a trained `keras.layers.Dense` brings each of
-                the student's features to the teacher's width. It is no part
-                of the student, nor of its files and exports. Default False:
-                widths must be equal.
-            weight: What the term counts beside `distillation_loss`, >= 0.
-                Default 1.
-
-        Raises:
-            ValueError: An argument is not as above.
-        """
-        if not pairs or not all(len(pair) == 2 for pair in pairs):
-            raise ValueError(
-                "`pairs` must be a list of (student layer, teacher layer), "
-                f"by their names; received {pairs!r}."
-            )
-        if not 0 <= weight < math.inf:
-            raise ValueError(
-                f"`weight` must be a finite number >= 0; received {weight!r}."
-            )
-        self.pairs = tuple((own, other) for own, other in pairs)
-        self.loss = keras.losses.get(loss)
-        self.projection = bool(projection)
-        self.weight = float(weight)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, for a run's record."""
-        return {
-            "pairs": [list(pair) for pair in self.pairs],
-            "loss": keras.losses.serialize(self.loss),
-            "projection": self.projection,
-            "weight": self.weight,
-        }

@@ -12,12 +12,15 @@ from tfdistill.teachers import merit
 _SPEC = tf.TensorSpec([None, 3])
 
 
+def _student(spec=_SPEC, *, from_logits=True):
+    graph = types.SimpleNamespace(output_spec=spec)
+    return types.SimpleNamespace(graph=graph, from_logits=from_logits)
+
+
 def _check(outputs, spec=_SPEC, labels=None, from_logits=True):
     rows = (np.zeros([2, 4]), None if labels is None else np.array(labels))
     batch = canary_lib.Canary(rows)
-    student = types.SimpleNamespace(
-        graph=types.SimpleNamespace(output_spec=spec), from_logits=from_logits
-    )
+    student = _student(spec, from_logits=from_logits)
     return batch.check(lambda inputs: [outputs], student)
 
 
@@ -99,13 +102,10 @@ def test_one_bad_version_of_a_good_peer_is_forgiven_at_once():
 
 def test_labels_that_do_not_fit_compare_nothing(caplog):
     """Of a regression, or padded: no version is at fault."""
-    student = types.SimpleNamespace(
-        graph=types.SimpleNamespace(output_spec=tf.TensorSpec([None, 3])),
-        from_logits=True,
-    )
     batch = canary_lib.of_validation((np.zeros([3, 2]), np.array([0, 7, -1])))
     for _ in range(2):
-        assert batch.check(lambda inputs: [tf.zeros([3, 3])], student) is None
+        found = batch.check(lambda inputs: [tf.zeros([3, 3])], _student())
+        assert found is None
     assert caplog.text.count("from -1 to 7") == 1
 
 

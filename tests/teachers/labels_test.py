@@ -82,23 +82,18 @@ def _same(found, expected, rtol=1e-6):
         np.testing.assert_allclose(value, same, rtol=rtol)
 
 
-def test_labels_teach_as_the_model_in_the_step_does():
+def test_labels_teach_as_the_model_in_the_step_does(two_replicas):
     teacher = cases.linear(5)
     expected = _trained(kinds.FixedTeacher(teacher), _data())
     assert expected[0]["distillation_weight"] == [1, 1]
     labelled = kinds.LabelTeacher("big")
     _same(_trained(labelled, _data(teacher)), expected)
+    labelled = kinds.LabelTeacher("big")
+    _same(_trained(labelled, _data(teacher), two_replicas), expected, rtol=1e-5)
     # All classes are top classes.
     labelled = kinds.LabelTeacher("big")
     whole = _data(teacher, form=forms.Form(top_k=3))
     _same(_trained(labelled, whole), expected, rtol=1e-4)
-
-
-def test_two_replicas_learn_from_labels_as_one_device(two_replicas):
-    teacher = cases.linear(5)
-    expected = _trained(kinds.FixedTeacher(teacher), _data())
-    labelled = kinds.LabelTeacher("big")
-    _same(_trained(labelled, _data(teacher), two_replicas), expected, rtol=1e-5)
 
 
 def test_rows_that_have_expired_count_as_absent():

@@ -87,14 +87,12 @@ def test_it_is_what_was_last_exported():
     (status,) = model.teachers.status()
     found = [status[key] for key in ("name", "step", "health", "swaps")]
     assert found == ["own_past", 8, "good", 3]
+    assert len(model.weights) == len(model.student.weights)
 
 
-def test_it_is_the_average_if_versions_are():
-    exporter = _exporter(10**9, ema_decay=0.5)
-    model = _trained(exporter, past=0.0)
-    mean = [v.numpy() for v in model.codistillation.mean.variables]
-    _assert_close(_held(model), mean)
-    assert not np.allclose(mean[0], model.student.get_weights()[0])
+def test_without_exporter_and_loader_it_stays_empty():
+    with pytest.warns(UserWarning, match="TeacherLoader"):
+        _trained(epochs=1)
 
 
 def test_a_mean_of_versions_needs_no_loader_and_a_refresh_no_exporter():
@@ -157,10 +155,3 @@ def test_a_resumed_training_has_the_same_past(tmp_path):
         resumed.get_weights(), whole.get_weights(), strict=True
     ):
         np.testing.assert_array_equal(found, wanted)
-
-
-def test_no_file_knows_of_it_and_nonsense_is_refused():
-    model = _trained(_exporter())
-    assert len(model.weights) == len(model.student.weights)
-    with pytest.warns(UserWarning, match="TeacherLoader"):
-        _trained(epochs=1)

@@ -1,5 +1,8 @@
 """Peers that send what they predict of the same batch, in the same step."""
 
+import time
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -84,15 +87,24 @@ def test_a_peer_that_is_gone_and_back_teaches_while_it_is_there(tmp_path):
     assert (teacher["health"], teacher["num_missed"]) == ("absent", 16)
     assert "address is not known" in teacher["reason"]
     _close(model, mutual_learning.expected(2, num_steps=16, alone=16)[0])
-    # The same training goes on, and the peer is there.
-    model.teachers._given[0].mailbox._wait_secs = 60.0
+    # The same training goes on, and the peer is there: nobody waits for it
+    # before it is found.
+    mailbox = model.teachers._given[0].mailbox
+    mailbox._wait_secs = 60.0
+
+    def meet(logs):
+        end = time.monotonic() + cases.WAIT_SECS
+        while mailbox.peer(1).is_silent and time.monotonic() < end:
+            time.sleep(0.002)
+
+    met = keras.callbacks.LambdaCallback(on_train_begin=meet)
     with mutual_learning.numpy_peers(cluster, alone=16):
-        _fit(model)
+        _fit(model, callbacks=[cases.never(), met])
     _close(model, mutual_learning.expected(2, num_steps=36, alone=16)[0])
     (teacher,) = model.teachers.status()
     assert (teacher["health"], teacher["age_steps"]) == ("good", 0)
     # It lives, and is too far behind to be of use.
-    model.teachers._given[0].mailbox.peer(1).last_asked += 17
+    mailbox.peer(1).last_asked += 17
     (teacher,) = model.teachers.status()
     assert (teacher["health"], teacher["age_steps"]) == ("absent", None)
     assert "its last answer was of step 35" in teacher["reason"]

@@ -19,30 +19,29 @@ class _Said(teacher_lib.Teacher):
         return self.answer(batch.inputs)
 
 
-class _Variables(soft_targets.TeacherVariables):
-    """Teachers in good standing, unless their shares are given."""
+def _asked(*standings, weights=(1.0, 1.0)):
+    """Asks teachers, each of a step and a share."""
+    teachers = [_Said(weight=w) for w in weights[: len(standings)]]
+    asked = soft_targets.Asked(teachers)
+    _assign(asked, *standings)
+    return asked
 
-    def assign(self, *, steps, in_use, shares=None):
-        shares = shares or [1.0] * len(steps)
-        super().assign(steps=steps, in_use=in_use, shares=shares)
 
-
-def _variables(count=2, weights=None):
-    weights = weights or [1.0] * count
-    return _Variables([_Said(weight=w) for w in weights])
+def _assign(asked, *standings):
+    asked.standings.assign([[*each, np.inf] for each in standings])
 
 
 def _constant(*rows):
     return lambda inputs: [tf.constant(rows, tf.float32)]
 
 
-def _ask(variables, *answers, step=20, active=True, batch=2, classes=1):
-    for teacher, answer in zip(variables._teachers, answers, strict=True):
+def _ask(asked, *answers, step=20, active=True):
+    for teacher, answer in zip(asked._teachers, answers, strict=True):
         teacher.answer = answer
-    return variables.ask(
+    return asked.ask(
         teacher_lib.Batch(
-            inputs=tf.zeros([batch, 4]),
-            outputs=tf.zeros([batch, classes]),
+            inputs=tf.zeros([2, 4]),
+            outputs=tf.zeros([2, 1]),
             step=tf.constant(step, tf.int64),
         ),
         active=tf.constant(active),
@@ -50,9 +49,8 @@ def _ask(variables, *answers, step=20, active=True, batch=2, classes=1):
 
 
 def test_teachers_in_use_are_asked_and_weighted():
-    variables = _variables(weights=[1.0, 3.0])
-    variables.assign(steps=[10, 12], in_use=[True, True])
-    soft = _ask(variables, _constant([1.0], [2.0]), _constant([5.0], [6.0]))
+    asked = _asked((10, 1), (12, 1), weights=[1.0, 3.0])
+    soft = _ask(asked, _constant([1.0], [2.0]), _constant([5.0], [6.0]))
     np.testing.assert_array_equal(soft.outputs[0][0], [[1], [2]])
     np.testing.assert_array_equal(soft.outputs[0][1], [[5], [6]])
     np.testing.assert_array_equal(soft.weights, [[1, 1], [3, 3]])
@@ -60,22 +58,21 @@ def test_teachers_in_use_are_asked_and_weighted():
 
 
 @pytest.mark.parametrize(
-    ("in_use", "active"), [([False, True], True), ([True, True], False)]
+    ("share", "active"), [(0, True), (_NAN, True), (1, False)]
 )
-def test_a_teacher_that_is_not_used_is_not_run(in_use, active):
+def test_a_teacher_that_is_not_used_is_not_run(share, active):
     runs = tf.Variable(0)
 
     def teacher(inputs):
         runs.assign_add(1)
         return [tf.fill([2, 1], _NAN)]
 
-    variables = _variables()
-    variables.assign(steps=[10, 10], in_use=in_use)
+    asked = _asked((10, share), (10, 1))
 
     @tf.function
     def step():
         return _ask(
-            variables, teacher, _constant([5.0], [6.0]), active=active
+            asked, teacher, _constant([5.0], [6.0]), active=active
         ).weights
 
     weights = step().numpy()
@@ -85,21 +82,19 @@ def test_a_teacher_that_is_not_used_is_not_run(in_use, active):
 
 
 def test_a_teacher_that_fades_hands_over_to_the_others():
-    variables = _variables(weights=[2.0, 1.0])
-    variables.assign(steps=[10, 18], in_use=[True] * 2, shares=[0.25, 1.0])
+    asked = _asked((10, 0.25), (18, 1), weights=[2.0, 1.0])
     first, second = _constant([1.0], [2.0]), _constant([3.0], [_NAN])
-    soft = _ask(variables, first, second, step=18)
+    soft = _ask(asked, first, second, step=18)
     np.testing.assert_array_equal(soft.shares, [0.25, 1])
     np.testing.assert_array_equal(soft.weights, [[0.5, 0.5], [1, 0]])
     np.testing.assert_array_equal(soft.share_of_rows, [1, 0.25])
 
 
 def test_a_row_is_bad_if_any_output_is():
-    variables = _variables(1)
-    variables.assign(steps=[10], in_use=[True])
-    (teacher,) = variables._teachers
+    asked = _asked((10, 1))
+    (teacher,) = asked._teachers
     teacher.answer = lambda _: [tf.ones([2, 3]), tf.constant([_NAN, 1.0])]
-    soft = variables.ask(
+    soft = asked.ask(
         teacher_lib.Batch(
             inputs=tf.zeros([2, 4]),
             outputs=[tf.zeros([2, 3]), tf.zeros([2])],
@@ -111,26 +106,24 @@ def test_a_row_is_bad_if_any_output_is():
 
 
 def test_a_new_version_starts_without_the_old_ones_count():
-    variables = _variables()
-    variables.assign(steps=[10, 10], in_use=[True, True])
+    asked = _asked((10, 1), (10, 1))
     bad = _constant([_NAN], [1.0])
     for _ in range(3):
-        _ask(variables, bad, bad)
+        _ask(asked, bad, bad)
     # Nobody asks meanwhile: only the new version's number says so.
-    variables.assign(steps=[11, 10], in_use=[True, True])
-    assert variables.bad_in_a_row().numpy().tolist() == [0, 3]
-    _ask(variables, bad, bad, active=False)
-    assert variables.bad_in_a_row().numpy().tolist() == [0, 3]
-    _ask(variables, bad, bad)
-    assert variables.bad_in_a_row().numpy().tolist() == [1, 4]
+    _assign(asked, (11, 1), (10, 1))
+    assert asked.bad_in_a_row().numpy().tolist() == [0, 3]
+    _ask(asked, bad, bad, active=False)
+    assert asked.bad_in_a_row().numpy().tolist() == [0, 3]
+    _ask(asked, bad, bad)
+    assert asked.bad_in_a_row().numpy().tolist() == [1, 4]
 
 
 def test_no_gradient_goes_to_a_teacher():
-    variables = _variables(1)
-    variables.assign(steps=[10], in_use=[True])
+    asked = _asked((10, 1))
     weight = tf.Variable(2.0)
     with tf.GradientTape() as tape:
-        soft = _ask(variables, lambda _: [tf.ones([2, 1]) * weight])
+        soft = _ask(asked, lambda _: [tf.ones([2, 1]) * weight])
         loss = tf.reduce_sum(soft.outputs[0][0])
     assert float(loss) == 4.0
     assert tape.gradient(loss, weight) is None
@@ -138,8 +131,7 @@ def test_no_gradient_goes_to_a_teacher():
 
 def test_replicas_count_their_own(two_replicas):
     with two_replicas.scope():
-        variables = _variables(1)
-    variables.assign(steps=[10], in_use=[True])
+        asked = _asked((10, 1))
 
     @tf.function
     def run():
@@ -147,8 +139,8 @@ def test_replicas_count_their_own(two_replicas):
             context = tf.distribute.get_replica_context()
             is_first = context.replica_id_in_sync_group == 0
             value = tf.where(is_first, _NAN, 1.0)
-            _ask(variables, lambda _: [tf.fill([2, 1], value)])
-            return variables.bad_in_a_row()
+            _ask(asked, lambda _: [tf.fill([2, 1], value)])
+            return asked.bad_in_a_row()
 
         return two_replicas.run(in_replica)
 

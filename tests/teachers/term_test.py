@@ -175,7 +175,7 @@ def test_a_loss_for_each_output(spec, shares, structure):
     ("structure", "message"),
     [
         # Keys need names.
-        (lambda loss: {"a": loss}, "must be a list"),
+        (lambda loss: {"a": loss}, "or a list if these"),
         (lambda loss: [loss], "each of 2 outputs; received 1"),
     ],
 )

@@ -30,7 +30,7 @@ class Copy:
         self.variables = [
             tf.Variable(value, trainable=False)
             for value in values
-            or [tf.zeros(v.shape, v.dtype) for v in graph.variables]
+            or (tf.zeros(v.shape, v.dtype) for v in graph.variables)
         ]
 
     def infer(self, inputs: Any) -> list[tf.Tensor]:

@@ -1,18 +1,15 @@
 """A model that never changes, as a teacher: ordinary, offline distillation."""
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdistill.embedding import features  # noqa: F401  # For a file's layers.
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
-from tfdistill.teachers import copies
-from tfdistill.teachers import features as features_lib
-from tfdistill.teachers import on_servers
 from tfdistill.teachers import teacher
 from tfdistill.training import guards
 from tfdistill.training import steps
@@ -78,16 +75,10 @@ class FixedTeacher(teacher.Teacher):
         self._path = path
         self._trust_graph = trust_graph
 
-    @property
-    def is_keras(self) -> bool:
-        """Whether it is a Keras model, whose layers have names."""
-        return not self._path or self._path.endswith(".keras")
-
-    def keras_model(self) -> keras.Model:
-        """Returns the Keras model; loads a file, once."""
-        if not isinstance(self._given, keras.Model):
-            self._given = keras.saving.load_model(self._path, compile=False)
+    def _model(self) -> keras.Model:
         model = self._given
+        if self._path:
+            model = keras.saving.load_model(self._path, compile=False)
         if isinstance(model, steps.Codistilled):
             model = model.student
         if path := guards.first_not_finite(model):
@@ -100,22 +91,18 @@ class FixedTeacher(teacher.Teacher):
 
     def attach(self, student: teacher.Student) -> None:
         """Loads the model, and copies its values."""
-        if not self.is_keras:
+        if self._path and not self._path.endswith(".keras"):
             self._load(student)
             return
-        graph, order = _traced(self.keras_model(), student)
-        # What a file held is not held twice.
-        self._given = None if self._path else self._given
+        graph, order = _traced(self._model(), student)
         values = saved_model.SavedModelWriter(graph).snapshot()
-        if student.on_servers:
-            self.remote = on_servers.ServerCopy("model", graph, values)
-        place = self.remote or copies.Copy(graph, values)
+        place = student.place(self.name, graph, values)
 
-        def in_order(outputs: list[tf.Tensor]) -> list[tf.Tensor]:
-            ours = [outputs[index] for index in order]
-            return [*ours, *outputs[len(order) :]]
+        def infer(inputs: Any) -> list[tf.Tensor]:
+            outputs = place.infer(inputs)
+            return [outputs[index] for index in order]
 
-        self._infer = lambda inputs: in_order(place.infer(inputs))
+        self._infer = infer
 
     def _load(self, student: teacher.Student) -> None:
         if student.on_servers:
@@ -133,39 +120,17 @@ class FixedTeacher(teacher.Teacher):
         return self._infer(batch.inputs)
 
 
-def only_model(teachers: Sequence[teacher.Teacher]) -> keras.Model:
-    """Returns the one Keras model that is the only teacher.
-
-    Raises:
-        ValueError: There are other teachers, or several.
-    """
-    only = teachers[0] if len(teachers) == 1 else None
-    if not isinstance(only, FixedTeacher) or not only.is_keras:
-        raise ValueError(
-            "`feature_loss` needs exactly one teacher, a Keras model, since it "
-            "names that model's layers; received "
-            f"{[each.name for each in teachers]}. Pass "
-            "teachers.FixedTeacher(model), or leave `feature_loss` out."
-        )
-    return only.keras_model()
-
-
 def _traced(
     model: keras.Model, student: teacher.Student
 ) -> tuple[student_graph.StudentGraph, list[int]]:
     """Traces a model's inference for the student's inputs.
 
-    Returns also the places of the student's outputs among the model's. What
-    its hidden layers return follows the outputs. ValueError if inputs or
-    outputs are not those of the student.
+    Returns also the places of the student's outputs among the model's.
+    ValueError if inputs or outputs are not those of the student.
     """
-    names, traced = student.layers, model
-    if names:
-        traced = features_lib.with_layers(model, names, role="teacher")
     try:
-        graph = student_graph.StudentGraph(traced, student.graph.input_spec)
-        spec = graph.output_spec[0] if names else graph.output_spec
-        return graph, _order(spec, student.graph.output_spec)
+        graph = student_graph.StudentGraph(model, student.graph.input_spec)
+        return graph, _order(graph.output_spec, student.graph.output_spec)
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"The model {model.name!r} cannot be a teacher of this "

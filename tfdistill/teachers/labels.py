@@ -187,8 +187,7 @@ def check_classes(name: str, loss: losses.DistillationLoss | None) -> None:
         raise ValueError(
             f"The predictions of {name!r} must be whole for "
             f"{type(loss).__name__}, which compares each number by itself; "
-            "received top classes or a sample of them. Leave `top_k` and "
-            "`num_samples` out."
+            "received top classes. Leave `top_k` out."
         )
 
 

@@ -30,10 +30,6 @@ class Merit:
 
     The training thread takes the student's values; the thread that reads
     versions finds all losses, the student's once for all peers.
-
-    Attributes:
-        worse: By peer, whether the version that was compared last is worse,
-            by its step.
     """
 
     def __init__(
@@ -42,14 +38,16 @@ class Merit:
         student: teacher.Student,
         run: Callable[[Any, Any], list[Any]],
     ) -> None:
-        """Takes the student's values; `run` is from values and inputs."""
+        """Takes the student's values.
+
+        `run`, from values and inputs, is traced already: the other thread must
+        not run the student's code.
+        """
         self._canary, self._student, self._run = canary, student, run
         self._writer = saved_model.SavedModelWriter(student.graph)
-        # By peer, the loss of the version before.
+        # By peer, the loss of the version before, and the last one found worse.
         self._before: dict[str, float] = {}
-        self.worse: dict[str, dict[int, bool]] = {}
-        # Traced here: the other thread must not run the student's code.
-        run(self._writer.snapshot(), canary.inputs)
+        self._worse: dict[str, int] = {}
         # The first version may be read before the first refresh.
         self.take()
 
@@ -71,8 +69,13 @@ class Merit:
             _log.info("The student's canary batch failed: %s", error)
             return
         before = self._before.get(peer)
-        self.worse[peer] = {version: is_worse(self._canary, loss, own, before)}
+        if is_worse(self._canary, loss, own, before):
+            self._worse[peer] = version
         self._before[peer] = loss
+
+    def worse(self, peer: str) -> int:
+        """Returns the peer's last version that was found worse, or -1."""
+        return self._worse.get(peer, -1)
 
 
 def is_worse(

@@ -13,12 +13,10 @@ operations of resource variables do both: a handle is found by name on the
 worker that runs the function, and made there if it is not.
 """
 
-import contextlib
 import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,76 +37,50 @@ from tfdistill.teachers import teacher as teacher_lib
 
 
 class WorkerVariable:
-    """A variable of the worker on which a function happens to run.
-
-    Use it inside `opened`, in a function that a worker runs.
-    """
+    """A variable of the worker on which a function happens to run."""
 
     def __init__(self, initial: Any, *, name: str) -> None:
         """Takes the value on a worker that has none yet; makes nothing."""
         self._initial = np.asarray(initial)
-        self.dtype = tf.as_dtype(self._initial.dtype)
-        self.shape = tf.TensorShape(self._initial.shape)
+        self._dtype = tf.as_dtype(self._initial.dtype)
         # Never that of an earlier run: servers outlive a coordinator.
         self._shared_name = f"tfdistill/{name}/{uuid.uuid4().hex}"
         self._handle: tf.Tensor | None = None
 
+    def open(self) -> None:
+        """Makes it usable in the function that is being traced.
+
+        It gets one handle there, so that reads and writes keep their order.
+        """
+        self._handle = tf.raw_ops.VarHandleOp(
+            dtype=self._dtype,
+            shape=self._initial.shape,
+            shared_name=self._shared_name,
+        )
+
+        def initialize() -> tf.Tensor:
+            self.assign(self._initial)
+            return tf.constant(True)
+
+        tf.cond(
+            tf.raw_ops.VarIsInitializedOp(resource=self._handle),
+            lambda: tf.constant(True),
+            initialize,
+        )
+
     def value(self) -> tf.Tensor:
         """Returns the value on this worker."""
         value = tf.raw_ops.ReadVariableOp(
-            resource=self._opened_handle(), dtype=self.dtype
+            resource=self._handle, dtype=self._dtype
         )
-        value.set_shape(self.shape)
+        value.set_shape(self._initial.shape)
         return value
 
     def assign(self, value: Any) -> None:
         """Sets the value on this worker."""
         tf.raw_ops.AssignVariableOp(
-            resource=self._opened_handle(), value=tf.cast(value, self.dtype)
+            resource=self._handle, value=tf.cast(value, self._dtype)
         )
-
-    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
-        """Converts to a tensor: the value on this worker."""
-        value = self.value()
-        return value if dtype is None else tf.cast(value, dtype)
-
-    def _opened_handle(self) -> tf.Tensor:
-        if self._handle is None:
-            raise RuntimeError(
-                f"{self._shared_name} must be used inside on_servers."
-                "opened, in a function that a worker runs."
-            )
-        return self._handle
-
-    def _open(self) -> None:
-        self._handle = tf.raw_ops.VarHandleOp(
-            dtype=self.dtype, shape=self.shape, shared_name=self._shared_name
-        )
-        tf.cond(
-            tf.raw_ops.VarIsInitializedOp(resource=self._handle),
-            lambda: tf.constant(True),
-            self._initialize,
-        )
-
-    def _initialize(self) -> tf.Tensor:
-        self.assign(self._initial)
-        return tf.constant(True)
-
-
-@contextlib.contextmanager
-def opened(variables: Sequence[WorkerVariable]) -> Iterator[None]:
-    """Makes all variables that a function uses usable while it is traced.
-
-    Each gets one handle, so that reads and writes keep their order.
-    """
-    before = [variable._handle for variable in variables]
-    for variable in variables:
-        variable._open()
-    try:
-        yield
-    finally:
-        for variable, handle in zip(variables, before, strict=True):
-            variable._handle = handle
 
 
 class Rows(rows.OwnRows):
@@ -136,8 +108,6 @@ class ServerCopy:
 
     Attributes:
         half: Which of the two halves is in use.
-        wait_until_free: Waits until no execution in flight uses the half that
-            was swapped out last.
     """
 
     def __init__(
@@ -145,15 +115,18 @@ class ServerCopy:
         name: str,
         graph: student_graph.StudentGraph,
         values: saved_model.Snapshot | None = None,
+        *,
+        wait_until_free: Callable[[], None],
     ) -> None:
         """Makes an empty place. Call it in the strategy's scope.
 
         With `values`, those of a model that never changes: its tables are used
-        where they are, and the rest is copied.
+        where they are, and the rest is copied. `wait_until_free` waits until
+        no execution in flight uses the half that was swapped out last.
         """
         self._graph = graph
         self._num_halves = 2 if values is None else 1
-        self.wait_until_free: Callable[[], None] = lambda: None
+        self._wait_until_free = wait_until_free
         self.half = 0
         self._tables = {
             index: [
@@ -200,18 +173,15 @@ class ServerCopy:
 
     # ---- on a worker ----
 
-    @property
-    def worker_variables(self) -> list[WorkerVariable]:
-        """What each worker keeps of this teacher."""
-        return [*self._local.values(), self._version]
-
-    def use(self, arguments: tf.Tensor) -> None:
-        """Takes what an execution is to use, int64 `[4]`.
-
-        The version, whether it is in use, which half, its share's bits.
-        """
-        version, in_use, self._half, _ = tf.unstack(arguments)
-        is_new = (in_use > 0) & tf.not_equal(version, self._version.value())
+    def use(
+        self, version: tf.Tensor, share: tf.Tensor, half: tf.Tensor
+    ) -> None:
+        """Takes what an execution is to use; fetches it if it is new here."""
+        for variable in (*self._local.values(), self._version):
+            variable.open()
+        version = tf.cast(version, tf.int64)
+        self._half = tf.cast(half, tf.int64)
+        is_new = (share > 0) & tf.not_equal(version, self._version.value())
 
         def fetch() -> tf.Tensor:
             for index, local in self._local.items():
@@ -233,7 +203,7 @@ class ServerCopy:
         self, version: versions.Version, expected: Any
     ) -> saved_model.Snapshot:
         """Reads a version into the half that is not in use."""
-        self.wait_until_free()
+        self._wait_until_free()
         # TensorFlow reads the tables, and nothing in an object store.
         if not (self._tables and filesystem.in_object_store(version.path)):
             self._read_halves(version.path, expected)
@@ -328,9 +298,6 @@ def student_runner(
 
 
 _FREE_TIMEOUT_SECS, _FREE_POLL_SECS = 600.0, 0.02
-# What travels for each teacher: version, whether it is in use, which half, and
-# the bits of its share.
-_NUM_FIELDS = 4
 
 
 class RemoteTeachers:
@@ -342,8 +309,12 @@ class RemoteTeachers:
     def __init__(self, teachers: Sequence[teacher_lib.Teacher]) -> None:
         """Takes the teachers before they are attached."""
         self._teachers = teachers
-        self.state = soft_targets.TeacherVariables(
-            teachers, shared=WorkerVariable, of_replica=WorkerVariable
+        self._copies: dict[str, ServerCopy] = {}
+        faults = soft_targets.no_faults(teachers)
+        self.asked = soft_targets.Asked(
+            teachers,
+            standings=(),
+            bad=WorkerVariable(faults, name="bad_batches"),
         )
         self._bad = np.zeros([len(teachers)], bool)
         self._num_scheduled = self._num_done = 0
@@ -351,38 +322,32 @@ class RemoteTeachers:
 
     # ---- on the coordinator ----
 
-    def attached(self) -> None:
-        """Begins, once teachers have their variables.
-
-        Readers wait for executions that use what they would replace.
-        """
-        for remote in self._remotes():
-            remote.wait_until_free = self._wait_until_free
-        self.publish()
-
-    def _remotes(self) -> list[ServerCopy]:
-        return [t.remote for t in self._teachers if t.remote is not None]
+    def place(
+        self,
+        name: str,
+        graph: student_graph.StudentGraph,
+        values: saved_model.Snapshot | None = None,
+    ) -> ServerCopy:
+        """Makes a place for the values of the teacher of a name."""
+        self._copies[name] = ServerCopy(
+            name, graph, values, wait_until_free=self._wait_until_free
+        )
+        return self._copies[name]
 
     def publish(self) -> None:
         """Makes the teachers' present state that of executions from now on."""
-        self._arguments = tf.constant(
-            [
-                [
-                    teacher.step,
-                    int(teacher.in_use),
-                    0 if teacher.remote is None else teacher.remote.half,
-                    _to_bits(teacher.share),
-                ]
-                for teacher in self._teachers
-            ],
-            tf.int64,
-            shape=[len(self._teachers), _NUM_FIELDS],
-        )
+        copies = [self._copies.get(each.name) for each in self._teachers]
+        halves = [[copy.half if copy else 0] for copy in copies]
+        found = soft_targets.standings(self._teachers)
+        self._arguments = np.hstack([found, np.reshape(halves, [-1, 1])])
 
     def arguments(self) -> tf.Tensor:
-        """Returns what the next execution is to use, int64 `[teachers, 4]`."""
+        """Returns what the next execution is to use, float64 `[teachers, 4]`.
+
+        What `standings` returned, and which half of the servers' rows.
+        """
         self._num_scheduled += 1
-        return self._arguments
+        return tf.constant(self._arguments)
 
     def note(self, report: np.ndarray) -> None:
         """Takes what an execution reported, in the order of their scheduling.
@@ -390,13 +355,12 @@ class RemoteTeachers:
         `report` is what `reported` returned on the worker.
         """
         self._num_done += 1
-        bad, steps = report.reshape(2, -1)
-        for index, teacher in enumerate(self._teachers):
-            if int(steps[index]) == teacher.step and teacher.in_use:
-                self._bad[index] |= bad[index] >= soft_targets.MAX_BAD_BATCHES
+        counts, steps = report.reshape(2, -1)
+        is_bad = counts >= soft_targets.MAX_BAD_BATCHES
+        self._bad |= is_bad & (steps == self._arguments[:, 0])
 
     def sum(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sums as `agreement.collective_sum` does, for one coordinator."""
+        """Sums as `agreement` does, for one coordinator."""
         bad, self._bad = self._bad, np.zeros_like(self._bad)
         return values, bad
 
@@ -416,32 +380,15 @@ class RemoteTeachers:
 
     # ---- on a worker ----
 
-    @contextlib.contextmanager
-    def on_worker(self, arguments: tf.Tensor) -> Iterator[None]:
-        """Puts what `arguments` returned in force while a step is traced."""
-        variables = [
-            *self.state.variables,
-            *(v for remote in self._remotes() for v in remote.worker_variables),
-        ]
-        with opened(variables):
-            self.state.assign(
-                steps=arguments[:, 0],
-                in_use=arguments[:, 1] > 0,
-                shares=tf.bitcast(arguments[:, 3], tf.float64),
-            )
-            for index, teacher in enumerate(self._teachers):
-                if teacher.remote is not None:
-                    teacher.remote.use(arguments[index])
-            yield
+    def on_worker(self, arguments: tf.Tensor) -> None:
+        """Puts what `arguments` returned in force in the traced function."""
+        self.asked.bad.open()
+        self.asked.standings = arguments[:, :3]
+        for index, teacher in enumerate(self._teachers):
+            if copy := self._copies.get(teacher.name):
+                version, share, _, half = tf.unstack(arguments[index])
+                copy.use(version, share, half)
 
     def reported(self) -> tf.Tensor:
         """Returns what an execution reports at its end: float64."""
-        steps = tf.convert_to_tensor(self.state.variables[0])
-        return tf.cast(
-            tf.concat([self.state.bad_in_a_row(), steps], axis=0), tf.float64
-        )
-
-
-def _to_bits(share: float) -> int:
-    """Returns the bits of a float64 as an int64, beside which it travels."""
-    return int(np.float64(share).view(np.int64))
+        return tf.cast(tf.reshape(self.asked.bad.value(), [-1]), tf.float64)

@@ -13,7 +13,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistill.exports import saved_model
-from tfdistill.teachers import copies
 from tfdistill.teachers import teacher
 
 
@@ -66,28 +65,24 @@ class OwnPast(teacher.Teacher):
             )
         self._student = student
         self._writer = saved_model.SavedModelWriter(student.graph)
-        self._copy = copies.Copy(student.graph)
+        self._copy = student.place(self.name, student.graph)
 
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
         """Runs the student's graph with the values of its past."""
         return self._copy.infer(batch.inputs)
 
-    @property
-    def step(self) -> int:
-        """The step of the last version that it took, or -1."""
-        return self._step
+    def standing(self) -> teacher.Standing:
+        """Returns which version it holds, if there is one to obey."""
+        if self._step >= 0:
+            return teacher.Standing(step=self._step, age_steps=self._age_steps)
+        if self._drop_reason:
+            return super().standing()
+        return teacher.Standing(teacher.ABSENT, share=0.0)
 
-    @property
-    def in_use(self) -> bool:
-        """Whether there is a version to obey."""
-        return self._step >= 0
+    def exported(self, step: int, averages: Mapping[int, Any]) -> None:
+        """Takes the student's values as a version; see `Teacher.exported`.
 
-    def note_export(self, step: int, averages: Mapping[int, Any]) -> None:
-        """Takes the student's values as a version, between two steps.
-
-        All workers do so at the same step. `averages` are what a version holds
-        in place of weights, by the `id` of these; what is no float is never
-        averaged.
+        What is no float is never averaged.
         """
         if step == self._step or self._student.in_burn_in(step):
             return
@@ -108,7 +103,7 @@ class OwnPast(teacher.Teacher):
 
     def refresh(self, step: int | None) -> None:
         """Notes the student's step."""
-        if step is not None and self.in_use:
+        if step is not None and self._step >= 0:
             self._age_steps = step - self._step
 
     def drop(self, reason: str) -> None:
@@ -116,20 +111,9 @@ class OwnPast(teacher.Teacher):
         super().drop(reason)
         self._step = -1
 
-    @property
-    def health(self) -> tuple[str, str]:
-        """A word for what its share is owed to, and the reason."""
-        if not self.in_use and not self._drop_reason:
-            return teacher.ABSENT, ""
-        return super().health
-
     def status(self) -> dict[str, Any]:
         """Describes it for logs."""
-        return {
-            **super().status(),
-            "age_steps": self._age_steps if self.in_use else None,
-            "swaps": self._num_swaps,
-        }
+        return {**super().status(), "swaps": self._num_swaps}
 
     @property
     def variables(self) -> Sequence[tf.Variable]:

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import threading
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -178,13 +179,12 @@ class Peer(teacher.Teacher):
             name=run_files.group_name(group), weight=options.weight
         )
         self.group, self.exchange = group, exchange
-        self.max_staleness_steps = options.max_staleness_steps
+        self.canary = canary
         self._options = options
-        self._canary = canary
         self._silence = staleness.Silence()
         self._merit: merit_lib.Merit | None = None
-        # What the chief has found of the version in use, and of the next one.
-        self._is_worse = self._next_is_worse = False
+        # Of the versions in use and to come, those the chief has found worse.
+        self._worse: set[int] = set()
         self._is_burn_in = False
         self._reading = threading.Lock()
         # A graph that is loaded for the version to come.
@@ -203,23 +203,20 @@ class Peer(teacher.Teacher):
 
     def attach(self, student: teacher.Student) -> None:
         """Makes room for a version, and what follows the group."""
-        self._student, graph = student, student.graph
-        self._graph = graph
+        self._student, self._graph = student, (graph := student.graph)
         self._fingerprint = graph.fingerprint
-        if student.on_servers:
-            if self._options.allow_other_graphs:
-                raise ValueError(
-                    "Peers of a parameter-server group must have the student's "
-                    "own graph; received allow_other_graphs=True. Leave it "
-                    "out, or train without parameter servers."
-                )
-            self.remote = on_servers.ServerCopy(self.name, graph)
+        if student.on_servers and self._options.allow_other_graphs:
+            raise ValueError(
+                "Peers of a parameter-server group must have the student's own "
+                "graph; received allow_other_graphs=True. Leave it out, or "
+                "train without parameter servers."
+            )
         self._writer = saved_model.SavedModelWriter(graph)
         # What runs in the step, and what reads versions of the own graph.
-        self._place = self._own_place = self.remote or copies.Copy(graph)
-        self._canary = self._canary or student.held_out
-        if self._canary is not None:
-            self._prepare_canary(self._canary, student)
+        self._place = self._own_place = student.place(self.name, graph)
+        self.canary = self.canary or student.held_out
+        if self.canary is not None:
+            self._prepare_canary(self.canary, student)
         self.follower = follower_lib.Follower(
             self.exchange,
             self.group,
@@ -229,11 +226,10 @@ class Peer(teacher.Teacher):
         )
 
     def _screen(self, graph: student_graph.StudentGraph) -> screen.Screen:
-        schema = self._options.schema
-        if self._options.allow_other_graphs:
-            return screen.Screen(graph, schema=schema)
-        same_graph = screen.refuse_other_graphs(graph, _OTHER_GRAPH)
-        return screen.Screen(graph, schema=schema, also=same_graph)
+        also = {}
+        if not self._options.allow_other_graphs:
+            also["also"] = screen.refuse_other_graphs(graph, _OTHER_GRAPH)
+        return screen.Screen(graph, schema=self._options.schema, **also)
 
     def _prepare_canary(
         self, canary: canary_lib.Canary, student: teacher.Student
@@ -246,6 +242,7 @@ class Peer(teacher.Teacher):
             run = self._own_place.try_out
             if student.on_servers:
                 run = on_servers.student_runner(student.graph)
+                run(self._writer.snapshot(), canary.inputs)
             student.merits[canary] = merit_lib.Merit(canary, student, run)
         self._merit = student.merits[canary]
 
@@ -277,9 +274,9 @@ class Peer(teacher.Teacher):
 
     def _try_out(self, version: int, predict: Any) -> None:
         """Has a version predict the canary batch, if there is one."""
-        if self._canary is None:
+        if self.canary is None:
             return
-        loss = self._canary.check(predict, self._student)
+        loss = self.canary.check(predict, self._student)
         if self._merit is not None:
             self._merit.compare(self.name, version, loss)
 
@@ -289,7 +286,7 @@ class Peer(teacher.Teacher):
         On the reading thread of the chief: a peer's own graph does not run
         with values before they are in place.
         """
-        version, place = self.step, self._place
+        version, place = self.follower.current, self._place
         is_other = isinstance(place, _OtherGraph)
         if not is_other or version == self._examined or self._merit is None:
             return
@@ -302,30 +299,16 @@ class Peer(teacher.Teacher):
     # ---- between steps, on all workers at the same step ----
 
     @property
-    def step(self) -> int:
-        """The version in use, or -1."""
-        return self.follower.current
+    def verdict(self) -> int:
+        """The last version that the chief has found worse than the student.
 
-    @property
-    def in_use(self) -> bool:
-        """Whether there is a version to obey."""
-        return not self._drop_reason and self.step >= 0
+        -1 for none, and on every other worker.
+        """
+        return -1 if self._merit is None else self._merit.worse(self.name)
 
-    def verdicts(self) -> tuple[bool, bool]:
-        """What the chief has found: is this version worse, is the next one?"""
-        if self._merit is None:
-            return False, False
-        self._merit.take()
-        worse = self._merit.worse.get(self.name, {})
-        return (
-            worse.get(self.step, self._is_worse),
-            worse.get(self.follower.announced, False),
-        )
-
-    def take_verdicts(self, is_worse: Any, next_is_worse: Any) -> None:
-        """Takes what `verdicts` returned on the chief."""
-        self._is_worse = bool(is_worse)
-        self._next_is_worse = bool(next_is_worse)
+    def take_verdict(self, step: int) -> None:
+        """Takes the chief's `verdict`."""
+        self._worse.add(step)
 
     @property
     def needs_graph(self) -> bool:
@@ -370,7 +353,7 @@ class Peer(teacher.Teacher):
         self._place.install(staged.values)
         extras = staged.version.manifest.extras
         self._silence.arrived(step, extras.get(screen.INTERVAL_FIELD))
-        self._is_worse, self._next_is_worse = self._next_is_worse, False
+        self._worse &= {self.follower.current}
         self._now, self._drop_reason = step, ""
         self._settle()
         self._num_swaps += 1
@@ -380,14 +363,14 @@ class Peer(teacher.Teacher):
 
     def drop(self, reason: str) -> None:
         """Quarantines the version in use; its group's next one may teach."""
-        if self.in_use:
-            self.follower.reject(self.step, reason)
+        if self._in_use:
+            self.follower.reject(self.follower.current, reason)
             self._drop_reason = reason
             self._num_dropped += 1
 
     def refresh(self, step: int | None) -> None:
         """Notes the student's step; logs each change of health, once."""
-        if step is None or not self.in_use:
+        if step is None or not self._in_use:
             return
         self._now = step
         if self._is_burn_in:
@@ -397,61 +380,64 @@ class Peer(teacher.Teacher):
         self._log_health(step)
 
     def _settle(self) -> None:
-        self._is_burn_in = self._student.in_burn_in(self.step)
+        version = self.follower.current
+        self._is_burn_in = self._student.in_burn_in(version)
 
     # ---- what the version counts ----
 
     @property
-    def _age_steps(self) -> int:
-        return 0 if self._now is None else self._now - self.step
+    def _in_use(self) -> bool:
+        return not self._drop_reason and self.follower.current >= 0
 
-    @property
-    def share(self) -> float:
-        """What the version counts until the next refresh, in [0, 1]."""
-        return self._standing()[1]
-
-    @property
-    def health(self) -> tuple[str, str]:
-        """A word for what its share is owed to, and the reason."""
-        health, _, reason = self._standing()
-        return health, reason
-
-    def _standing(self) -> tuple[str, float, str]:
-        """Returns its health, its share, and the reason."""
+    def standing(self) -> teacher.Standing:
+        """Returns what the version in use counts until the next refresh."""
         if self._drop_reason:
-            return teacher.DROPPED, 0.0, self._drop_reason
-        if not self.in_use:
-            rejected = self.follower.rejected
+            return super().standing()
+        step, rejected = self.follower.current, self.follower.rejected
+        if step < 0:
             reason = rejected.get(max(rejected, default=-1), "")
-            return teacher.ABSENT, 0.0, reason
+            return teacher.Standing(teacher.ABSENT, reason, share=0.0)
+        age = 0 if self._now is None else self._now - step
+        most = self._options.max_staleness_steps
+        health, reason, share = self._judged(step, age, most)
+        return teacher.Standing(
+            health,
+            reason,
+            share=share,
+            step=step,
+            last_step=math.inf if most is None else step + most,
+            age_steps=age,
+        )
+
+    def _judged(
+        self, step: int, age: int, most: int | None
+    ) -> tuple[str, str, float]:
+        """Returns a version's health, the reason, and its share."""
         if self._is_burn_in:
-            return teacher.BURN_IN, 0.0, teacher.burn_in_reason(self.step)
-        if self._is_worse:
+            return teacher.BURN_IN, teacher.burn_in_reason(step), 0.0
+        if step in self._worse:
             reason = "on the canary batch, it is clearly worse than the student"
-            return teacher.WORSE, 0.0, reason
-        age, most = self._age_steps, self.max_staleness_steps
+            return teacher.WORSE, reason, 0.0
         if most is not None and age > most:
             reason = f"it is {age} steps old, beyond max_staleness_steps={most}"
-            return teacher.TOO_STALE, 0.0, reason
+            return teacher.TOO_STALE, reason, 0.0
         share = 1.0
         if self._options.bound == staleness.AUTO and self._now is not None:
             share = self._silence.share(self._now)
         if share == 1:
-            return teacher.GOOD, share, ""
+            return teacher.GOOD, "", share
         every = self._silence.interval
         before = f", and they came every {every:.0f} steps" if every else ""
-        return (
-            teacher.FADING,
-            share,
-            (
-                "its group publishes no more versions: this one is "
-                f"{age} steps old{before}"
-            ),
+        reason = (
+            f"its group publishes no more versions: this one is {age} steps "
+            f"old{before}"
         )
+        return teacher.FADING, reason, share
 
     def _log_health(self, step: int) -> None:
         """Logs a change, unless the student is better while none counts yet."""
-        health, share, reason = self._standing()
+        found = self.standing()
+        health, share = found.health, found.share
         weight = self._student.weight
         if health == teacher.WORSE and weight is not None:
             if not float(weight(tf.constant(step, tf.int64))):
@@ -468,9 +454,9 @@ class Peer(teacher.Teacher):
             "The teacher %s, version %d, is %s: %s. It %s until a newer "
             "version arrives.",
             self.name,
-            self.step,
+            found.step,
             health.replace("_", " "),
-            reason,
+            found.reason,
             "has no weight" if share == 0 else "counts less and less",
         )
 
@@ -479,7 +465,6 @@ class Peer(teacher.Teacher):
         rejected = self.follower.rejected
         return {
             **super().status(),
-            "age_steps": self._age_steps if self.in_use else None,
             "swaps": self._num_swaps,
             "bytes": self._num_bytes,
             "last_bytes": self._last_num_bytes,
@@ -496,14 +481,15 @@ class Peer(teacher.Teacher):
     def state(self) -> dict[str, Any]:
         """Returns which version is in use, and what it counts."""
         return {
-            "step": self.step if self.in_use else -1,
+            "step": self.standing().step,
             "now": self._now,
-            "is_worse": self._is_worse,
+            "is_worse": self.follower.current in self._worse,
             "silence": self._silence.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned, once its version was read again."""
-        if self.step == state["step"] >= 0:
-            self._now, self._is_worse = state["now"], state["is_worse"]
+        if self.follower.current == state["step"] >= 0:
+            self._now = state["now"]
+            self._worse = {state["step"]} if state["is_worse"] else set()
             self._silence.restore(state["silence"])

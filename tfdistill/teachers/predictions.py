@@ -57,7 +57,8 @@ class PeerPredictions(teacher.Teacher):
         Args:
             exchange: Where groups find each other's addresses. Default: that
                 of the environment.
-            peers: Groups to learn from. Default: all others of the run.
+            peers: Groups to learn from, which must learn from this one.
+                Default: all others of the run.
             weight: What each of them counts, >= 0. Default 1.
             wait_secs: The longest wait of a step for the predictions of its
                 peers, >= 0. Default 0.05.
@@ -115,7 +116,6 @@ class PeerPredictions(teacher.Teacher):
             replicas=local,
             host=(cluster.address or "").rpartition(":")[0].strip("[]"),
             peers=[member.group for member in self._members],
-            others=cluster.peers,
             wait_secs=self._wait_secs,
         )
 
@@ -154,9 +154,6 @@ class PeerPredictions(teacher.Teacher):
         own = batch.flat
         context = tf.distribute.get_replica_context()
         replica = context.replica_id_in_sync_group if context else 0
-        seed = tf.stack(
-            [tf.cast(batch.step, tf.int32), tf.cast(replica, tf.int32)]
-        )
         if not self._encoding.is_whole:
             for loss in batch.losses:
                 labels.check_classes("peers", loss)
@@ -164,11 +161,11 @@ class PeerPredictions(teacher.Teacher):
             labels.form_for(loss, self._encoding) for loss in batch.losses
         ]
         kept = [
-            form.encode(output, seed=seed)
+            form.encode(output)
             for form, output in zip(by_output, own, strict=True)
         ]
         arrays = tf.nest.flatten(kept)
-        peers = self.mailbox.learns_from
+        peers = self._members
         # In this process, wherever the student runs. A function of Python:
         # nothing in a graph waits no longer than it should.
         answered, *received = tf.numpy_function(

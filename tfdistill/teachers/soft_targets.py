@@ -1,7 +1,6 @@
 """The teachers' predictions in one step, each weighted by its age."""
 
 import dataclasses
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,10 +35,6 @@ class SoftTargets:
     shares: tf.Tensor
     staleness: tf.Tensor
 
-    def first(self, num_outputs: int) -> "SoftTargets":
-        """Returns the same about the first outputs only."""
-        return dataclasses.replace(self, outputs=self.outputs[:num_outputs])
-
     @property
     def taught_rows(self) -> tf.Tensor:
         """Each teacher's share of the rows for which it has an answer.
@@ -60,79 +55,66 @@ class SoftTargets:
         return tf.reduce_max(shares, axis=0)
 
 
-class TeacherVariables:
-    """What the traced step knows of the teachers: versions, shares, faults.
+def standings(teachers: Sequence[teacher_lib.Teacher]) -> np.ndarray:
+    """Returns what a step is to know of the teachers, float64 `[teachers, 3]`.
 
-    Make it in the strategy's scope. Versions change by assignment, so the
-    training step is never traced again for them.
+    The version, what it counts, and the last step at which it does.
+    """
+    found = [teacher.standing() for teacher in teachers]
+    rows = [[each.step, each.share, each.last_step] for each in found]
+    return np.array(rows, np.float64).reshape([-1, 3])
+
+
+class Asked:
+    """Asks the teachers in the traced step.
+
+    What they count changes by assignment, so the training step is never traced
+    again for it.
+
+    Attributes:
+        standings: What `standings` returned, as a variable; on the workers of
+            parameter servers, a tensor that has come with the execution.
+        bad: Of this replica, int64 `[2, teachers]`: batches in a row without
+            sense, and the version that they speak of.
     """
 
     def __init__(
         self,
         teachers: Sequence[teacher_lib.Teacher],
         *,
-        shared: Callable[..., Any] | None = None,
-        of_replica: Callable[..., Any] | None = None,
+        standings: Any = None,
+        bad: Any = None,
     ) -> None:
-        """Makes the variables; no teacher is in use.
-
-        `shared` and `of_replica` make a variable from an initial value and a
-        name: one that all replicas share, and one that each has for itself.
-        The strategy makes them by default.
-        """
+        """Makes the variables that are not given, in the strategy's scope."""
         self._teachers = teachers
-        # A bound in steps that none reaches, where there is none.
-        self._max_ages = np.array(
-            [
-                np.iinfo(np.int64).max if most is None else most
-                for most in (t.max_staleness_steps for t in teachers)
-            ],
-            np.int64,
+        nothing = np.zeros([len(teachers), 3])
+        self.standings = _mirrored(nothing) if standings is None else standings
+        self.bad = _of_replica(no_faults(teachers)) if bad is None else bad
+
+    def _columns(self) -> list[tf.Tensor]:
+        """Returns versions, shares, and last steps."""
+        step, share, last = tf.unstack(
+            tf.convert_to_tensor(self.standings), num=3, axis=1
         )
-        count = len(teachers)
-        shared, of_replica = shared or _mirrored, of_replica or _of_replica
-        zeros = np.zeros([count], np.int64)
-        self._steps = shared(zeros - 1, name="teacher_steps")
-        self._in_use = shared(zeros.astype(bool), name="teachers_in_use")
-        self._shares = shared(zeros + 1.0, name="teacher_shares")
-        self._bad_batches = of_replica(zeros, name="bad_batches")
-        self._bad_steps = of_replica(zeros, name="bad_steps")
-
-    @property
-    def variables(self) -> list[Any]:
-        """All of them."""
-        return [
-            self._steps,
-            self._in_use,
-            self._shares,
-            self._bad_batches,
-            self._bad_steps,
-        ]
-
-    def assign(self, *, steps: Any, in_use: Any, shares: Any) -> None:
-        """Sets, between steps, which versions are in force, and their shares.
-
-        A step of -1 is a fixed teacher, or none.
-        """
-        self._steps.assign(steps)
-        self._in_use.assign(in_use)
-        self._shares.assign(shares)
+        return [tf.cast(step, tf.int64), tf.cast(share, tf.float32), last]
 
     def bad_in_a_row(self) -> tf.Tensor:
         """int64 `[num_teachers]`: this replica's last batches without sense."""
         # A count speaks of one version: its successor starts with none, even
         # while nobody asks it.
-        is_same = self._bad_steps.value() == tf.convert_to_tensor(self._steps)
-        count = self._bad_batches.value()
-        return tf.where(is_same, count, tf.zeros_like(count))
+        count, of_step = tf.unstack(self.bad.value())
+        step, _, _ = self._columns()
+        return tf.where(of_step == step, count, tf.zeros_like(count))
 
     def ask(
         self, batch: teacher_lib.Batch, *, active: tf.Tensor
     ) -> SoftTargets:
         """Asks each teacher in use; see `TeacherList.ask`."""
-        like = [*batch.flat, *batch.hidden]
-        shares = tf.where(active, self._shares_at(batch.step), 0.0)
-        usable = shares > 0
+        like = batch.flat
+        steps, known, last = self._columns()
+        known = tf.where(tf.cast(batch.step, last.dtype) <= last, known, 0.0)
+        usable = active & (known > 0)
+        shares = tf.where(usable, known, 0.0)
         # Only their proportion matters to an aggregate: a single teacher that
         # fades says what it said, in whatever precision.
         relative = tf.math.divide_no_nan(shares, tf.reduce_max(shares))
@@ -146,50 +128,48 @@ class TeacherVariables:
             # Rows that somebody else did not send are no fault of a version.
             is_bad = usable[index] & ~tf.reduce_all(finite)
             bad.append(is_bad & teacher.answers_every_row)
-        self._count_bad(usable, tf.stack(bad))
+        before = self.bad_in_a_row()
+        in_a_row = tf.where(tf.stack(bad), before + 1, tf.zeros_like(before))
+        self.bad.assign(tf.stack([tf.where(usable, in_a_row, before), steps]))
         return SoftTargets(
             outputs=[list(column) for column in zip(*outputs, strict=True)],
             weights=tf.stack(weights),
             shares=shares,
-            staleness=self._staleness(batch.step),
+            staleness=mean_of(
+                tf.cast(batch.step - steps, tf.float32),
+                (known > 0) & (steps >= 0),
+            ),
         )
 
-    def _count_bad(self, usable: tf.Tensor, bad: tf.Tensor) -> None:
-        before = self.bad_in_a_row()
-        in_a_row = tf.where(bad, before + 1, tf.zeros_like(before))
-        self._bad_batches.assign(tf.where(usable, in_a_row, before))
-        self._bad_steps.assign(tf.convert_to_tensor(self._steps))
 
-    def _shares_at(self, step: tf.Tensor) -> tf.Tensor:
-        """What each teacher counts at a step, float32 `[num_teachers]`."""
-        in_use = tf.convert_to_tensor(self._in_use)
-        steps = tf.convert_to_tensor(self._steps)
-        shares = tf.convert_to_tensor(self._shares)
-        is_recent = (steps < 0) | (step - steps <= self._max_ages)
-        return tf.where(in_use & is_recent, tf.cast(shares, tf.float32), 0.0)
+def mean_of(values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
+    """Returns the mean of those that count; 0 / 0, which is NaN, of none.
 
-    def _staleness(self, step: tf.Tensor) -> tf.Tensor:
-        steps = tf.convert_to_tensor(self._steps)
-        is_used = (self._shares_at(step) > 0) & (steps >= 0)
-        used = tf.cast(is_used, tf.float32)
-        total = tf.reduce_sum(tf.cast(step - steps, tf.float32) * used)
-        return total / tf.reduce_sum(used)
+    NaN of one that does not count does not spread.
+    """
+    kept = tf.where(counted, values, 0.0)
+    return tf.reduce_sum(kept) / tf.reduce_sum(tf.cast(counted, tf.float32))
 
 
-def _mirrored(initial: np.ndarray, *, name: str) -> tf.Variable:
+def no_faults(teachers: Sequence[Any]) -> np.ndarray:
+    """Returns `Asked.bad` before the first batch."""
+    return np.zeros([2, len(teachers)], np.int64)
+
+
+def _mirrored(initial: np.ndarray) -> tf.Variable:
     return tf.Variable(
         initial,
         trainable=False,
-        name=name,
+        name="standings",
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
 
 
-def _of_replica(initial: np.ndarray, *, name: str) -> tf.Variable:
+def _of_replica(initial: np.ndarray) -> tf.Variable:
     return tf.Variable(
         initial,
         trainable=False,
-        name=name,
+        name="bad_batches",
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.SUM,
     )

@@ -19,7 +19,9 @@ import tensorflow as tf
 from tfdistill import losses as losses_lib
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
+from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
+from tfdistill.teachers import copies
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -37,6 +39,27 @@ ABSENT, BURN_IN, GOOD, FADING, TOO_STALE, WORSE, DROPPED = (
 _NUM_LOOKS_BACK = 8
 
 
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """What a teacher counts until the next refresh, and why.
+
+    Attributes:
+        health: A word for what its share is owed to.
+        reason: Why it is not "good".
+        share: What its weight is scaled by, in [0, 1]; 0 if it is not asked.
+        step: The version in use, or -1 for none.
+        last_step: The last step of the student at which it counts.
+        age_steps: How old the version was at the last refresh, if known.
+    """
+
+    health: str = GOOD
+    reason: str = ""
+    share: float = 1.0
+    step: int = -1
+    last_step: float = math.inf
+    age_steps: int | None = None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
     """What a teacher is asked about; see `Teacher.ask`."""
@@ -45,7 +68,6 @@ class Batch:
     outputs: Any
     step: tf.Tensor
     labels: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    hidden: Sequence[tf.Tensor] = ()
     losses: Sequence[losses_lib.DistillationLoss | None] = ()
     weight: Callable[[tf.Tensor], Any] | None = None
 
@@ -64,10 +86,10 @@ class Student:
         strategy: The strategy it trains under.
         weight: The distillation weight as a function of the step, if known.
         loss: The distillation loss of the first output that has one.
-        layers: Hidden layers of the teacher that are compared, too.
         last: What the last execution reported.
         names: The names of its teachers, in order.
         merits: By canary, what compares versions with the student on it.
+        remote: What makes places on parameter servers, and tells workers.
         held_out: The canary of peers that were given none, if there is one.
     """
 
@@ -76,18 +98,33 @@ class Student:
     _: dataclasses.KW_ONLY
     weight: Callable[[tf.Tensor], Any] | None = None
     loss: losses_lib.DistillationLoss | None = None
-    layers: Sequence[str] = ()
     last: steps.LastExecution = dataclasses.field(
         default_factory=steps.LastExecution
     )
     names: Sequence[str] = ()
     merits: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    remote: Any = None
     held_out: Any = None
 
     @property
     def on_servers(self) -> bool:
         """Whether it trains on parameter servers."""
         return replicas.on_servers(self.strategy)
+
+    def place(
+        self,
+        name: str,
+        graph: student_graph.StudentGraph,
+        values: saved_model.Snapshot | None = None,
+    ) -> Any:
+        """Makes a place for the values of the teacher of a name.
+
+        On each replica, or on the parameter servers. With `values` they are
+        there from the start, and never change.
+        """
+        if self.remote is not None:
+            return self.remote.place(name, graph, values)
+        return copies.Copy(graph, values)
 
     @property
     def is_chief(self) -> bool:
@@ -149,12 +186,8 @@ class Teacher:
         'class_priors'
     """
 
-    # The most steps that its version may be older than the student.
-    max_staleness_steps: int | None = None
     # Whether a row without an answer is its own fault, for which it is dropped.
     answers_every_row = True
-    # What workers of parameter servers fetch of it; see `on_servers`.
-    remote: Any = None
     # Whether it has a student already.
     is_attached = False
 
@@ -218,11 +251,9 @@ class Teacher:
                 student itself has answered, structured as it returns them, and
                 `flat`, a list of these; `step`, int64 scalar; `labels`, what
                 `tfdistill.labels` attached to the rows, by name of the
-                teacher; `hidden`, what the student's hidden layers gave, for
-                those that a `FeatureDistillation` compares; `losses`, the
-                distillation loss of each output, None for one that is not
-                distilled; and `weight`, the distillation weight as a function
-                of the step, if known.
+                teacher; `losses`, the distillation loss of each output, None
+                for one that is not distilled; and `weight`, the distillation
+                weight as a function of the step, if known.
 
         Returns:
             One tensor for each of the student's outputs, as a structure or a
@@ -233,20 +264,14 @@ class Teacher:
 
     # ---- between steps, on all workers at the same step ----
 
-    @property
-    def step(self) -> int:
-        """The step of the version in use, or -1 for a teacher without any."""
-        return -1
+    def standing(self) -> Standing:
+        """Returns what it counts until the next refresh.
 
-    @property
-    def in_use(self) -> bool:
-        """Whether it is asked."""
-        return not self._drop_reason
-
-    @property
-    def share(self) -> float:
-        """What its weight is scaled by until the next refresh, in [0, 1]."""
-        return 1.0
+        By default all, unless it was dropped.
+        """
+        if self._drop_reason:
+            return Standing(DROPPED, self._drop_reason, share=0.0)
+        return Standing()
 
     def start(self) -> None:
         """Begins what it does beside training; `fit` begins."""
@@ -261,27 +286,29 @@ class Teacher:
         the same state.
         """
 
+    def exported(self, step: int, averages: Mapping[int, Any]) -> None:
+        """Hears that the student's present values are a version.
+
+        Whether or not it is written. `averages` are what it holds in place of
+        weights, by the `id` of these.
+        """
+
     def drop(self, reason: str) -> None:
         """Leaves it out from now on; the log says why."""
         if not self._drop_reason:
             _log.warning("Dropped the teacher %s: %s", self.name, reason)
             self._drop_reason = reason
 
-    @property
-    def health(self) -> tuple[str, str]:
-        """A word for what its share is owed to, and the reason."""
-        return (DROPPED, self._drop_reason) if self._drop_reason else (GOOD, "")
-
     def status(self) -> dict[str, Any]:
         """Describes it for logs; see `TeacherList.status`."""
-        health, reason = self.health
+        found = self.standing()
         return {
             "name": self.name,
-            "step": self.step if self.in_use else -1,
-            "health": health,
-            "reason": reason,
-            "share": self.share if self.in_use else 0.0,
-            "age_steps": None,
+            "step": found.step,
+            "health": found.health,
+            "reason": found.reason,
+            "share": found.share,
+            "age_steps": found.age_steps,
             "swaps": 0,
             "bytes": 0,
             "last_bytes": None,

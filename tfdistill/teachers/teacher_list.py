@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdistill.cluster import identity
@@ -26,11 +27,9 @@ from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher as teacher_lib
 
 _log = logging.getLogger(__name__)
-# What the chief says of each peer; see `Peer.verdicts`.
-_NUM_VERDICTS = 2
 _ATTACHED = (
-    "Teachers serve one student, and the layers that were compiled first; {} "
-    "is attached already. Make new teachers, and a new CodistillModel."
+    "Teachers serve one student; {} is attached already. Make new teachers, "
+    "and a new CodistillModel."
 )
 
 
@@ -87,7 +86,6 @@ class TeacherList:
         have the same name.
         """
         self._given = checked(teachers)
-        self._cluster = cluster
         self._teachers = [
             member for given in self._given for member in given.members(cluster)
         ]
@@ -98,7 +96,7 @@ class TeacherList:
         self._student: teacher_lib.Student | None = None
         self._following: follower.Following | None = None
         # What the traced step knows.
-        self._published: dict[str, Any] = {}
+        self._published: Any = None
         self.remote: on_servers.RemoteTeachers | None = None
         self.generation = 0
         self.has_exporter = False
@@ -151,49 +149,37 @@ class TeacherList:
         Of the same one, compiled again, it takes the weight.
         """
         if self._student is not None:
-            if student.graph is not self._student.graph or (
-                list(student.layers) != list(self._student.layers)
-            ):
+            if student.graph is not self._student.graph:
                 raise RuntimeError(_ATTACHED.format(", ".join(self.names)))
             self._student.weight = student.weight
             return
-        student.names, strategy = self.names, student.strategy
-        if self._peers:
+        student.names = self.names
+        if any(peer.canary is None for peer in self._peers):
             student.held_out = canary.of_validation(self.validation_data)
         self._student = student
         if student.on_servers:
             self.remote = on_servers.RemoteTeachers(self._teachers)
-        with strategy.scope():
-            self._variables = (
-                self.remote.state
+            student.remote = self.remote
+        with student.strategy.scope():
+            self._asked = (
+                self.remote.asked
                 if self.remote
-                else soft_targets.TeacherVariables(self._teachers)
+                else soft_targets.Asked(self._teachers)
             )
             for each in self._teachers:
                 if each.is_attached:
                     raise RuntimeError(_ATTACHED.format(each.name))
                 each.is_attached = True
                 each.attach(student)
-        if self.remote:
-            self.remote.attached()
-        self._agreement = agreement.Agreement(
+        most = soft_targets.MAX_BAD_BATCHES
+        self._agreement = agreement.among(
+            student.strategy,
             [peer.follower for peer in self._peers],
-            self.remote.sum if self.remote else self._collective(strategy),
-            num_workers=student.num_workers,
-            is_chief=student.is_chief,
-            num_as_chief=_NUM_VERDICTS * len(self._peers),
+            num_said=len(self._peers),
+            of_replica=lambda: self._asked.bad_in_a_row() >= most,
+            sum_over_group=self.remote.sum if self.remote else None,
         )
         self._publish()
-
-    def _collective(self, strategy: tf.distribute.Strategy) -> agreement.Sum:
-        most = soft_targets.MAX_BAD_BATCHES
-        return agreement.collective_sum(
-            strategy,
-            size=agreement.num_fields(
-                len(self._peers), num_as_chief=_NUM_VERDICTS * len(self._peers)
-            ),
-            of_replica=lambda: self._variables.bad_in_a_row() >= most,
-        )
 
     # ---- in the step ----
 
@@ -211,7 +197,7 @@ class TeacherList:
                 batch = dataclasses.replace(
                     batch, labels={**batch.labels, **said}
                 )
-        return self._variables.ask(batch, active=active)
+        return self._asked.ask(batch, active=active)
 
     def label_versions(self, labels: Mapping[str, Any]) -> tf.Tensor:
         """Returns the newest version in each teacher's labels of a batch.
@@ -278,9 +264,12 @@ class TeacherList:
         Raises:
             RuntimeError: The teachers belong to no student yet.
         """
-        self._check_attached("refresh")
-        verdicts = [int(found) for p in self._peers for found in p.verdicts()]
-        news = self._agreement.exchange_news(as_chief=verdicts)
+        student = self._check_attached("refresh")
+        for merit in student.merits.values():
+            merit.take()
+        # Of no version a 0, as of who is not the chief.
+        verdicts = [peer.verdict + 1 for peer in self._peers]
+        news = self._agreement.exchange_news(verdicts)
         for each, is_bad in zip(self._teachers, news.of_replicas, strict=True):
             if is_bad:
                 each.drop(
@@ -288,7 +277,7 @@ class TeacherList:
                     f"{soft_targets.MAX_BAD_BATCHES} batches in a row."
                 )
         for index, peer in enumerate(self._peers):
-            peer.take_verdicts(*news.as_chief[_NUM_VERDICTS * index :][:2])
+            peer.take_verdict(int(news.said[index]) - 1)
             newest = news.newest[index]
             is_free = index not in news.failed and peer.follower.announced < 0
             if is_free and newest >= 0:
@@ -296,7 +285,8 @@ class TeacherList:
         ready = self._load_graphs(news.ready)
         self._swap(ready, step)
         if not self.has_exporter:
-            self.note_export(step or 0, {})
+            for each in self._teachers:
+                each.exported(step or 0, {})
         for each in self._teachers:
             each.refresh(step)
         self._publish()
@@ -326,17 +316,18 @@ class TeacherList:
         of these.
         """
         for each in self._teachers:
-            if isinstance(each, own_past.OwnPast):
-                each.note_export(step, averages)
-                self._publish()
+            each.exported(step, averages)
+        if self._student is not None:
+            self._publish()
 
-    def _check_attached(self, caller: str) -> None:
+    def _check_attached(self, caller: str) -> teacher_lib.Student:
         if self._student is None:
             raise RuntimeError(
                 f"`{caller}` must come after `fit` has made the teachers' "
                 "variables; received teachers without a student. Call it from "
                 "a callback, in `on_train_begin` or later."
             )
+        return self._student
 
     def _publish(self) -> None:
         """Lets the traced step know of the versions, if anything changed."""
@@ -344,14 +335,10 @@ class TeacherList:
             # Travels with each execution.
             self.remote.publish()
             return
-        values: dict[str, Any] = {
-            "steps": [each.step for each in self._teachers],
-            "in_use": [each.in_use for each in self._teachers],
-            "shares": [each.share for each in self._teachers],
-        }
-        if values != self._published:
-            self._variables.assign(**values)
-            self._published = values
+        found = soft_targets.standings(self._teachers)
+        if not np.array_equal(found, self._published):
+            self._asked.standings.assign(found)
+            self._published = found
 
     def status(self) -> list[dict[str, Any]]:
         """Describes each teacher, for logs.

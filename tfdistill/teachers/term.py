@@ -5,7 +5,6 @@ about anyway, and on one replica's rows: it costs a comparison, and no
 collective.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -18,9 +17,6 @@ import tensorflow as tf
 
 from tfdistill import losses as losses_lib
 from tfdistill.exports import student_graph
-from tfdistill.system import keras_internals
-from tfdistill.teachers import features as features_lib
-from tfdistill.teachers import fixed
 from tfdistill.teachers import labels as labels_lib
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import soft_targets
@@ -28,37 +24,14 @@ from tfdistill.teachers import teacher
 from tfdistill.teachers import teacher_list
 from tfdistill.training import global_batch
 from tfdistill.training import steps
-from tfdistill.training import weight_mean
 
 # The fraction of predictions for the same class; where an output has no
 # classes, the mean distance from the student's value.
 AGREEMENT, DIFFERENCE = "agreement", "mean_absolute_difference"
 
 
-def _measure(
-    loss: Any,
-    teachers: Sequence[tf.Tensor],
-    student: tf.Tensor,
-    counts: Sequence[tf.Tensor],
-) -> tuple[str, tf.Tensor]:
-    """Compares each teacher with the student on one output `[batch, ...]`.
-
-    `counts` says for each teacher which examples, or positions, count: float,
-    0 or 1. Returns what was measured, and float32 `[num_teachers]`; NaN for a
-    teacher of which nothing counts, as before it has a version.
-    """
-    kind, compare = _comparison(loss, tf.cast(student, tf.float32))
-    found = []
-    for output, count in zip(teachers, counts, strict=True):
-        values = compare(output)
-        # NaN of an example that does not count must not spread. Where none
-        # counts, 0 / 0 is the NaN that says so.
-        kept = tf.where(count > 0, values, tf.zeros_like(values))
-        found.append(tf.reduce_sum(kept) / tf.reduce_sum(count))
-    return kind, tf.stack(found)
-
-
 def _comparison(loss: Any, student: tf.Tensor) -> tuple[str, Any]:
+    """Returns what is measured, and what compares a teacher's output."""
     if isinstance(loss, losses_lib.BinarySoftTargetCrossEntropy):
         middle = 0.0 if loss.from_logits else 0.5
         own_side = student > middle
@@ -98,7 +71,14 @@ class DistillationTerm:
         (or None) by output. `output_names` are in the order of the student's
         outputs, for a dict of losses if the outputs are none; None if unknown.
         """
-        self._losses = _map_losses(losses, task_loss)
+        if isinstance(losses, list | tuple):
+            losses = dict(enumerate(losses))
+        # By name, or by place, or one for all.
+        self._losses: Any = (
+            {k: _wrapped(v, _part(task_loss, k)) for k, v in losses.items()}
+            if isinstance(losses, dict)
+            else _wrapped(losses, task_loss)
+        )
         self._output_names = list(output_names or ())
 
     def __call__(
@@ -109,7 +89,10 @@ class DistillationTerm:
         0 if no teacher is in use. `sample_weight` is as in the data: None, a
         tensor, or by output.
         """
-        of_rows = _rows(soft)
+        # The whole term is scaled by the greatest share; see `strength`.
+        of_rows = tf.math.divide_no_nan(
+            soft.share_of_rows, tf.reduce_max(soft.shares)
+        )
         total = tf.zeros([])
         for outputs, student, loss, weight in self._distilled(
             soft, y_pred, sample_weight
@@ -133,17 +116,22 @@ class DistillationTerm:
         for outputs, student, loss, weight in self._distilled(
             soft, y_pred, sample_weight
         ):
-            counts = [
-                _that_count(row > 0, weight, student)
-                for row in tf.unstack(soft.weights)
+            kind, compare = _comparison(
+                loss.inner, tf.cast(student, tf.float32)
+            )
+            values = [
+                soft_targets.mean_of(
+                    compare(output), _that_count(row > 0, weight, student)
+                )
+                for output, row in zip(
+                    outputs, tf.unstack(soft.weights), strict=True
+                )
             ]
-            kind, values = _measure(loss.inner, outputs, student, counts)
-            found.setdefault(kind, []).append(values)
-        for kind in (AGREEMENT, DIFFERENCE):
-            if kind in found:
-                return kind, tf.reduce_mean(tf.stack(found[kind]), axis=0)
-        nothing = tf.fill([soft.weights.shape[0]], float("nan"))
-        return AGREEMENT, nothing
+            found.setdefault(kind, []).append(tf.stack(values))
+        if not found:
+            return AGREEMENT, tf.fill([soft.weights.shape[0]], float("nan"))
+        kind = AGREEMENT if AGREEMENT in found else DIFFERENCE
+        return kind, tf.reduce_mean(tf.stack(found[kind]), axis=0)
 
     def _distilled(
         self, soft: soft_targets.SoftTargets, y_pred: Any, sample_weight: Any
@@ -174,35 +162,26 @@ class DistillationTerm:
 
     def _by_output(self, y_pred: Any) -> list[Any]:
         losses, count = self._losses, len(keras.tree.flatten(y_pred))
-        if not isinstance(losses, (dict, list, tuple)):
+        if not isinstance(losses, dict):
             return [losses] * count
-        if isinstance(losses, dict):
-            return self._by_name(losses, y_pred, count)
-        if len(losses) != count:
-            raise ValueError(
-                f"`distillation_loss` must hold one loss (or None) for each "
-                f"of {count} outputs; received {len(losses)}."
-            )
-        return list(losses)
-
-    def _by_name(
-        self, losses: dict[str, Any], y_pred: Any, count: int
-    ) -> list[Any]:
+        if all(isinstance(key, int) for key in losses):
+            if len(losses) != count:
+                raise ValueError(
+                    f"`distillation_loss` must hold one loss (or None) for "
+                    f"each of {count} outputs; received {len(losses)}."
+                )
+            return list(losses.values())
+        names = self._output_names
         if isinstance(y_pred, dict):
-            paths = keras.tree.flatten_with_path(y_pred)
-            names = [path[0] for path, _ in paths]
-        else:
-            names = self._output_names
-        if len(names) != count:
+            names = [
+                path[0] for path, _ in keras.tree.flatten_with_path(y_pred)
+            ]
+        unknown = set(losses).difference(names)
+        if unknown or len(names) != count:
             raise ValueError(
-                "`distillation_loss` must be a list where the student's "
-                f"outputs have no names; received the keys {list(losses)}."
-            )
-        unknown = set(losses) - set(names)
-        if unknown:
-            raise ValueError(
-                "`distillation_loss` must be keyed by outputs "
-                f"{sorted(names)}; received {sorted(unknown)} as well."
+                "`distillation_loss` must be keyed by the student's outputs "
+                f"{sorted(names)}, or a list if these have no names; received "
+                f"the keys {list(losses)}."
             )
         return [losses.get(name) for name in names]
 
@@ -223,14 +202,12 @@ class Paid:
     """What a step pays for differing from its teachers.
 
     Attributes:
-        loss: This replica's share of the whole term, unweighted.
-        shares: What `loss` is made of, by the names that `fit` logs.
+        loss: This replica's share of the term, unweighted.
         weight: What the loss counts in this step, a scalar >= 0.
         logs: What the step logs of its teachers.
     """
 
     loss: tf.Tensor
-    shares: dict[str, tf.Tensor]
     weight: tf.Tensor
     logs: steps.Logs
 
@@ -246,8 +223,6 @@ class Codistillation:
         teachers: Whom it learns from.
         loss, weight: The distillation loss that the model was compiled with,
             and its weight as a function of the step.
-        features: What computes the `FeatureDistillation` that it was compiled
-            with, if any.
     """
 
     def __init__(
@@ -258,25 +233,11 @@ class Codistillation:
         self.teachers = teachers
         self.loss: Any = None
         self.weight: Callable[[tf.Tensor], Any] | None = None
-        self.features: features_lib.Features | None = None
         self._term: DistillationTerm | None = None
         self._graph: student_graph.StudentGraph | None = None
-        self._mean_decay: float | None = None
-        # Of the student's weights, if somebody has asked for it.
-        self.mean: weight_mean.WeightMean | None = None
 
     def __bool__(self) -> bool:
         return bool(len(self.teachers))
-
-    @property
-    def feature_loss(self) -> losses_lib.FeatureDistillation | None:
-        """The `FeatureDistillation` that it was compiled with, if any."""
-        return self.features.loss if self.features else None
-
-    @property
-    def projections(self) -> list[keras.Layer]:
-        """Layers that are trained with the student and are no part of it."""
-        return self.features.projections if self.features else []
 
     def compile(
         self,
@@ -284,19 +245,9 @@ class Codistillation:
         weight: Callable[[tf.Tensor], Any],
         *,
         task_loss: Any,
-        feature_loss: losses_lib.FeatureDistillation | None = None,
     ) -> None:
         """Takes what `CodistillModel.compile` was given."""
         self.loss, self.weight = loss, weight
-        if feature_loss is not self.feature_loss:
-            # Compiled again with the same one, projections keep their values.
-            self.features = None
-        if feature_loss is not None and self.features is None:
-            self.features = features_lib.Features(
-                feature_loss,
-                self.student,
-                fixed.only_model(list(self.teachers)),
-            )
         self._term = DistillationTerm(
             loss,
             task_loss=task_loss,
@@ -322,28 +273,11 @@ class Codistillation:
             )
         return self._graph
 
-    def keep_mean(self, model: Any, decay: float | None) -> None:
-        """Has each step of the next `fit` move a mean of the weights, or none.
-
-        `decay` is what the mean keeps of itself; None for no mean.
-        """
-        if decay != self._mean_decay:
-            self._mean_decay = decay
-            # Traced again, with another mean.
-            model.train_function = None
-
     def attach(self, model: Any) -> on_servers.RemoteTeachers | None:
-        """Makes the variables of the teachers and of the mean, if any.
+        """Makes the variables of the teachers, if any.
 
         Returns what each execution takes along under parameter servers.
         """
-        if self._mean_decay is None:
-            self.mean = None
-        elif self.mean is None or self.mean.decay != self._mean_decay:
-            with model.distribute_strategy.scope():
-                self.mean = weight_mean.WeightMean(
-                    self.student, decay=self._mean_decay
-                )
         if self:
             self.teachers.attach(
                 teacher.Student(
@@ -351,25 +285,12 @@ class Codistillation:
                     model.distribute_strategy,
                     weight=self.weight,
                     loss=self._term.first if self._term else None,
-                    layers=self.features.teacher_layers
-                    if self.features
-                    else (),
                     last=model.trainer.last,
                 )
             )
         return self.teachers.remote
 
     # ---- one step ----
-
-    def run_student(self, model: Any, x: Any) -> tuple[Any, list[tf.Tensor]]:
-        """Runs the student in training; returns its outputs and features.
-
-        `model` is what wraps the student. There are no features without a
-        `FeatureDistillation`.
-        """
-        if self.features:
-            return self.features.student(x)
-        return model(x, training=True), []
 
     def term(
         self,
@@ -380,15 +301,13 @@ class Codistillation:
         sample_weight: Any,
         *,
         dtype: Any,
-        hidden: Sequence[tf.Tensor] = (),
         labels: Mapping[str, Any] | None = None,
     ) -> Paid | None:
         """Asks the teachers about one replica's batch, and compares.
 
-        None without teachers. `dtype` is that of the loss. `hidden` are the
-        student's features, `labels` what teachers' predictions came with the
-        batch. The teachers run in inference mode, and no gradient reaches
-        them.
+        None without teachers. `dtype` is that of the loss. `labels` are
+        teachers' predictions that came with the batch. The teachers run in
+        inference mode, and no gradient reaches them.
         """
         if not self or self._term is None or self.weight is None:
             return None
@@ -397,29 +316,19 @@ class Codistillation:
             batch = teacher.Batch(
                 inputs=x,
                 outputs=y_pred,
-                hidden=hidden,
                 labels=labels or {},
                 step=tf.cast(step, tf.int64),
                 losses=self._term.losses_of(y_pred),
                 weight=self.weight,
             )
             soft = self.teachers.ask(batch, active=weight > 0)
-        shares = {}
-        if self.features:
-            soft, targets = self.features.split(soft)
-            rows = _rows(soft, sample_weight)
-            shares["feature_loss"] = self.features(targets, hidden, rows)
         loss = self._term(soft, y_pred, sample_weight)
-        shares["distillation_loss"] = loss
-        if self.features:
-            loss += self.features.weight * shares["feature_loss"]
         with tape.stop_recording():
             compared = self._term.compare(soft, y_pred, sample_weight)
         weight *= strength(soft, weight.dtype)
         versions = self.teachers.label_versions(labels or {})
         return Paid(
             loss=loss,
-            shares=shares,
             weight=weight,
             logs={
                 "distillation_weight": weight,
@@ -430,51 +339,6 @@ class Codistillation:
                 **steps.hidden(labels_lib.STEP, step[tf.newaxis]),
             },
         )
-
-    @contextlib.contextmanager
-    def averaged(self, optimizer: keras.Optimizer) -> Iterator[None]:
-        """Moves the mean of the weights after the update inside.
-
-        A step without an update does not count: one that only accumulates
-        gradients, or whose gradients are not finite in float16.
-        """
-        if self.mean is None:
-            yield
-            return
-        before = tf.identity(tf.convert_to_tensor(optimizer.iterations))
-        yield
-        now = tf.convert_to_tensor(optimizer.iterations)
-        self.mean.move(tf.not_equal(now, before))
-
-    # ---- between steps ----
-
-    def exported_values(self, model: Any) -> Mapping[int, tf.Tensor]:
-        """Returns what a version holds in place of weights, by their `id`.
-
-        With `use_ema` these are the averages that `fit` will leave in the
-        model.
-        """
-        if self.mean is not None:
-            return self.mean.values(self.graph(model).variables)
-        averages = keras_internals.moving_averages(model.optimizer)
-        return {
-            id(variable): tf.convert_to_tensor(average.value)
-            for variable, average in averages
-        }
-
-
-def _map_losses(losses: Any, task_loss: Any) -> Any:
-    if isinstance(losses, dict):
-        return {
-            key: _wrapped(loss, _part(task_loss, key))
-            for key, loss in losses.items()
-        }
-    if isinstance(losses, (list, tuple)):
-        return [
-            _wrapped(loss, _part(task_loss, index))
-            for index, loss in enumerate(losses)
-        ]
-    return _wrapped(losses, task_loss)
 
 
 def _part(structure: Any, key: Any) -> Any:
@@ -523,22 +387,6 @@ def gives_logits(task_loss: Any) -> bool | None:
     return answer
 
 
-def _rows(
-    soft: soft_targets.SoftTargets, sample_weight: Any = None
-) -> tf.Tensor:
-    """What each example counts, float32 `[batch]`.
-
-    With sample weights, if there is one for each example.
-    """
-    # The whole term is scaled by the greatest share; see `strength`.
-    rows = tf.math.divide_no_nan(soft.share_of_rows, tf.reduce_max(soft.shares))
-    if not tf.is_tensor(sample_weight):
-        return rows
-    if any(size != 1 for size in sample_weight.shape[1:]):
-        return rows
-    return rows * tf.cast(tf.reshape(sample_weight, [-1]), tf.float32)
-
-
 def _by_output(sample_weight: Any, count: int) -> list[Any]:
     if sample_weight is None or not isinstance(
         sample_weight, (dict, list, tuple)
@@ -560,16 +408,16 @@ def _masked(weight: Any, of_rows: tf.Tensor, student: tf.Tensor) -> tf.Tensor:
 
 
 def _that_count(rows: tf.Tensor, weight: Any, student: tf.Tensor) -> tf.Tensor:
-    """Which examples, or positions, a comparison counts: float, 0 or 1."""
-    count = _masked(None, tf.cast(rows, tf.float32), student)
+    """Which examples, or positions, a comparison counts: bool."""
+    count = _masked(None, tf.cast(rows, tf.float32), student) > 0
     for other in (weight, getattr(student, "_keras_mask", None)):
         if other is None:
             continue
-        other = tf.cast(tf.cast(other, tf.float32) > 0, tf.float32)
+        other = tf.cast(other, tf.float32) > 0
         if other.shape.rank > count.shape.rank:
             # `[batch, 1]` beside outputs `[batch, 1]`.
             other = tf.reshape(other, tf.shape(count))
         extra = count.shape.rank - other.shape.rank
         shape = tf.concat([tf.shape(other), [1] * extra], axis=0)
-        count *= tf.reshape(other, shape)
+        count &= tf.reshape(other, shape)
     return count
