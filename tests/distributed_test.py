@@ -46,16 +46,12 @@ def test_files_are_those_of_the_model(tmp_path):
     np.testing.assert_array_equal(other.get_weights()[0], loaded.weights[0])
 
 
-@pytest.mark.parametrize("kind", [keras.Model, cases.OwnStep])
-def test_a_launched_run_writes_what_the_launcher_shows(
-    kind, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
+def test_a_launched_run_writes_what_the_launcher_shows(run_dir):
     x, y = cases.regression(16)
-    model = _model(cases.dense(kind))
-    log = keras.callbacks.CSVLogger(tmp_path / "group_0" / "log.csv")
+    model = _model()
+    log = keras.callbacks.CSVLogger(run_dir / "group_0" / "log.csv")
     model.fit(x, y, batch_size=8, epochs=2, callbacks=[log], verbose=0)
-    lines = (tmp_path / "group_0" / "metrics.jsonl").read_text().splitlines()
+    lines = (run_dir / "group_0" / "metrics.jsonl").read_text().splitlines()
     last = json.loads(lines[-1])
     assert (last["event"], last["step"], last["teachers"]) == ("end", 4, [])
 
@@ -77,27 +73,6 @@ def test_a_backup_that_would_lack_an_optimizer_is_refused(tmp_path):
             *cases.regression(8),
             callbacks=[tfdistill.callbacks.Backup(tmp_path)],
         )
-
-
-def test_it_trains_on_servers_as_plain_keras(monkeypatch):
-    def trained(model):
-        model.compile(
-            keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"]
-        )
-        data = tf.data.Dataset.from_tensor_slices(cases.regression(24)).batch(8)
-        history = model.fit(data, epochs=2, verbose=0, shuffle=False).history
-        return history, model.get_weights(), model.evaluate(data, verbose=0)
-
-    keras.utils.set_random_seed(1)
-    expected = trained(cases.dense(cases.Penalized))
-    keras.utils.set_random_seed(1)
-    server_cases.pretend(monkeypatch)
-    model = tfdistill.DistributedModel(cases.dense(cases.Penalized))
-    actual = trained(model)
-    for one, other in zip(
-        keras.tree.flatten(actual), keras.tree.flatten(expected), strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_a_step_of_its_own_is_refused_on_servers(monkeypatch):

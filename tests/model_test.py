@@ -52,11 +52,10 @@ def _values(model):
 # ---- the loss, by hand ----
 
 
-def _gradient(student, x, y, teachers, *, weight, temperature=1.0, rows=None):
+def _gradient(student, x, y, teachers, *, weight, temperature, rows):
     """d loss / d logits of a linear softmax student, `[n, classes]`."""
     kernel, bias = [v.numpy().astype("float64") for v in student.variables]
     logits = x @ kernel + bias
-    rows = np.ones(len(x)) if rows is None else rows
     task = cases.softmax(logits) - np.eye(cases.NUM_CLASSES)[y]
     target = sum(
         share * cases.softmax((x @ k + b) / temperature)
@@ -70,11 +69,8 @@ def _teacher_values(seed):
     return [v.numpy().astype("float64") for v in cases.linear(seed).variables]
 
 
-@pytest.mark.parametrize(
-    ("temperature", "shares", "sample_weight"),
-    [(1.0, (1.0, 1.0), False), (2.0, (0.25, 2.0), True)],
-)
-def test_one_update_by_hand(exchange, temperature, shares, sample_weight):
+def test_one_update_by_hand(exchange):
+    temperature, shares = 2.0, (0.25, 2.0)
     for group in (1, 2):
         cases.publish(exchange, cases.linear(group), group=group)
     model = cases.codistill(
@@ -88,9 +84,8 @@ def test_one_update_by_hand(exchange, temperature, shares, sample_weight):
         ),
         distillation_weight=0.7,
     )
-    rows = np.linspace(0, 2, 16).astype("float32") if sample_weight else None
-    extra = {"sample_weight": rows} if sample_weight else {}
-    cases.prepare(model, _X, _Y, **extra)
+    rows = np.linspace(0, 2, 16).astype("float32")
+    cases.prepare(model, _X, _Y, sample_weight=rows)
     cases.load(model, 10, 10)
     gradient = _gradient(
         model.student,
@@ -102,7 +97,7 @@ def test_one_update_by_hand(exchange, temperature, shares, sample_weight):
         rows=rows,
     )
     kernel, bias = _values(model)
-    logs = cases.fit(model, _X, _Y, batch_size=16, **extra)
+    logs = cases.fit(model, _X, _Y, batch_size=16, sample_weight=rows)
     np.testing.assert_allclose(
         model.student.variables[0].numpy(),
         kernel - 0.1 * _X.T @ gradient,
@@ -221,16 +216,8 @@ class Subclassed(keras.Model):
         return self.top(self.drop(self.hidden(inputs), training=training))
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: keras.Sequential([keras.layers.Dense(3)]),
-        Subclassed,
-    ],
-    ids=["sequential", "subclassed"],
-)
-def test_students_that_are_built_by_their_first_batch(exchange, build):
-    model = _taught(exchange, build())
+def test_a_student_that_is_built_by_its_first_batch(exchange):
+    model = _taught(exchange, Subclassed())
     logs = cases.fit(model, _X, _Y, epochs=2)
     assert logs["distillation_weight"] == [1, 1]
     assert logs["distillation_loss"][1] > 0
@@ -287,19 +274,10 @@ def reference(tmp_path_factory):
     return cases.fit(model, _X, _Y, batch_size=4), _values(model)
 
 
-class _PyDataset(keras.utils.PyDataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        rows = slice(4 * index, 4 * index + 4)
-        return _X[rows], _Y[rows]
-
-
 def _generator():
     while True:
-        for index in range(4):
-            yield _PyDataset()[index]
+        for first in range(0, 16, 4):
+            yield _X[first : first + 4], _Y[first : first + 4]
 
 
 def _dataset(dtype="float32"):
@@ -311,10 +289,9 @@ def _dataset(dtype="float32"):
     ("make", "arguments"),
     [
         (lambda: (_dataset("float64"), None), {}),
-        (lambda: (_PyDataset(), None), {}),
         (lambda: (_generator(), None), {"steps_per_epoch": 4}),
     ],
-    ids=["float64", "py_dataset", "generator"],
+    ids=["float64", "generator"],
 )
 def test_the_same_data_in_any_form(exchange, reference, make, arguments):
     x, y = make()
@@ -338,23 +315,6 @@ def test_other_ways_of_execution(exchange, reference, how):
     for found, value in zip(_values(model), expected, strict=True):
         np.testing.assert_allclose(found, value, atol=1e-6)
     np.testing.assert_allclose(logs["loss"], expected_logs["loss"], rtol=1e-5)
-
-
-def test_fit_goes_on_where_it_stopped(exchange):
-    twice, once = (
-        _taught(
-            tfdistill.Exchange(f"{exchange.root}_{i}"),
-            optimizer=keras.optimizers.Adam(
-                keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
-            ),
-        )
-        for i in range(2)
-    )
-    for _ in range(2):
-        cases.fit(twice, _X, _Y, batch_size=8)
-    cases.fit(once, _X, _Y, batch_size=8, epochs=2)
-    for found, value in zip(_values(twice), _values(once), strict=True):
-        np.testing.assert_array_equal(found, value)
 
 
 # ---- the student's files ----
@@ -491,9 +451,9 @@ def test_teachers_that_nobody_will_load_are_told(exchange):
         cases.fit(model, _X, _Y, callbacks=[])
 
 
-def _exporter(exchange, group=0):
+def _exporter(exchange):
     return tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=100, group=group
+        exchange, every_steps=100, group=0
     )
 
 
@@ -625,7 +585,7 @@ def _trained_by_its_own_loss(wrap, strategy=None):
     return model, logs, model.evaluate(data.batch(4), verbose=0)
 
 
-@pytest.mark.parametrize("where", ["one_device", "two_replicas", "servers"])
+@pytest.mark.parametrize("where", ["two_replicas", "servers"])
 def test_a_loss_of_its_own_trains_as_in_keras(where, request, monkeypatch):
     strategy = None
     if where == "two_replicas":
@@ -662,8 +622,8 @@ def _two_outputs(named, model_class=keras.Model):
 
 @pytest.mark.parametrize(
     ("named", "model_class"),
-    [(True, keras.Model), (False, keras.Model), (True, Doubled)],
-    ids=["dict", "list", "own_loss"],
+    [(False, keras.Model), (True, Doubled)],
+    ids=["list", "own_loss"],
 )
 def test_outputs_are_found_by_name_as_in_keras(named, model_class):
     """Losses, metrics and targets by name, whatever holds the outputs."""

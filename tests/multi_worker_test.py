@@ -1,5 +1,7 @@
 """Training on two replicas of one process, against plain Keras on one."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -8,43 +10,27 @@ import tensorflow as tf
 from tests.cases import training as training_cases
 from tfdistill.training import guards
 
-# Real workers run most cases (tests/runs/training_test.py); here are those in
-# which the replicas of one process take a path of their own, or most of it,
-# and those that real workers leave out.
-NAMES = (
-    "adam",
-    "arrays_shuffled",
-    "batch_of_one_left",
-    "dictionaries",
-    "global_clipnorm",
-    "masked_sequence",
-    "mixed_bfloat16",
-    "sample_weight",
-    "sharded_executions",
-    "sparse_adam",
-    "steps_per_execution_partial",
-    "synchronized_normalization",
-    "taught_in_memory",
-    "wrapped_own_step",
-)
+
+def _one_device():
+    return tf.distribute.get_strategy()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_two_replicas_train_as_keras_on_one_device(name, two_replicas):
-    case = training_cases.CASES[name]
-    expected = training_cases.run(
-        case, case.reference, tf.distribute.get_strategy()
-    )
-    actual = training_cases.run(case, training_cases.shared, two_replicas)
+def _is_as_on_one_device(case, strategy):
+    expected = training_cases.run(case, _one_device(), is_reference=True)
+    actual = training_cases.run(case, strategy)
     training_cases.assert_equal(actual, expected, case.tolerance)
 
 
-@pytest.mark.parametrize("name", ["schedule_clipnorm", "dictionaries"])
+@pytest.mark.parametrize("name", training_cases.PLACES["two_replicas"])
+def test_two_replicas_train_as_keras_on_one_device(name, two_replicas):
+    _is_as_on_one_device(training_cases.CASES[name], two_replicas)
+
+
+@pytest.mark.parametrize("name", training_cases.PLACES["one_device"])
 def test_one_device_is_keras_to_the_bit(name):
     case = training_cases.CASES[name]
-    strategy = tf.distribute.get_strategy()
-    expected = training_cases.run(case, keras.Model, strategy)
-    actual = training_cases.run(case, training_cases.shared, strategy)
+    expected = training_cases.run(case, _one_device(), is_reference=True)
+    actual = training_cases.run(case, _one_device())
     for key, value in expected.items():
         np.testing.assert_array_equal(actual[key], value, err_msg=key)
 
@@ -52,28 +38,13 @@ def test_one_device_is_keras_to_the_bit(name):
 def test_keras_itself_clips_before_it_sums(two_replicas):
     # The defect that DistributedModel mends. When Keras mends it too, this
     # fails, and `leave_reduction_to_caller` can go.
-    case = training_cases.CASES["global_clipnorm"]
-    expected = training_cases.run(
-        case, keras.Model, tf.distribute.get_strategy()
+    plain = dataclasses.replace(
+        training_cases.CASES["momentum_clipped"],
+        wrap=lambda model: model,
+        steps_per_execution=1,
     )
-    actual = training_cases.run(case, keras.Model, two_replicas)
-    with pytest.raises(AssertionError):
-        training_cases.assert_equal(actual, expected, case.tolerance)
-
-
-def test_regularizer_counts_once(two_replicas):
-    def loss_of(model_class, strategy):
-        with strategy.scope():
-            model = training_cases.subclassed(model_class)
-            model.compile("sgd", "mse")
-        x, y = training_cases.regression(20)
-        return model.evaluate(x, y * 0, batch_size=8, verbose=0)
-
-    keras.utils.set_random_seed(1)
-    expected = loss_of(keras.Model, tf.distribute.get_strategy())
-    keras.utils.set_random_seed(1)
-    actual = loss_of(training_cases.shared, two_replicas)
-    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+    with pytest.raises(AssertionError, match="log_loss"):
+        _is_as_on_one_device(plain, two_replicas)
 
 
 def test_mixed_float16_scales_and_unscales_once(two_replicas):
@@ -87,11 +58,7 @@ def test_mixed_float16_scales_and_unscales_once(two_replicas):
     case = training_cases.Case(
         policy="mixed_float16", optimizer=optimizer, tolerance=5e-3
     )
-    expected = training_cases.run(
-        case, keras.Model, tf.distribute.get_strategy()
-    )
-    actual = training_cases.run(case, training_cases.shared, two_replicas)
-    training_cases.assert_equal(actual, expected, case.tolerance)
+    _is_as_on_one_device(case, two_replicas)
 
 
 def test_run_eagerly_gives_the_same(two_replicas):
@@ -105,7 +72,7 @@ def test_run_eagerly_gives_the_same(two_replicas):
         model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False)
         return model.get_weights()
 
-    expected = train(tf.distribute.get_strategy(), False)
+    expected = train(_one_device(), False)
     for actual in (train(two_replicas, True), train(two_replicas, False)):
         for one, other in zip(actual, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -8,7 +8,6 @@ import typing
 
 from tfdistill._version import __version__ as __version__
 from tfdistill.system import lazy
-from tfdistill.system import registration
 
 if typing.TYPE_CHECKING:
     from tfdistill import callbacks as callbacks
@@ -33,29 +32,6 @@ if typing.TYPE_CHECKING:
 _MODULES = (
     *("callbacks", "contrib", "data", "labels", "layers", "losses"),
     *("metrics", "mixing", "optimizers", "schedules", "teachers"),
-)
-
-# What files of Keras may name. `with_kernel_decay` makes other classes.
-registration.register(
-    {
-        "BinarySoftTargetCrossEntropy": "tfdistill.losses",
-        "BurnIn": "tfdistill.schedules",
-        "CodistillModel": "tfdistill.model",
-        "DistillationLoss": "tfdistill.losses",
-        "DistributedModel": "tfdistill.model",
-        "FeatureEmbedding": "tfdistill.embedding.features",
-        "ForwardKL": "tfdistill.losses",
-        "LARS": "tfdistill.optimizers",
-        "LinearRamp": "tfdistill.schedules",
-        "LogitsMeanSquaredError": "tfdistill.losses",
-        "QuasiGlobalMomentum": "tfdistill.contrib.quasi_global",
-        "ReverseKL": "tfdistill.losses",
-        "SampledOutput": "tfdistill.contrib.sampled",
-        "SampledSoftTargetCrossEntropy": "tfdistill.contrib.sampled",
-        "ScaledRate": "tfdistill.contrib.batch_scaler",
-        "ShardedEmbedding": "tfdistill.embedding.layer",
-        "SoftTargetCrossEntropy": "tfdistill.losses",
-    }
 )
 
 __getattr__, __dir__, __all__ = lazy.attach(

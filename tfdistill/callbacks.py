@@ -100,8 +100,7 @@ class StudentExporter(steps.Exporter):
     The last one is always written, at the end of training. After a failure,
     exports pause for a second, then for twice as long each time, up to 30 s.
     With `use_ema` in the optimizer, versions hold the averages of the weights,
-    which `fit` leaves in the model at its end. With `ema_decay` they hold a
-    running mean, and the student keeps its own weights.
+    which `fit` leaves in the model at its end.
 
     During training the chief holds the claim of its group: a chief of another
     run fails at the start of its training with a `GroupClaimedError`, and one
@@ -127,7 +126,6 @@ class StudentExporter(steps.Exporter):
         variables_dtype: str | None = None,
         schema: Mapping[str, Any] | None = None,
         offset_steps: int | None = None,
-        ema_decay: float | None = None,
     ) -> None:
         """Writes nothing yet.
 
@@ -146,20 +144,11 @@ class StudentExporter(steps.Exporter):
                 `every_steps`, >= 0 and less than that. Default: the groups
                 take turns, `group * every_steps // num_groups`, unless another
                 callback of `fit` mixes the versions of one step.
-            ema_decay: Has versions hold the exponential moving average of the
-                weights over steps, a smoother teacher: what the average keeps
-                of itself at each update, >= 0 and < 1. With 0.95, a version is
-                about the mean of the last 20 updates. It begins with the
-                student's initial weights, and is taken of trained weights
-                only; batch statistics and integers are the student's own.
-                Memory holds the trained weights once more. Default: versions
-                hold the weights at the step of the export.
 
         Raises:
             ValueError: An argument is not as above.
         """
         super().__init__()
-        _check_decay(ema_decay)
         self._schedule = steps.EverySteps(every_steps)
         _check_offset(offset_steps, every_steps)
         if exchange is not None:
@@ -169,7 +158,6 @@ class StudentExporter(steps.Exporter):
         self.schema = screen.digests(schema or {})
         self._given_exchange, self._given_group = exchange, group
         self._variables_dtype = variables_dtype
-        self._ema_decay = ema_decay
         self._writer: saved_model.SavedModelWriter | None = None
         self._worker: background.OneJobThread | None = None
         self._claim: claim.GroupClaim | None = None
@@ -194,8 +182,7 @@ class StudentExporter(steps.Exporter):
     @property
     def exports_averages(self) -> bool:
         """Whether versions hold an average of the weights, not the weights."""
-        averages = keras_internals.keeps_averages(self.model.optimizer)
-        return averages or self._ema_decay is not None
+        return keras_internals.keeps_averages(self.model.optimizer)
 
     @property
     def counts(self) -> dict[str, float]:
@@ -231,21 +218,6 @@ class StudentExporter(steps.Exporter):
         # A group that was given may be none of the cluster.
         return self.group * every // cluster.num_groups % every
 
-    def set_model(self, model: keras.Model) -> None:
-        """Has the steps of `fit`, which are traced next, keep the average."""
-        super().set_model(model)
-        if not isinstance(model, steps.Codistilled):
-            return  # `on_train_begin` says what is wrong.
-        if self._ema_decay is not None:
-            _check_averages(model)
-        model.codistillation.keep_mean(model, self._ema_decay)
-
-    @property
-    def variables(self) -> Sequence[tf.Variable]:
-        """The average of the weights, if versions hold it."""
-        mean = self.codistilled.codistillation.mean
-        return mean.variables if mean is not None else ()
-
     def state(self) -> dict[str, Any]:
         """Returns how many examples were trained on."""
         return {"examples": self.counts["examples"]}
@@ -264,7 +236,6 @@ class StudentExporter(steps.Exporter):
             self._uncounted.clear()
         strategy = self.codistilled.distribute_strategy
         cluster = strategy_lib.cluster_of(strategy)
-        self.find_place(cluster)
         self._schedule = steps.EverySteps(
             self.every_steps, offset_steps=self._offset(cluster)
         )
@@ -326,9 +297,14 @@ class StudentExporter(steps.Exporter):
         self._take(values, wait_secs=_FINISH_SECS if wait else 0.0)
 
     def _values(self) -> Mapping[int, tf.Tensor]:
-        """What versions hold in place of weights; at the start, nothing."""
-        model = self.codistilled
-        return model.codistillation.exported_values(model) if self.step else {}
+        """What versions hold in place of weights: averages of `use_ema`.
+
+        At the start there are none.
+        """
+        if not self.step:
+            return {}
+        pairs = keras_internals.moving_averages(self.model.optimizer)
+        return {id(v): tf.convert_to_tensor(mean.value) for v, mean in pairs}
 
     def _take(
         self, values: Mapping[int, tf.Tensor], *, wait_secs: float
@@ -363,8 +339,6 @@ class StudentExporter(steps.Exporter):
         }
         if self.schema:
             found[screen.SCHEMA_FIELD] = self.schema
-        if self._ema_decay is not None:
-            found[screen.DECAY_FIELD] = self._ema_decay
         for callback in self._others:
             found |= callback.manifest_extras()
         return found
@@ -431,14 +405,6 @@ class StudentExporter(steps.Exporter):
             _log.warning("Step %d was not exported%s: %s", step, goes_on, error)
 
 
-def _check_decay(ema_decay: Any) -> None:
-    if ema_decay is not None and not 0 <= ema_decay < 1:
-        raise ValueError(
-            f"`ema_decay` must be None, or >= 0 and < 1; received "
-            f"{ema_decay!r}."
-        )
-
-
 def _check_offset(offset_steps: Any, every_steps: int) -> None:
     if offset_steps is None:
         return
@@ -447,23 +413,6 @@ def _check_offset(offset_steps: Any, every_steps: int) -> None:
         raise ValueError(
             "`offset_steps` must be None or a whole number >= 0 and < "
             f"`every_steps`, {every_steps}; received {offset_steps!r}."
-        )
-
-
-def _check_averages(model: Any) -> None:
-    """Checks that a model's weights can be averaged at each step."""
-    if replicas.on_servers(model.distribute_strategy):
-        raise ValueError(
-            "StudentExporter(ema_decay=...) does not work with parameter "
-            "servers, where no worker has all of the student's weights. Leave "
-            "`ema_decay` out, or train without parameter servers."
-        )
-    if keras_internals.keeps_averages(model.optimizer):
-        raise ValueError(
-            "Only one average of the weights can be exported; received "
-            "StudentExporter(ema_decay=...) and an optimizer with "
-            "use_ema=True, whose average versions hold already. Leave one of "
-            "them out."
         )
 
 

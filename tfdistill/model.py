@@ -26,7 +26,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill import losses
 from tfdistill import schedules
 from tfdistill.backup import callback as backup
 from tfdistill.cluster import identity
@@ -57,18 +56,8 @@ keras_internals.check_keras()
 keras_internals.make_scalars_readable()
 
 Logs = steps.Logs
-# A model that brings one of these is compiled itself: its own losses and
-# metrics count.
-_OWN = (
-    "compile",
-    "compute_loss",
-    "compute_metrics",
-    "metrics",
-    "predict_step",
-    "test_step",
-    "train_step",
-)
 # What would never be run of a model inside another.
+_STEPS = ("train_step", "compute_metrics", "test_step", "predict_step")
 _LOOPS = (
     "evaluate",
     "fit",
@@ -77,7 +66,10 @@ _LOOPS = (
     "make_train_function",
     "predict",
 )
-_STEPS = ("train_step", "compute_metrics", "test_step", "predict_step")
+# Arguments of Keras' `compile` that files say.
+_COMPARING = ("loss", "metrics", "weighted_metrics")
+# What is logged of the loss besides `loss` itself.
+_PARTS = ("task_loss", "distillation_loss")
 
 
 def _of_the_model_inside(name: str) -> Any:
@@ -95,7 +87,8 @@ class DistributedModel(steps.Trained, keras.Model):
     batch normalization normalizes over each replica's own rows
     (`keras.layers.BatchNormalization(synchronized=True)` over all). `save`,
     `save_weights`, `load_weights` and `export` are those of the model, whose
-    files plain Keras loads.
+    files plain Keras loads; they say how it was compiled if optimizer, loss and
+    metrics are Keras' own.
 
     A model may have a `compute_loss`, `test_step`, `compute_metrics` or
     `compile` of its own, and outside of parameter servers a `train_step`. On
@@ -115,8 +108,7 @@ class DistributedModel(steps.Trained, keras.Model):
     train_function: Any
     test_function: Any
     _trainer: Any = None
-    _has_own_loss = _is_compiled_inside = False
-    _INSIDE, _PREFIX = "model", "distributed"
+    _INSIDE, _PREFIX, _MAY_COMPILE = "model", "distributed", True
     _NEVER_RUN: tuple[str, ...] = _LOOPS
 
     def __init__(self, model: keras.Model, *, name: str | None = None) -> None:
@@ -131,16 +123,12 @@ class DistributedModel(steps.Trained, keras.Model):
                 workers already, or has methods that would never be run, such
                 as a `fit` of its own.
         """
-        self._check(model)
+        _check_inside(model, self._INSIDE, self._NEVER_RUN)
         super().__init__(name=name or f"{self._PREFIX}_{model.name}")
         self.model = model
         self.built = model.built
-        self._has_own_loss = self._is_compiled_inside = any(
-            own_steps.is_own(type(model), name) for name in _OWN
-        )
-
-    def _check(self, model: Any) -> None:
-        _check_inside(model, self._INSIDE, self._NEVER_RUN)
+        self._own = own_steps.Own(model, may_compile=self._MAY_COMPILE)
+        self._is_told_to_files = False
 
     @property
     def trainer(self) -> Any:
@@ -229,32 +217,26 @@ class DistributedModel(steps.Trained, keras.Model):
             ValueError: The model's own `train_step` or the optimizer's
                 `ema_overwrite_frequency` cannot run under the strategy.
         """
-        if self._is_compiled_inside:
-            self.model.compile(*args, **kwargs)
-            self._compile(
-                {
-                    "optimizer": self.model.optimizer,
-                    "run_eagerly": self.model.run_eagerly,
-                    "steps_per_execution": self.model.steps_per_execution,
-                    "jit_compile": kwargs.get("jit_compile", "auto"),
-                }
-            )
+        if not self._own.is_compiled:
+            self._compile(fit_arguments.bind(super().compile, args, kwargs))
             return
-        arguments = fit_arguments.bind(super().compile, args, kwargs)
-        self._compile(arguments)
-        self._compile_for_files(arguments)
+        self.model.compile(*args, **kwargs)
+        names = ("optimizer", "run_eagerly", "steps_per_execution")
+        arguments = {name: getattr(self.model, name) for name in names}
+        xla = kwargs.get("jit_compile", "auto")
+        self._compile({**arguments, "jit_compile": xla})
 
     def _compile(self, arguments: dict[str, Any]) -> None:
         strategy = self.distribute_strategy
         own_steps.check(self.model, strategy)
         loss = global_batch.over_global_batch(arguments.get("loss"))
-        arguments = {**arguments, "loss": loss}
+        given = {**arguments, "loss": loss}
         is_alone = strategy.num_replicas_in_sync == 1
-        if arguments.get("jit_compile", "auto") == "auto" and (
+        if given.get("jit_compile", "auto") == "auto" and (
             not is_alone or replicas.on_servers(strategy)
         ):
-            arguments["jit_compile"] = False
-        super().compile(**arguments)
+            given["jit_compile"] = False
+        super().compile(**given)
         if not is_alone and keras_internals.overwrites_weights(self.optimizer):
             raise ValueError(
                 "`ema_overwrite_frequency` must be left out of the optimizer; "
@@ -262,22 +244,7 @@ class DistributedModel(steps.Trained, keras.Model):
                 "With use_ema=True `fit` leaves the averages at its end."
             )
         self.trainer.compiled()
-
-    def _compile_for_files(self, arguments: dict[str, Any]) -> bool:
-        """Has files of the model say how it was compiled, as Keras' do.
-
-        Unless the optimizer's state is not in this process, or partly that of
-        a `ShardedEmbedding`. Returns whether they do.
-        """
-        if replicas.on_servers(
-            self.distribute_strategy
-        ) or embedding_layer.layers_of(self.model):
-            return False
-        # Not the model's own method, which may do anything else.
-        keras.Model.compile(
-            self.model, **{**arguments, "optimizer": self.optimizer}
-        )
-        return True
+        _tell_files(self, arguments)
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains the model; takes what `keras.Model.fit` takes.
@@ -312,10 +279,13 @@ class DistributedModel(steps.Trained, keras.Model):
             data_checks.DataError: The data are empty, faulty or too few.
             RuntimeError: The loss is not finite; see `FiniteLoss`.
         """
-        arguments = fit_arguments.bind(super().fit, args, kwargs)
         strategy = self.distribute_strategy
-        fit_arguments.call_functions(arguments, strategy)
-        arguments["callbacks"] = self._introduced(arguments)
+        arguments = fit_arguments.of_loop(super().fit, args, kwargs, strategy)
+        callbacks = self._callbacks(arguments)
+        arguments["callbacks"] = callbacks
+        for callback in callbacks:
+            if isinstance(callback, steps.SteppedCallback):
+                callback.meet(callbacks)
         with backup.session(self, arguments):
             fit_arguments.check_strategy(strategy)
             replicas.meet(strategy, "fit")
@@ -324,36 +294,15 @@ class DistributedModel(steps.Trained, keras.Model):
         self.average_statistics()
         return history
 
-    def _introduced(self, arguments: Mapping[str, Any]) -> Any:
-        """Adds what this model needs, unless it is a list of Keras' own.
+    def _callbacks(self, arguments: Mapping[str, Any]) -> list[Any]:
+        """Returns the callbacks of a `fit`, and what this model adds."""
+        found = guards.listed(arguments.get("callbacks"))
+        run_log.add_to(found, self._cluster.group_dir)
+        return found
 
-        And shows all callbacks of `fit` to those of this package.
-        """
-        callbacks = arguments.get("callbacks")
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            found, given = list(callbacks.callbacks), callbacks
-        else:
-            cluster = strategy_lib.cluster_of(self.distribute_strategy)
-            found = keras.tree.flatten(callbacks or [])
-            for each in found:
-                if isinstance(each, type):
-                    raise ValueError(
-                        "`callbacks` must be objects; received the class "
-                        f"{each.__name__}. Call it: {each.__name__}(...)."
-                    )
-            found = given = self._with_more(found, cluster)
-        for callback in found:
-            if isinstance(callback, steps.SteppedCallback):
-                callback.meet(found)
-        return given
-
-    def _with_more(
-        self,
-        callbacks: list[keras.callbacks.Callback],
-        cluster: identity.Cluster,
-    ) -> list[keras.callbacks.Callback]:
-        run_log.add_to(callbacks, cluster.group_dir)
-        return callbacks
+    @property
+    def _cluster(self) -> identity.Cluster:
+        return strategy_lib.cluster_of(self.distribute_strategy)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the model as `keras.Model.evaluate` does.
@@ -361,9 +310,11 @@ class DistributedModel(steps.Trained, keras.Model):
         Each example counts once; results are equal on all workers.
         """
         self.average_statistics()
-        arguments = fit_arguments.bind(super().evaluate, args, kwargs)
-        fit_arguments.call_functions(arguments, self.distribute_strategy)
-        replicas.meet(self.distribute_strategy, "evaluate")
+        strategy = self.distribute_strategy
+        arguments = fit_arguments.of_loop(
+            super().evaluate, args, kwargs, strategy
+        )
+        replicas.meet(strategy, "evaluate")
         with guards.reported(arguments):
             return self.trainer.evaluate(arguments, super().evaluate)
 
@@ -372,9 +323,11 @@ class DistributedModel(steps.Trained, keras.Model):
 
         Every worker gets all predictions, in the order of the data.
         """
-        arguments = fit_arguments.bind(super().predict, args, kwargs)
-        fit_arguments.call_functions(arguments, self.distribute_strategy)
-        replicas.meet(self.distribute_strategy, "predict")
+        strategy = self.distribute_strategy
+        arguments = fit_arguments.of_loop(
+            super().predict, args, kwargs, strategy
+        )
+        replicas.meet(strategy, "predict")
         with guards.reported(arguments):
             return self.trainer.predict(arguments, super().predict)
 
@@ -403,7 +356,7 @@ class DistributedModel(steps.Trained, keras.Model):
         self, iterator: Any = None, data_batch: Any = None
     ) -> None:
         super()._symbolic_build(iterator, data_batch)
-        if self._is_compiled_inside:
+        if self._own.is_compiled:
             # Its own metrics and losses.
             self.model._symbolic_build(data_batch=data_batch)
 
@@ -411,10 +364,8 @@ class DistributedModel(steps.Trained, keras.Model):
         """Builds what `fit` calls for each execution; kept and returned."""
         if self.train_function is None or force:
             super().make_train_function(force=True)  # Traces nothing.
-            if self._is_split("train_step"):
-                own_steps.take_gradients(self.model)
             self.train_function = self.trainer.train_function(
-                self._on_replicas("train_step"), self.train_function
+                self._own.step_of(self, "train_step"), self.train_function
             )
         return self.train_function
 
@@ -423,39 +374,22 @@ class DistributedModel(steps.Trained, keras.Model):
         if self.test_function is None or force:
             super().make_test_function(force=True)  # Traces nothing.
             self.test_function = self.trainer.test_function(
-                self._on_replicas("test_step"), self.test_function
+                self._own.step_of(self, "test_step"), self.test_function
             )
         return self.test_function
-
-    def _is_split(self, name: str) -> bool:
-        """Whether several replicas run a method that knows of one device."""
-        if self.distribute_strategy.num_replicas_in_sync == 1:
-            return False
-        # Its own `compile` took the losses, which therefore know of no share.
-        is_loss = name == "compute_loss"
-        return self._has_own_loss if is_loss else self._is_own(name)
-
-    def _is_own(self, name: str) -> bool:
-        return own_steps.is_own(type(self.model), name)
-
-    def _on_replicas(self, name: str) -> own_steps.Step:
-        step = getattr(self, name)
-        return (
-            own_steps.on_replicas(step, self) if self._is_split(name) else step
-        )
 
     # ---- one step ----
 
     def train_step(self, data: Any) -> Logs:
         """Runs one update on one replica's part of the global batch."""
-        x, y, sample_weight = self._unpacked(data)
-        if self._is_own("train_step"):
+        if "train_step" in self._own:
             return self.model.train_step(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
         with batch.scope(), self.trainer.tape() as tape:
             y_pred = self(x, training=True)
-            loss = self._share_of_loss(
-                batch, x, y, y_pred, sample_weight, training=True
+            loss = self._own.share_of_loss(
+                self, batch, x, y, y_pred, sample_weight, training=True
             )
             scaled = self.optimizer.scale_loss(loss)
         self.trainer.apply(tape, scaled, batch)
@@ -472,14 +406,15 @@ class DistributedModel(steps.Trained, keras.Model):
         Returns:
             The metrics' results.
         """
-        x, y, sample_weight = self._unpacked(data)
-        if self._is_own("test_step"):
+        data = self.bare(data)
+        if "test_step" in self._own:
             return self.model.test_step(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
         with batch.scope():
             y_pred = self(x, training=False)
-            loss = self._share_of_loss(
-                batch, x, y, y_pred, sample_weight, training=False
+            loss = self._own.share_of_loss(
+                self, batch, x, y, y_pred, sample_weight, training=False
             )
         batch.record(self.metrics, {"loss": loss})
         return self.compute_metrics(x, y, y_pred, sample_weight)
@@ -490,32 +425,9 @@ class DistributedModel(steps.Trained, keras.Model):
         On several workers it answers in a dtype that collectives can gather,
         which `predict` turns back.
         """
-        is_own = self._is_own("predict_step")
+        is_own = "predict_step" in self._own
         step = self.model.predict_step if is_own else super().predict_step
         return self.trainer.sendable(step(self.bare(data)))
-
-    def _unpacked(self, data: Any) -> tuple[Any, Any, Any]:
-        found = keras.utils.unpack_x_y_sample_weight(self.bare(data))
-        is_inside = self._is_compiled_inside and self._is_split("compute_loss")
-        if found[2] is not None and is_inside:
-            raise ValueError(
-                "Examples must have no weights if several replicas run a "
-                "model's own steps or loss, which count by rows; received "
-                f"`sample_weight` or `class_weight` for {self.model.name}. "
-                "Make the weights an input of the model and multiply in its "
-                "own loss."
-            )
-        return found
-
-    def _share_of_loss(
-        self, batch: global_batch.GlobalBatch, *args: Any, training: bool
-    ) -> tf.Tensor:
-        """This replica's share of what `compute_loss` gives of the batch."""
-        if not self._is_split("compute_loss"):
-            return own_steps.loss_of(self, *args, training=training)
-        with batch.alone():
-            loss = own_steps.loss_of(self, *args, training=training)
-        return loss * tf.cast(batch.share, loss.dtype)
 
     def compute_loss(
         self,
@@ -531,20 +443,20 @@ class DistributedModel(steps.Trained, keras.Model):
         it with its own rows, and its value is taken for a mean over these.
         """
         given = (x, y, y_pred, sample_weight)
-        if self._has_own_loss:
-            return own_steps.loss_of(self.model, *given, training=training)
+        if self._own.has_loss:
+            return self._own.loss(*given, training=training)
         return super().compute_loss(*given, training=training)
 
     @property
     def metrics(self) -> list[keras.Metric]:
         """The metrics that a step updates."""
-        if self._is_compiled_inside:
+        if self._own.is_compiled:
             return self.model.metrics
         return super().metrics
 
     def compute_metrics(self, *args: Any, **kwargs: Any) -> Logs:
         """Updates the metrics; see `keras.Model.compute_metrics`."""
-        if self._is_compiled_inside:
+        if self._own.is_compiled:
             return self.model.compute_metrics(*args, **kwargs)
         return super().compute_metrics(*args, **kwargs)
 
@@ -562,7 +474,7 @@ def _check_inside(model: Any, inside: str, never_run: tuple[str, ...]) -> None:
             f"workers by itself; received {type(model).__name__}. Call "
             "`fit` on it as it is, or pass the model inside it."
         )
-    own = [n for n in never_run if own_steps.is_own(type(model), n)]
+    own = [n for n in never_run if own_steps.is_own(model, n)]
     if own:
         raise ValueError(
             f"`{inside}` must leave its training to the model that "
@@ -589,6 +501,39 @@ def _check_preprocessor(student: Any) -> None:
         )
 
 
+def _tell_files(model: DistributedModel, arguments: Mapping[str, Any]) -> None:
+    """Has files of the model say how it was compiled, as Keras' do.
+
+    Unless that needs classes beyond Keras' own, without which the file
+    would not load; the model has a `compile` of its own, which Keras could
+    not call again; or the optimizer's state is not in this process, or
+    partly that of a `ShardedEmbedding`. A `compute_loss` of the model's own
+    uses what this model is compiled with.
+    """
+    inside = model.model
+    if model._own.is_compiled:
+        return
+    if model._own.has_loss:
+        keras_internals.lend_compiled_loss(model, inside)
+    parts = [model.optimizer, *(arguments.get(name) for name in _COMPARING)]
+    if (
+        not model._own.has_loss
+        and "compile" not in model._own
+        and not replicas.on_servers(model.distribute_strategy)
+        and not embedding_layer.layers_of(inside)
+        and all(map(_is_keras, keras.tree.flatten(parts)))
+    ):
+        model._is_told_to_files = True
+        # Not the model's own method, which may do anything else.
+        keras.Model.compile(
+            inside, **{**arguments, "optimizer": model.optimizer}
+        )
+    elif model._own.has_loss or model._is_told_to_files:
+        # What was said of it before is not true any more.
+        model._is_told_to_files = False
+        inside.compiled, inside.optimizer = False, None
+
+
 def _is_keras(part: Any) -> bool:
     """Whether plain Keras can load an optimizer, loss or metric from a file."""
     if part is None or isinstance(part, str):
@@ -601,12 +546,6 @@ def _is_keras(part: Any) -> bool:
         return False
     homes = re.findall(r'"module": "([^"]*)"', text)
     return all(home.partition(".")[0] == "keras" for home in homes)
-
-
-# Arguments of Keras' `compile` that files say.
-_COMPARING = ("loss", "metrics", "weighted_metrics")
-# What is logged of the loss besides `loss` itself.
-_PARTS = ("task_loss", "distillation_loss", "feature_loss")
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -640,7 +579,9 @@ class CodistillModel(steps.Codistilled, DistributedModel):
     """
 
     # Loops of its own may do the same as Keras', as those of KerasHub.
-    _INSIDE, _PREFIX, _NEVER_RUN = "student", "codistill", _STEPS
+    # Its own loss uses what this model is compiled with.
+    _INSIDE, _PREFIX, _MAY_COMPILE = "student", "codistill", False
+    _NEVER_RUN = _STEPS
 
     def __init__(
         self,
@@ -663,20 +604,12 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             ValueError: `student` is not a `keras.Model`, has a training step
                 of its own or a preprocessor; or `teachers` are none.
         """
+        _check_preprocessor(student)
         super().__init__(student, name=name)
-        # Its own loss uses what this model is compiled with.
-        self._is_compiled_inside = False
-        self._has_own_loss = self._is_own("compute_loss")
-        self._is_told_to_files = False
-        self._projections: list[keras.Layer] = []
         cluster = strategy_lib.cluster_of(tf.distribute.get_strategy())
         self.codistillation = term.Codistillation(
             student, teacher_list.TeacherList(teachers, cluster)
         )
-
-    def _check(self, model: Any) -> None:
-        super()._check(model)
-        _check_preprocessor(model)
 
     @property
     def student(self) -> keras.Model:
@@ -699,7 +632,6 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         return {
             "distillation_loss": self.codistillation.loss,
             "distillation_weight": self.codistillation.weight,
-            "feature_loss": self.codistillation.feature_loss,
         }
 
     # ---- what a training asks of it ----
@@ -721,7 +653,6 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         *args: Any,
         distillation_loss: Any = None,
         distillation_weight: Any = 1.0,
-        feature_loss: losses.FeatureDistillation | None = None,
         **kwargs: Any,
     ) -> None:
         """Configures training.
@@ -730,21 +661,17 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             *args: As for `keras.Model.compile`.
             distillation_loss: A `tfdistill.losses.DistillationLoss` for every
                 output; or, by output, a dict, list or tuple of them with None
-                for outputs that are not distilled. Needed with teachers,
-                unless there is a `feature_loss`. With `loss=None` the student
-                learns from them only.
+                for outputs that are not distilled. Needed with teachers.
+                With `loss=None` the student learns from them only.
             distillation_weight: A number or a callable of the global step
                 (int64 scalar tensor) that gives a float scalar, such as the
                 schedules of `tfdistill.schedules`. Default 1.
-            feature_loss: What is compared of hidden layers. Default: nothing.
             **kwargs: As for `keras.Model.compile`.
 
         Raises:
-            ValueError: There are teachers and neither a `distillation_loss`
-                nor a `feature_loss`; or the latter does not fit both models.
+            ValueError: There are teachers and no `distillation_loss`.
         """
-        is_compared = distillation_loss is not None or feature_loss is not None
-        if len(self.teachers) and not is_compared:
+        if len(self.teachers) and distillation_loss is None:
             raise ValueError(
                 "`compile` needs a `distillation_loss` when the model has "
                 f"teachers; received None with {len(self.teachers)} of them. "
@@ -760,62 +687,18 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             distillation_loss,
             schedules.get(distillation_weight),
             task_loss=self.loss,
-            feature_loss=feature_loss,
         )
-        projections = self.codistillation.projections
-        if projections or self._projections:
-            # An attribute, by which the optimizer and backups find them.
-            self._projections = projections
-        self._compile_for_files(arguments)
         _check_scale(self.loss, arguments)
         # Attributes, by which Keras finds metrics.
         self._task_tracker = keras.metrics.Mean("task_loss")
         self._distillation_tracker = keras.metrics.Mean("distillation_loss")
-        self._feature_tracker = (
-            keras.metrics.Mean("feature_loss") if feature_loss else None
-        )
 
-    def _compile_for_files(self, arguments: dict[str, Any]) -> bool:
-        """Has files of the student say how it was compiled, as Keras' do.
-
-        Unless that needs classes beyond Keras' own, without which the file
-        would not load; or the student has a `compile` of its own, which Keras
-        could not call again; or projections are trained beside it. A student's
-        own `compute_loss` may use what this model is compiled with.
-        """
-        if self._has_own_loss:
-            keras_internals.lend_compiled_loss(self, self.student)
-        parts = [self.optimizer, *(arguments.get(name) for name in _COMPARING)]
-        is_told = (
-            not self._has_own_loss
-            and not self._projections
-            and not self._is_own("compile")
-            and all(map(_is_keras, keras.tree.flatten(parts)))
-            and super()._compile_for_files(arguments)
-        )
-        if not is_told and (self._has_own_loss or self._is_told_to_files):
-            # What was said of it before is not true any more.
-            self.student.compiled, self.student.optimizer = False, None
-        self._is_told_to_files = is_told
-        return is_told
-
-    def _introduced(self, arguments: Mapping[str, Any]) -> Any:
+    def _callbacks(self, arguments: Mapping[str, Any]) -> list[Any]:
+        found = super()._callbacks(arguments)
         self.teachers.validation_data = arguments.get("validation_data")
-        given = arguments.get("callbacks")
-        if isinstance(given, keras.callbacks.CallbackList):
-            given = given.callbacks
-        found = keras.tree.flatten(given or [])
         self.teachers.has_exporter = bool(steps.first(found, steps.Exporter))
-        return super()._introduced(arguments)
-
-    def _with_more(
-        self,
-        callbacks: list[keras.callbacks.Callback],
-        cluster: identity.Cluster,
-    ) -> list[keras.callbacks.Callback]:
-        _check_roles(callbacks, self.teachers, cluster)
-        found = super()._with_more(callbacks, cluster)
-        directory = cluster.group_dir
+        _check_roles(found, self.teachers, self._cluster)
+        directory = self._cluster.group_dir
         if directory and not steps.first(found, summaries.Summaries):
             path = f"{directory}/{summaries.DIRECTORY}"
             found.append(summaries.Summaries(path))
@@ -836,7 +719,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
 
         See `DistributedModel.compute_loss`.
         """
-        has_task = self._has_own_loss or self.loss is not None or self.losses
+        has_task = self._own.has_loss or self.loss is not None or self.losses
         if not has_task and self.codistillation:
             return tf.zeros([], keras.config.floatx())
         return super().compute_loss(
@@ -852,9 +735,9 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         counter = keras_internals.num_batches(self.optimizer)
         step = tf.convert_to_tensor(counter)
         with batch.scope(), self.trainer.tape() as tape:
-            y_pred, hidden = self.codistillation.run_student(self, x)
-            task_loss = self._share_of_loss(
-                batch, x, y, y_pred, weights, training=True
+            y_pred = self(x, training=True)
+            task_loss = self._own.share_of_loss(
+                self, batch, x, y, y_pred, weights, training=True
             )
             paid = self.codistillation.term(
                 tape,
@@ -863,22 +746,20 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 y_pred,
                 weights,
                 dtype=task_loss.dtype,
-                hidden=hidden,
                 labels=labels,
             )
             loss = task_loss
             if paid:
                 loss += paid.weight * tf.cast(paid.loss, loss.dtype)
             scaled = self.optimizer.scale_loss(loss)
-        with self.codistillation.averaged(self.optimizer):
-            self.trainer.apply(tape, scaled, batch)
+        self.trainer.apply(tape, scaled, batch)
         shares = {"loss": loss, "task_loss": task_loss}
         logs = {
             "distillation_weight": tf.zeros([], task_loss.dtype),
             "teacher_staleness": tf.constant(float("nan")),
         }
         if paid:
-            shares, logs = shares | paid.shares, paid.logs
+            shares["distillation_loss"], logs = paid.loss, paid.logs
         batch.record(self.metrics, shares)
         metrics = self.compute_metrics(x, y, y_pred, weights)
         return {**metrics, **logs, steps.EXAMPLES: batch.total}
@@ -932,7 +813,7 @@ def _check_labels(labels: Mapping[str, Any], taught: Any) -> None:
     """Warns of labels in the data that no teacher reads."""
     readers = labels_lib.LabelTeacher
     is_read = any(isinstance(each, readers) for each in taught.teachers)
-    if labels and not is_read and (taught.loss or taught.feature_loss):
+    if labels and not is_read and taught.loss:
         warnings.warn(
             f"The data carry labels of {', '.join(labels)}, which no teacher "
             "reads. Add tfdistill.teachers.LabelTeacher(name) to `teachers`, "
@@ -972,7 +853,7 @@ def _check_roles(
                 f"The WeightMixer reads from {exporter.exchange.root} and "
                 f"{each.name} teaches from {each.exchange.root}. Give both the "
                 "same exchange.",
-                stacklevel=5,
+                stacklevel=4,
             )
     if teachers.moves_at_refreshes and not steps.first(callbacks, steps.Loader):
         warnings.warn(
@@ -980,7 +861,7 @@ def _check_roles(
             "`fit` got no TeacherLoader, so they stay as they are or never "
             "arrive. Add tfdistill.callbacks.TeacherLoader(every_steps=...) to "
             "`callbacks`.",
-            stacklevel=5,
+            stacklevel=4,
         )
     is_heard = cluster.num_groups == 1 or exporter
     if teachers.needs_versions and not is_heard:
@@ -989,5 +870,5 @@ def _check_roles(
             "got no StudentExporter, so the other groups will never "
             "learn from it. Add tfdistill.callbacks.StudentExporter(exchange, "
             "every_steps=...) to `callbacks`.",
-            stacklevel=5,
+            stacklevel=4,
         )

@@ -1,11 +1,10 @@
-"""Every callback that Keras ships does its work on `CodistillModel.fit`.
+"""Callbacks that Keras ships do their work on `CodistillModel.fit`.
 
 On one device, with a teacher; on two workers tests/runs/callbacks_test.py has
 most of them.
 """
 
 import csv
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -81,7 +80,7 @@ def bench(one_bench, tmp_path):
     return one_bench
 
 
-def _backup_and_restore(bench: Bench, capsys: Any) -> None:
+def _backup_and_restore(bench: Bench) -> None:
     def backup() -> Any:
         return keras.callbacks.BackupAndRestore(str(bench.directory / "backup"))
 
@@ -104,7 +103,7 @@ def _backup_and_restore(bench: Bench, capsys: Any) -> None:
         np.testing.assert_array_equal(restored, value)
 
 
-def _csv_logger(bench: Bench, capsys: Any) -> None:
+def _csv_logger(bench: Bench) -> None:
     path = bench.directory / "logs.csv"
     logs = bench.fit(keras.callbacks.CSVLogger(path))
     with path.open() as file:
@@ -113,7 +112,7 @@ def _csv_logger(bench: Bench, capsys: Any) -> None:
     assert [float(row["loss"]) for row in rows] == pytest.approx(logs["loss"])
 
 
-def _early_stopping(bench: Bench, capsys: Any) -> None:
+def _early_stopping(bench: Bench) -> None:
     logs = bench.fit(
         keras.callbacks.EarlyStopping(
             "val_loss", mode="max", patience=1, restore_best_weights=True
@@ -127,40 +126,7 @@ def _early_stopping(bench: Bench, capsys: Any) -> None:
     assert best == pytest.approx(logs["val_loss"][0], rel=1e-4)
 
 
-def _history(bench: Bench, capsys: Any) -> None:
-    history = keras.callbacks.History()
-    logs = bench.fit(history)
-    assert history.history == logs
-    assert set(logs) == _LOGS
-    assert history.epoch == [0, 1, 2]
-
-
-def _lambda_callback(bench: Bench, capsys: Any) -> None:
-    seen: list = []
-    bench.fit(
-        keras.callbacks.LambdaCallback(
-            on_train_begin=lambda logs: seen.append("begin"),
-            on_epoch_begin=lambda epoch, logs: seen.append(epoch),
-            on_train_batch_end=lambda batch, logs: seen.append(set(logs)),
-            on_train_end=lambda logs: seen.append("end"),
-        ),
-        epochs=2,
-        batch_size=8,
-    )
-    assert seen == ["begin", 0, _LOGS, _LOGS, 1, _LOGS, _LOGS, "end"]
-
-
-def _learning_rate_scheduler(bench: Bench, capsys: Any) -> None:
-    before = bench.model.get_weights()
-    logs = bench.fit(
-        keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.0)
-    )
-    assert logs["learning_rate"] == [0.0] * 3
-    for found, value in zip(bench.model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(found, value)
-
-
-def _model_checkpoint(bench: Bench, capsys: Any) -> None:
+def _model_checkpoint(bench: Bench) -> None:
     whole = bench.directory / "last.keras"
     best = bench.directory / "best.keras"
     weights = bench.directory / "{epoch}.weights.h5"
@@ -185,21 +151,14 @@ def _model_checkpoint(bench: Bench, capsys: Any) -> None:
         assert loss == pytest.approx(expected, rel=1e-4)
 
 
-def _orbax_checkpoint(bench: Bench, capsys: Any) -> None:
+def _orbax_checkpoint(bench: Bench) -> None:
     pytest.importorskip("orbax.checkpoint")
     path = bench.directory / "orbax"
     bench.fit(keras.callbacks.OrbaxCheckpoint(path), epochs=1)
     assert list(path.iterdir())
 
 
-def _progbar_logger(bench: Bench, capsys: Any) -> None:
-    bench.fit(epochs=2, verbose=2)  # `fit` adds one itself.
-    printed = capsys.readouterr().out
-    assert "Epoch 2/2" in printed
-    assert "distillation_loss: " in printed
-
-
-def _reduce_lr_on_plateau(bench: Bench, capsys: Any) -> None:
+def _reduce_lr_on_plateau(bench: Bench) -> None:
     logs = bench.fit(
         keras.callbacks.ReduceLROnPlateau(
             "loss", factor=0.5, patience=1, min_delta=100.0
@@ -210,7 +169,7 @@ def _reduce_lr_on_plateau(bench: Bench, capsys: Any) -> None:
     assert rate == pytest.approx(0.025)
 
 
-def _swap_ema_weights(bench: Bench, capsys: Any) -> None:
+def _swap_ema_weights(bench: Bench) -> None:
     optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
     model = cases.codistill(cases.linear(0), optimizer=optimizer)
     seen: list = []
@@ -230,7 +189,7 @@ def _swap_ema_weights(bench: Bench, capsys: Any) -> None:
     assert trained < logs["val_loss"][0] < before
 
 
-def _tensorboard(bench: Bench, capsys: Any) -> None:
+def _tensorboard(bench: Bench) -> None:
     path = bench.directory / "board"
     bench.fit(
         keras.callbacks.TensorBoard(
@@ -248,7 +207,7 @@ def _tensorboard(bench: Bench, capsys: Any) -> None:
     assert any("histogram" in tag for tag in tags)
 
 
-def _terminate_on_nan(bench: Bench, capsys: Any) -> None:
+def _terminate_on_nan(bench: Bench) -> None:
     batches: list = []
     x = _X.copy()
     x[4:8] = np.nan
@@ -269,20 +228,12 @@ def _terminate_on_nan(bench: Bench, capsys: Any) -> None:
     assert batches == [0, 1]
 
 
-# What each class is checked by; None where there is nothing to use.
-_CHECKS: dict[str, Callable[[Bench, Any], None] | None] = {
+_CHECKS: dict[str, Callable[[Bench], None]] = {
     "CSVLogger": _csv_logger,
-    "Callback": None,  # The base of all.
-    "CallbackList": None,  # `fit` makes it of the others.
     "EarlyStopping": _early_stopping,
-    "History": _history,
-    "LambdaCallback": _lambda_callback,
-    "LearningRateScheduler": _learning_rate_scheduler,
     "ModelCheckpoint": _model_checkpoint,
     "OrbaxCheckpoint": _orbax_checkpoint,
-    "ProgbarLogger": _progbar_logger,
     "ReduceLROnPlateau": _reduce_lr_on_plateau,
-    "RemoteMonitor": None,  # It sends what CSVLogger writes.
     "SwapEMAWeights": _swap_ema_weights,
     "TensorBoard": _tensorboard,
     "TerminateOnNaN": _terminate_on_nan,
@@ -291,18 +242,6 @@ _CHECKS: dict[str, Callable[[Bench, Any], None] | None] = {
 }
 
 
-def test_no_callback_is_forgotten():
-    public = {
-        name
-        for name, found in vars(keras.callbacks).items()
-        if inspect.isclass(found) and not name.startswith("_")
-    }
-    # Those of a newer Keras need a check of their own.
-    assert public <= _CHECKS.keys()
-    # Keras has had Orbax for a few versions only.
-    assert _CHECKS.keys() - public <= {"OrbaxCheckpoint"}
-
-
-@pytest.mark.parametrize("name", [k for k, check in _CHECKS.items() if check])
-def test_it_does_its_work(bench, capsys, name):
-    _CHECKS[name](bench, capsys)
+@pytest.mark.parametrize("name", _CHECKS)
+def test_it_does_its_work(bench, name):
+    _CHECKS[name](bench)

@@ -11,15 +11,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdistill import data_checks
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 
-_OF_ARRAYS = ("y", "sample_weight", "batch_size", "validation_split")
-_OF_VALIDATION = ("validation_steps", "validation_batch_size")
+_LEAST = {
+    "steps_per_epoch": 1,
+    "batch_size": 1,
+    "validation_steps": 1,
+    "validation_batch_size": 1,
+    "epochs": 0,
+    "initial_epoch": 0,
+}
 
 
 def bind(
@@ -31,18 +36,23 @@ def bind(
     return {**bound, **extra}
 
 
-def call_functions(
-    arguments: dict[str, Any], strategy: tf.distribute.Strategy
-) -> None:
-    """Calls data that are functions of a `tf.distribute.InputContext`.
+def of_loop(
+    method: Callable[..., Any],
+    args: Iterable[Any],
+    kwargs: dict[str, Any],
+    strategy: tf.distribute.Strategy,
+) -> dict[str, Any]:
+    """Returns the arguments of `fit`, `evaluate` or `predict` by name.
 
-    With parameter servers each worker does. Here they give the global batches.
+    Data that are functions of a `tf.distribute.InputContext` are called: here
+    they give the global batches. With parameter servers each worker does.
     """
-    if replicas.on_servers(strategy):
-        return
+    arguments = bind(method, args, kwargs)
     for name in ("x", "validation_data"):
-        if callable(arguments.get(name)):
+        is_function = callable(arguments.get(name))
+        if is_function and not replicas.on_servers(strategy):
             arguments[name] = arguments[name](tf.distribute.InputContext())
+    return arguments
 
 
 def check(arguments: Mapping[str, Any], *, starts_over: bool = False) -> None:
@@ -51,17 +61,15 @@ def check(arguments: Mapping[str, Any], *, starts_over: bool = False) -> None:
     Arguments that are absent have Keras' defaults. If it `starts_over`, each
     epoch reads the data from their start, though `steps_per_epoch` is given.
     """
-    _check_numbers(arguments)
-    _check_contradictions(arguments)
-    num_batches = check_data("x", arguments.get("x"))
-    if num_batches is not None:
-        _check_steps(arguments, num_batches, starts_over)
+    _check_options(arguments)
+    check_data("x", arguments.get("x"))
+    _check_steps(arguments, starts_over)
     validation = arguments.get("validation_data")
     if validation is None:
         return
-    num_batches = check_data("validation_data", validation)
+    check_data("validation_data", validation)
     steps = arguments.get("validation_steps")
-    if num_batches == tf.data.INFINITE_CARDINALITY and steps is None:
+    if _amount(validation) == tf.data.INFINITE_CARDINALITY and steps is None:
         raise ValueError(
             "`validation_steps` must be given if the validation data repeat "
             "forever; received None."
@@ -108,31 +116,32 @@ def check_alike(
 
 
 def _amount(data: Any) -> int:
-    """Batches or examples; negative as `cardinality` if endless or unknown."""
+    """Batches of a data set, or examples of arrays.
+
+    Negative, as a `cardinality`, if that is endless or unknown.
+    """
     if isinstance(data, tf.data.Dataset):
         return int(data.cardinality())
     if isinstance(data, tf.distribute.DistributedDataset):
         return int(data.cardinality)
-    rows = _num_rows(data)
-    return tf.data.UNKNOWN_CARDINALITY if rows is None else rows
+    leaves = keras.tree.flatten(data)
+    shapes: Any = (getattr(leaf, "shape", None) or () for leaf in leaves)
+    unknown = tf.data.UNKNOWN_CARDINALITY
+    return next((shape[0] for shape in shapes if len(shape)), unknown)
 
 
-def check_data(name: str, data: Any) -> int | None:
+def check_data(name: str, data: Any) -> None:
     """Checks that data hold something, if that is known.
 
-    Returns the `cardinality` of a `tf.data.Dataset`, in batches; None
-    of anything else that Keras reads.
+    A worker's own share may be empty: see `check_alike`.
     """
-    number, unit = _num_rows(data), "examples"
-    if isinstance(data, tf.data.Dataset):
-        number, unit = int(data.cardinality()), "batches"
-    if number == 0:
+    is_share = isinstance(data, tf.distribute.DistributedDataset)
+    if not is_share and _amount(data) == 0:
         raise data_checks.DataError(
-            f"`{name}` must hold at least one example; received data of 0 "
-            f"{unit}. Check how much data the files, filters, shards and "
+            f"`{name}` must hold at least one example; received 0 batches or "
+            "examples. Check how much data the files, filters, shards and "
             "`take` before it leave."
         )
-    return number if unit == "batches" else None
 
 
 def no_batch(epoch: int) -> data_checks.DataError:
@@ -144,45 +153,28 @@ def no_batch(epoch: int) -> data_checks.DataError:
     )
 
 
-def _num_rows(data: Any) -> int | None:
-    """Examples in arrays, None of anything else."""
-    leaves = keras.tree.flatten(data)
-    shapes: Any = (getattr(leaf, "shape", None) or () for leaf in leaves)
-    return next((shape[0] for shape in shapes if len(shape)), None)
-
-
-def _check_numbers(arguments: Mapping[str, Any]) -> None:
-    for name, least in (
-        ("steps_per_epoch", 1),
-        ("batch_size", 1),
-        ("validation_steps", 1),
-        ("validation_batch_size", 1),
-        ("epochs", 0),
-        ("initial_epoch", 0),
-    ):
+def _check_options(arguments: Mapping[str, Any]) -> None:
+    """Refuses numbers out of range, and what Keras would leave out."""
+    for name, least in _LEAST.items():
         value = arguments.get(name)
         if value is not None and value < least:
             raise ValueError(f"`{name}` must be >= {least}; received {value}.")
-
-
-def _check_contradictions(arguments: Mapping[str, Any]) -> None:
     if isinstance(arguments.get("x"), tf.data.Dataset):
-        for name in _OF_ARRAYS:
-            if _is_given(arguments, name):
-                raise ValueError(
-                    f"`{name}` is for arrays; received one with a data set, "
-                    "which holds batches, targets and weights itself. Leave it "
-                    "out."
-                )
+        # Keras itself refuses `y`, weights and a split.
+        if size := arguments.get("batch_size"):
+            raise ValueError(
+                f"`batch_size` is for arrays; received {size} with a data set, "
+                "which holds batches itself. Leave it out."
+            )
     has_data = arguments.get("validation_data") is not None
-    has_split = _is_given(arguments, "validation_split")
+    has_split = bool(arguments.get("validation_split"))
     if has_data and has_split:
         raise ValueError(
             "At most one of `validation_split` and `validation_data` may be "
             "given; received both. Leave one of them out."
         )
-    for name in _OF_VALIDATION:
-        if _is_given(arguments, name) and not (has_data or has_split):
+    for name in ("validation_steps", "validation_batch_size"):
+        if arguments.get(name) and not (has_data or has_split):
             raise ValueError(
                 f"`{name}` needs validation data; received "
                 f"{arguments[name]} without any. Pass `validation_data`, or "
@@ -197,22 +189,16 @@ def _check_contradictions(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _is_given(arguments: Mapping[str, Any], name: str) -> bool:
-    value = arguments.get(name)
-    return value is not None and not (np.isscalar(value) and not value)
-
-
-def _check_steps(
-    arguments: Mapping[str, Any], num_batches: int, starts_over: bool
-) -> None:
-    steps = arguments.get("steps_per_epoch")
-    # Endless or unknown: a callback may end an epoch that never ends.
-    if steps is None or num_batches < 0:
+def _check_steps(arguments: Mapping[str, Any], starts_over: bool) -> None:
+    steps, x = arguments.get("steps_per_epoch"), arguments.get("x")
+    if steps is None or not isinstance(x, tf.data.Dataset):
         return
+    num_batches = _amount(x)
     epochs = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0)
     wanted = steps if starts_over else steps * epochs
-    # Keras starts over where the data end together with an epoch.
-    if wanted > num_batches and (starts_over or num_batches % steps):
+    # Keras starts over where the data end together with an epoch. Endless or
+    # unknown: a callback may end an epoch that never ends.
+    if 0 <= num_batches < wanted and (starts_over or num_batches % steps):
         what = f"{steps} steps an epoch"
         if not starts_over:
             what += f" for {epochs} epoch(s)"

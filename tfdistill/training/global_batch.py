@@ -277,20 +277,6 @@ class _FunctionLoss(keras.losses.Loss):
         return self._function(y_true, y_pred)
 
 
-class _Crossentropy(keras.losses.Loss):
-    """Keras' "crossentropy": which one it is follows from the shapes."""
-
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        if y_pred.shape[-1] == 1:
-            function = keras.losses.binary_crossentropy
-        elif y_true.shape.rank < y_pred.shape.rank or y_true.shape[-1] == 1:
-            function = keras.losses.sparse_categorical_crossentropy
-        else:
-            function = keras.losses.categorical_crossentropy
-        y_true, y_pred = _same_rank(y_true, y_pred)
-        return function(y_true, y_pred)
-
-
 def over_global_batch(loss: Any) -> Any:
     """Wraps what `compile(loss=...)` takes in `GlobalBatchLoss`, leaf by leaf.
 
@@ -302,8 +288,6 @@ def over_global_batch(loss: Any) -> Any:
         return type(loss)(over_global_batch(value) for value in loss)
     if loss is None or isinstance(loss, GlobalBatchLoss):
         return loss
-    if isinstance(loss, str) and loss.lower() in ("crossentropy", "ce"):
-        return GlobalBatchLoss(_Crossentropy(name=loss))
     resolved = keras.losses.get(loss)
     if not isinstance(resolved, keras.losses.Loss):
         is_function = isinstance(resolved, types.FunctionType)

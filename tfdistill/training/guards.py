@@ -23,7 +23,6 @@ from tfdistill.cluster import signs
 from tfdistill.embedding import rows as table_rows
 from tfdistill.system import keras_internals
 from tfdistill.training import fit_arguments
-from tfdistill.training import steps
 
 
 class StepWatchdog(keras.callbacks.Callback):
@@ -71,20 +70,35 @@ class StepWatchdog(keras.callbacks.Callback):
         self._watchdog.touch()
 
 
+def listed(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """Returns what `fit` got as `callbacks`, as a list of its own."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        raise ValueError(
+            "`callbacks` must be a list of callbacks, to which `fit` adds its "
+            "own; received a CallbackList. Pass the callbacks that it holds."
+        )
+    found = keras.tree.flatten(callbacks or [])
+    for each in found:
+        if isinstance(each, type):
+            raise ValueError(
+                "`callbacks` must be objects; received the class "
+                f"{each.__name__}. Call it: {each.__name__}(...)."
+            )
+    return found
+
+
 @contextlib.contextmanager
 def over(
     arguments: dict[str, Any], strategy: tf.distribute.Strategy
 ) -> Iterator[None]:
     """Guards one call of `fit`, whose `callbacks` are replaced.
 
-    They are a list, or a `CallbackList`, which is run as it is. Faulty data are
-    an error that says which; a loss that is not finite ends the training; a
-    task that hangs ends, as does one that gets SIGTERM; and the launcher hears
-    how far the task is.
+    Faulty data are an error that says which; a loss that is not finite ends the
+    training; a task that hangs ends, as does one that gets SIGTERM; and the
+    launcher hears how far the task is.
     """
     callbacks = select(arguments["callbacks"], strategy)
-    if not isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = [*_watches(callbacks), *callbacks]
+    callbacks = [*_watches(callbacks), *callbacks]
     with contextlib.ExitStack() as stack:
         stack.enter_context(data_checks.told())
         several = replicas.num_workers(strategy) > 1
@@ -143,7 +157,9 @@ def _is_chief_only(callback: keras.callbacks.Callback) -> bool:
     )
 
 
-def select(callbacks: Any, strategy: tf.distribute.Strategy) -> Any:
+def select(
+    callbacks: list[keras.callbacks.Callback], strategy: tf.distribute.Strategy
+) -> list[keras.callbacks.Callback]:
     """Keeps the callbacks that this task runs.
 
     Callbacks that write files (`ModelCheckpoint`, `OrbaxCheckpoint`,
@@ -155,11 +171,6 @@ def select(callbacks: Any, strategy: tf.distribute.Strategy) -> Any:
     """
     if replicas.num_workers(strategy) == 1:
         return callbacks
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        raise ValueError(
-            "`callbacks` must be a list of callbacks on several workers, so "
-            "that files are written by one of them; received a CallbackList."
-        )
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise ValueError(
@@ -245,24 +256,19 @@ def _watches(
 
     So nothing is saved or published of what they refuse.
     """
-    if steps.first(callbacks, FiniteLoss):
-        return [_DataWatch()]
-    watch = FiniteLoss()
-    # Who asked Keras to stop there quietly gets that.
-    watch._checks_loss = not steps.first(
-        callbacks, keras.callbacks.TerminateOnNaN
-    )
-    return [_DataWatch(), watch]
+    own = (FiniteLoss, keras.callbacks.TerminateOnNaN)
+    is_watched = any(isinstance(callback, own) for callback in callbacks)
+    return [_DataWatch()] if is_watched else [_DataWatch(), FiniteLoss()]
 
 
 class FiniteLoss(keras.callbacks.Callback):
     """Ends a training whose loss or weights are NaN or infinite, by an error.
 
-    `fit` adds one by itself, unless there is one among its callbacks already.
+    `fit` adds one by itself, unless there is one among its callbacks already,
+    or Keras' `TerminateOnNaN`, which stops without an error.
     The loss in the logs is a mean since the epoch began, so that no step is
     missed: it is looked at every hundredth execution and at the end of each
-    epoch. All workers see the same one, and end alike. If Keras'
-    `TerminateOnNaN` is among the callbacks, that one looks at the loss.
+    epoch. All workers see the same one, and end alike.
 
     The loss can stay finite when the weights are not, as ReLU turns NaN into 0.
     So the weights are looked at at the end of each epoch; and an export or a
@@ -284,7 +290,6 @@ class FiniteLoss(keras.callbacks.Callback):
                 f"`action` must be one of {_ACTIONS}; received {action!r}."
             )
         self._action = action
-        self._checks_loss = True
         self._epoch = self._num_executions = 0
         self._told = False
 
@@ -304,7 +309,7 @@ class FiniteLoss(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Looks at the loss and the weights."""
         self._check(logs, "at the end")
-        if self._told or (self.model.stop_training and not self._checks_loss):
+        if self._told:
             return
         if found := first_not_finite(self.model, self._workers):
             self._refuse_weights(f"{found} at the end of epoch {epoch + 1}")
@@ -315,7 +320,7 @@ class FiniteLoss(keras.callbacks.Callback):
         self.model.trainer.not_finite = None
 
     def _check(self, logs: Any, where: str) -> None:
-        loss = (logs or {}).get("loss") if self._checks_loss else None
+        loss = (logs or {}).get("loss")
         if loss is None or math.isfinite(float(loss)) or self._told:
             return
         parts = [f"{k} {float(logs[k]):g}" for k in _PARTS if k in logs]
@@ -417,7 +422,6 @@ class _Before(keras.callbacks.Callback):
     async_safe = True  # Keras need not wait for a step's logs.
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        signs.own_start().end()
         signs.own().say(signs.CALLBACKS)
 
     on_test_batch_end = on_predict_batch_end = on_train_batch_end
@@ -432,7 +436,6 @@ class _After(keras.callbacks.Callback):
     async_safe = True
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        signs.own_start().begin(signs.FIRST_BATCH)
         signs.own().say(signs.FIRST_STEP)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -462,9 +465,8 @@ class _After(keras.callbacks.Callback):
 def reported(arguments: dict[str, Any]) -> Iterator[None]:
     """Reports the progress of one call of `fit`, `evaluate` or `predict`.
 
-    The `callbacks` among the call's `arguments` are replaced. A `CallbackList`
-    of the user's own is left as it is; then nothing is reported, and nobody
-    takes the task for stuck.
+    The `callbacks` among the call's `arguments` are replaced, unless they are
+    the `CallbackList` with which `fit` calls `evaluate`.
     """
     reporter = signs.own()
     callbacks = arguments.get("callbacks")

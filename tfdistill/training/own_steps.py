@@ -24,25 +24,131 @@ Logs = steps.Logs
 Step = Callable[[Any], Logs]
 
 
-def is_own(kind: type, name: str) -> bool:
-    """Whether neither Keras nor this package wrote a method."""
-    home = next(base for base in kind.__mro__ if name in vars(base))
-    return home.__module__.partition(".")[0] not in ("keras", "tfdistill")
+# A model that brings one of these is compiled itself: its own losses and
+# metrics count.
+_METHODS = (
+    "compile",
+    "compute_loss",
+    "compute_metrics",
+    "metrics",
+    "predict_step",
+    "test_step",
+    "train_step",
+)
 
 
-def loss_of(model: keras.Model, *given: Any, training: bool) -> Any:
-    """Calls `compute_loss`, whose `training` a model's own may not have.
+def is_own(model: keras.Model, name: str) -> bool:
+    """Whether neither Keras nor this package wrote a method of a model."""
+    home = next(k for k in type(model).__mro__ if name in vars(k)).__module__
+    return home.partition(".")[0] not in ("keras", "tfdistill")
 
-    Keras gives it since 3.3, to those that take it.
+
+class Own:
+    """What a model inside of another does by methods of its own.
+
+    Attributes:
+        is_compiled: Whether it is compiled itself.
+        has_loss: Whether its `compute_loss` is called.
     """
-    if "training" in inspect.signature(model.compute_loss).parameters:
-        return model.compute_loss(*given, training=training)
-    return model.compute_loss(*given)
+
+    def __init__(self, model: keras.Model, *, may_compile: bool) -> None:
+        """Finds its methods; only some wrappers may compile it."""
+        self._model = model
+        self._names = {name for name in _METHODS if is_own(model, name)}
+        self.is_compiled = may_compile and bool(self._names)
+        self.has_loss = self.is_compiled or "compute_loss" in self._names
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def loss(self, *data: Any, training: bool) -> Any:
+        """Calls its `compute_loss`, to which Keras gives `training` since 3.3.
+
+        Those of before do not take it.
+        """
+        function = self._model.compute_loss
+        if "training" in inspect.signature(function).parameters:
+            return function(*data, training=training)
+        return function(*data)
+
+    def share_of_loss(
+        self,
+        model: keras.Model,
+        batch: global_batch.GlobalBatch,
+        *data: Any,
+        training: bool,
+    ) -> tf.Tensor:
+        """A replica's share of what `compute_loss` of the wrapper gives.
+
+        `data` are the inputs, targets, outputs and weights.
+        """
+        x, y, y_pred, weights = data
+        is_split = self.has_loss and _has_replicas(model)
+        if not is_split:
+            return model.compute_loss(x, y, y_pred, weights, training=training)
+        self._check_weights(weights)
+        with batch.alone():
+            loss = model.compute_loss(x, y, y_pred, weights, training=training)
+        return loss * tf.cast(batch.share, loss.dtype)
+
+    def step_of(self, model: keras.Model, name: str) -> Step:
+        """The wrapper's `train_step` or `test_step`, for each replica."""
+        step = getattr(model, name)
+        if name not in self or not _has_replicas(model):
+            return step
+        if name == "train_step":
+            for optimizer in optimizers_of(self._model).values():
+                keras_internals.pass_gradients_through(optimizer, _averaged)
+        return self._on_replicas(step, model)
+
+    def _check_weights(self, weights: Any) -> None:
+        # Its own `compile` took the losses, which therefore know of no share.
+        if weights is not None and self.is_compiled:
+            raise ValueError(
+                "Examples must have no weights if several replicas run a "
+                "model's own steps or loss, which count by rows; received "
+                f"`sample_weight` or `class_weight` for {self._model.name}. "
+                "Make the weights an input of the model and multiply in its "
+                "own loss."
+            )
+
+    def _on_replicas(self, step: Step, model: keras.Model) -> Step:
+        """A step of one device as a step of one of several replicas.
+
+        What it logs is averaged by rows; Keras' metrics are added up elsewhere.
+        A replica without rows leaves the metrics of `model` as they are.
+        """
+
+        def run(data: Any) -> Logs:
+            inputs, _, weights = keras.utils.unpack_x_y_sample_weight(data)
+            self._check_weights(weights)
+            batch = global_batch.GlobalBatch.of(inputs)
+            variables = [v for m in model.metrics for v in m.variables]
+            before = [tf.identity(variable.value) for variable in variables]
+            with batch.alone():
+                logs = _flat(step(data))
+            if batch.may_be_empty:
+                for variable, value in zip(variables, before, strict=True):
+                    now = tf.convert_to_tensor(variable.value)
+                    variable.assign(tf.where(batch.local > 0, now, value))
+            numbers = {
+                key: tf.convert_to_tensor(value)
+                for key, value in logs.items()
+                if _is_number(value)
+            }
+            means = batch.averaged(list(numbers.values()))
+            return {**logs, **dict(zip(numbers, means, strict=True))}
+
+        return run
+
+
+def _has_replicas(model: keras.Model) -> bool:
+    return model.distribute_strategy.num_replicas_in_sync > 1
 
 
 def check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Checks that a model's own `train_step` can run under a strategy."""
-    if not is_own(type(model), "train_step"):
+    if not is_own(model, "train_step"):
         return
     name = f"{type(model).__name__}.train_step"
     remedy = (
@@ -69,18 +175,12 @@ def mark_built(model: keras.Model) -> None:
 
     Keras would call it for this, and one such as a GAN has no `call`.
     """
-    if is_own(type(model), "train_step"):
+    if is_own(model, "train_step"):
         layers = [
             x for x in keras_internals.all_layers(model) if x is not model
         ]
         if layers and all(layer.built for layer in layers):
             model.built = True
-
-
-def take_gradients(model: keras.Model) -> None:
-    """Has replicas meet in each optimizer that a model's own step may use."""
-    for optimizer in optimizers_of(model).values():
-        keras_internals.pass_gradients_through(optimizer, _averaged)
 
 
 def optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
@@ -97,35 +197,6 @@ def _averaged(gradients: list[Any]) -> list[Any]:
     if batch is None or not replicas.in_replica():
         return gradients
     return batch.averaged(gradients)
-
-
-def on_replicas(step: Step, model: keras.Model) -> Step:
-    """Returns a step of one device as a step of one of several replicas.
-
-    What it logs is averaged by rows; Keras' metrics are added up elsewhere. A
-    replica without rows leaves the metrics of `model` as they are.
-    """
-
-    def run(data: Any) -> Logs:
-        inputs = keras.utils.unpack_x_y_sample_weight(data)[0]
-        batch = global_batch.GlobalBatch.of(inputs)
-        variables = [v for m in model.metrics for v in m.variables]
-        before = [tf.identity(variable.value) for variable in variables]
-        with batch.alone():
-            logs = _flat(step(data))
-        if batch.may_be_empty:
-            for variable, value in zip(variables, before, strict=True):
-                now = tf.convert_to_tensor(variable.value)
-                variable.assign(tf.where(batch.local > 0, now, value))
-        numbers = {
-            key: tf.convert_to_tensor(value)
-            for key, value in logs.items()
-            if _is_number(value)
-        }
-        means = batch.averaged(list(numbers.values()))
-        return {**logs, **dict(zip(numbers, means, strict=True))}
-
-    return run
 
 
 def _flat(logs: Logs) -> Logs:

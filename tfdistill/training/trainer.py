@@ -20,7 +20,6 @@ import tensorflow as tf
 
 from tfdistill import data
 from tfdistill.cluster import replicas
-from tfdistill.cluster import signs
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import updates
 from tfdistill.system import keras_internals
@@ -103,7 +102,6 @@ class ReplicaTrainer(Trainer):
 
     def build(self, element_spec: Any, iterator: Any = None) -> None:
         """Builds from a spec: Keras' own way fails on several workers."""
-        signs.own_start().begin(signs.BUILD)
         if self._has_replicas:
             check_scope(self._model)
         self.input_spec = keras_internals.build_from_spec(
@@ -338,7 +336,6 @@ class _Execution:
         # Whether each step must be a function's call. Only a trace of the
         # first step shows it, so it is remembered from that for the others.
         self._stepwise = False
-        self._is_traced = False
         self._begin, self._go_on = (
             function
             if model.run_eagerly
@@ -352,11 +349,6 @@ class _Execution:
         )
 
     def __call__(self, iterator: Any) -> Logs:
-        if not self._is_traced and not self._model.run_eagerly:
-            signs.own_start().begin(signs.TRACING)
-            self._begin.get_concrete_function(iterator)
-            signs.own_start().begin(signs.FIRST_BATCH)
-        self._is_traced = True
         logs = self._of_first_replica(self._begin(iterator))
         step = tf.constant(1)
         while self._stepwise and step < self._model.steps_per_execution:
