@@ -113,17 +113,6 @@ CASES = {
             keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=10.0)
         ],
     ),
-    "arrays": cases.Case(
-        data=lambda: dict(
-            zip(
-                ("x", "y"),
-                next(iter(cases.numbered().batch(cases.NUM_EXAMPLES))),
-                strict=True,
-            ),
-            batch_size=4,
-        ),
-        fit={},
-    ),
     "replicas": cases.Case(data=cases.finite, fit={}, epochs=2),
 }
 
@@ -136,7 +125,6 @@ CASES = {
         ("finite", [4, 9]),
         ("unknown", [4]),
         ("executions", [5]),
-        ("arrays", [11]),
     ],
     ids=str,
 )

@@ -85,8 +85,8 @@ def _model(layer):
     return keras.Model(inputs, top)
 
 
-@pytest.mark.parametrize("on_servers", [False, True])
-def test_it_trains_as_keras_rs(on_servers, monkeypatch):
+def test_it_trains_as_keras_rs(monkeypatch):
+    """As on servers; updates_test compares with tables on replicas."""
     layers_of = _alike(_configs())
     weights = []
     x, y = _inputs(24), np.linspace(-1, 1, 24)[:, None].astype("float32")
@@ -94,7 +94,7 @@ def test_it_trains_as_keras_rs(on_servers, monkeypatch):
     for layer, wrap in zip(
         layers_of, (lambda m: m, tfdistill.DistributedModel), strict=True
     ):
-        if on_servers and layer is layers_of[1]:
+        if layer is layers_of[1]:
             server_cases.pretend(monkeypatch)
         model = wrap(_model(layer))
         model.compile(keras.optimizers.SGD(0.02), "mse")

@@ -1,4 +1,4 @@
-""""""
+"""Fit, evaluate and predict on servers, with a coordinator of this process."""
 
 import keras
 import numpy as np
@@ -41,12 +41,7 @@ def _validation():
     return cases.batches(5, num_examples=23)
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "steps_per_execution"), [(1, 3), (2, 1)]
-)
-def test_a_group_trains_as_one_process(
-    monkeypatch, num_workers, steps_per_execution
-):
+def test_two_workers_in_turn_train_as_one_process(monkeypatch):
     train = cases.batches().repeat()
     validation = {"validation_data": _validation(), "validation_steps": 4}
     plain = _model()
@@ -54,8 +49,8 @@ def test_a_group_trains_as_one_process(
     answers = plain.predict(_validation(), verbose=0)
     metrics = plain.evaluate(_validation(), verbose=0)
 
-    cases.pretend(monkeypatch, num_workers)
-    model = _model(steps_per_execution=steps_per_execution)
+    cases.pretend(monkeypatch, 2)
+    model = _model()
     history = model.fit(train, **validation, **FIT).history
     cases.assert_same(cases.weights(model), cases.weights(plain), rtol=1e-4)
     assert model.optimizer.iterations.numpy() == 14
@@ -68,10 +63,8 @@ def test_a_group_trains_as_one_process(
         model.predict(_validation()), answers, rtol=1e-4, atol=1e-5
     )
     assert model.evaluate(_validation()) == pytest.approx(metrics, rel=1e-4)
-    found = model.evaluate(_validation(), return_dict=True)
-    assert found == pytest.approx(
-        dict(zip(("loss", "accuracy"), metrics, strict=True)), rel=1e-4
-    )
+    with pytest.raises(ValueError, match="at least one batch"):
+        model.predict(_validation().skip(9))
 
 
 class _Note(keras.callbacks.Callback):
@@ -119,13 +112,33 @@ def test_fit_goes_on_and_tells_its_callbacks(monkeypatch):
 
 
 def test_data_that_end_early_are_reported(monkeypatch):
-    cases.pretend(monkeypatch)
+    """The second worker has none at all."""
+    cases.pretend(monkeypatch, 2)
     model = _model(steps_per_execution=2)
-    with pytest.warns(UserWarning, match="ended after step 6 of 9 of epoch 1"):
-        model.fit(
-            _of_unknown_size(cases.batches()), steps_per_epoch=9, verbose=0
-        )
+    data = _of_unknown_size(cases.batches(num_examples=3))
+    with pytest.warns(UserWarning, match="ended after step 1 of 9 of epoch 1"):
+        model.fit(data, steps_per_epoch=9, verbose=0)
+    assert model.optimizer.iterations.numpy() == 1
+
+
+class _StopsAtOnce(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = True
+
+
+def test_stopping_counts_what_was_in_flight(monkeypatch):
+    cases.pretend(monkeypatch)
+    model = _model(steps_per_execution=3)
+    history = model.fit(
+        cases.batches().repeat(),
+        epochs=2,
+        steps_per_epoch=99,
+        verbose=0,
+        callbacks=[_StopsAtOnce()],
+    )
+    # One was done, and another in flight.
     assert model.optimizer.iterations.numpy() == 6
+    assert history.epoch == [0]
 
 
 def _of_unknown_size(dataset):
@@ -167,22 +180,3 @@ def test_evaluation_is_traced_once_for_its_data_until_it_is_compiled_anew(
     assert model.num_traces > num_traces
     model.compile("sgd", "mse", metrics=["mae"])
     assert set(model.evaluate(dataset, return_dict=True)) == {"loss", "mae"}
-
-
-def _batches_of(rows, width=2):
-    """Rows numbered through, in batches of these sizes."""
-    numbered = np.arange(sum(rows) * width).reshape(-1, width)
-    return np.split(numbered, np.cumsum(rows)[:-1]), numbered
-
-
-@pytest.mark.parametrize("num_shares", [2, 6])
-@pytest.mark.parametrize("rows", [(4, 4, 4, 4, 1), (3,)])
-def test_shares_are_put_into_the_order_of_the_data(rows, num_shares):
-    batches, numbered = _batches_of(rows)
-    shares = []
-    for index in range(num_shares):
-        own = batches[index::num_shares]
-        values = np.concatenate([numbered[:0], *own])
-        shares.append((np.asarray([len(b) for b in own], np.int64), values))
-    found = trainer._interleaved(shares)
-    np.testing.assert_array_equal(found, numbered)

@@ -1,4 +1,4 @@
-""""""
+"""What travels to workers, and what each of them reads."""
 
 import keras
 import numpy as np

@@ -36,53 +36,37 @@ def _decaying(rate):
     return keras.optimizers.schedules.ExponentialDecay(rate, 3, 0.5)
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        lambda: keras.optimizers.Adagrad(0.1),
-        lambda: keras.optimizers.Adam(_decaying(0.05), global_clipnorm=0.1),
-    ],
-    ids=["adagrad", "adam"],
-)
-def test_it_trains_as_fit_does(optimizer):
-    expected = cases.model(optimizer=optimizer())
+def _layers():
+    """With a loss, with statistics of its batches, with a random state."""
+    dense = keras.layers.Dense(
+        4,
+        use_bias=False,
+        kernel_initializer=keras.initializers.GlorotUniform(seed=2),
+        kernel_regularizer=keras.regularizers.L2(0.1),
+    )
+    return (
+        dense,
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.5, seed=1),
+    )
+
+
+def test_it_trains_as_fit_does():
+    def optimizer():
+        return keras.optimizers.Adam(_decaying(0.05), global_clipnorm=0.1)
+
+    expected = cases.model(cases.student(*_layers()), optimizer())
     untrained = cases.weights(expected)
     expected.fit(cases.batches(), epochs=NUM_EPOCHS, verbose=0)
-    model = cases.remote(optimizer=optimizer())
+    model = cases.remote(cases.student(*_layers()), optimizer())
     before = [v.numpy() for v in model.metrics_variables]
     logs = _train(model, cases.batches())
-    cases.assert_same(cases.weights(model), cases.weights(expected))
-    for one, other in zip(cases.weights(model), untrained, strict=True):
-        assert np.abs(one - other).max() > 1e-3
+    cases.assert_same(cases.weights(model), cases.weights(expected), atol=1e-5)
+    assert np.abs(cases.weights(model)[0] - untrained[0]).max() > 1e-3
     # Values come and go: nothing of a step's own is left in a variable.
     assert model.optimizer.iterations.numpy() == 0
     cases.assert_same([v.numpy() for v in model.metrics_variables], before)
     assert logs["_examples"] == 4
-
-
-_LAYERS = {
-    "regularizer": lambda: keras.layers.Dense(
-        4,
-        kernel_initializer=keras.initializers.GlorotUniform(seed=2),
-        kernel_regularizer=keras.regularizers.L2(0.1),
-    ),
-    "batch normalization": lambda: keras.layers.BatchNormalization(),
-    "dropout": lambda: keras.layers.Dropout(0.5, seed=1),
-}
-
-
-@pytest.mark.parametrize("name", _LAYERS)
-def test_layers_with_losses_and_state_train_as_in_fit(name):
-    expected = cases.model(cases.student(_LAYERS[name]()))
-    found = cases.remote(cases.student(_LAYERS[name]()))
-    plain = cases.remote()
-    expected.fit(cases.batches(), epochs=NUM_EPOCHS, verbose=0)
-    _train(found, cases.batches())
-    cases.assert_same(cases.weights(found), cases.weights(expected))
-    # The layer does make a difference.
-    _train(plain, cases.batches())
-    table, other = cases.weights(found)[0], cases.weights(plain)[0]
-    assert np.abs(table - other).max() > 1e-3
 
 
 def test_a_table_that_a_step_uses_twice_is_updated_once():
@@ -130,48 +114,33 @@ def _dataset():
     return cases.batches(num_examples=NUM_EXAMPLES)
 
 
-def _options(found, **kwargs):
-    return {"read": found.read, "num_shares": NUM_SHARES, **kwargs}
-
-
-def _travelling():
-    return worker_data.TravellingDataset(_dataset())
-
-
 def _call(function):
     for index in range(NUM_SHARES):
         yield function.function(tf.constant(index, tf.int64))
 
 
-@pytest.mark.parametrize("num_batches", [None, 2])
-def test_shares_add_up_to_what_evaluate_finds(num_batches):
+def test_shares_add_up_to_what_evaluate_finds():
+    """And one may be run again."""
     model = _shared_model()
     model.student.get_layer("table").shards[0].assign_add(tf.ones([8, 4]))
     step, found, _ = cases.step_of(model)
     totals = metric_totals.MetricTotals(model)
     function = worker.EvaluateFunction(
-        _travelling(), step, totals, **_options(found, num_batches=num_batches)
-    )
-    for added in _call(function):
-        totals.add(added.numpy())
-    whole = _dataset() if num_batches is None else _dataset().take(num_batches)
-    plain = cases.model(model.student, metrics=_metrics())
-    expected = plain.evaluate(whole, return_dict=True, verbose=0)
-    assert set(function.log_names) == set(expected) == {"loss", "auc"}
-    results = {name: totals.results()[name] for name in expected}
-    assert results == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_share_may_be_run_again():
-    model = _shared_model()
-    step, found, _ = cases.step_of(model)
-    totals = metric_totals.MetricTotals(model)
-    function = worker.EvaluateFunction(
-        _travelling(), step, totals, **_options(found)
+        worker_data.TravellingDataset(_dataset()),
+        step,
+        totals,
+        num_shares=NUM_SHARES,
+        num_batches=4,
     )
     first, again = list(_call(function)), list(_call(function))
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one, other)
+        totals.add(one.numpy())
+    plain = cases.model(model.student, metrics=_metrics())
+    expected = plain.evaluate(_dataset().take(4), return_dict=True, verbose=0)
+    assert set(function.log_names) == set(expected) == {"loss", "auc"}
+    results = {name: totals.results()[name] for name in expected}
+    assert results == pytest.approx(expected, rel=1e-5)
     # It reads the weights at each call.
     found.trainable[-1].assign_add([5.0])
     assert (next(_call(function)) != first[0]).numpy().any()
@@ -204,7 +173,6 @@ class _Run:
             rider=rider,
             num_steps=NUM_STEPS,
             endless=endless,
-            metric_names=list(self.totals.results()),
         )
         self._arguments = rider.arguments() if rider else ()
 
@@ -219,14 +187,12 @@ class _Run:
         return result
 
 
-@pytest.mark.parametrize("endless", [False, True], ids=["loop", "unrolled"])
-def test_executions_equal_fit(endless):
+def test_executions_on_endless_data_equal_fit():
     expected = _model(cases.model)
     logs = expected.fit(cases.batches(), verbose=0).history
     model = _model()
-    run = _Run(model, endless=endless)
-    dataset = cases.batches().repeat() if endless else cases.batches()
-    iterator = iter(dataset)
+    run = _Run(model, endless=True)
+    iterator = iter(cases.batches().repeat())
     for first in (0, NUM_STEPS):
         result = run(iterator, first)
         assert (result.num_steps, result.num_examples) == (NUM_STEPS, 12)
@@ -250,7 +216,8 @@ def test_data_that_end_are_counted_as_they_are():
     results = [run(iterator, first) for first in (0, 3, 5)]
     assert [r.num_steps for r in results] == [3, 2, 0]
     assert [r.num_examples for r in results] == [12, 5, 0]
-    assert not results[2].added.any()
+    assert not results[2].added.any() and not results[2].logs
+    assert run.function.function.experimental_get_tracing_count() == 1
     # That of the last step done.
     assert results[1].logs["distillation_weight"] == 0
     cases.assert_same(cases.weights(model), cases.weights(expected), atol=1e-5)

@@ -1,4 +1,4 @@
-"""One task of a group whose training is killed, or goes on after that."""
+"""One task of a group whose training is killed once, or of one that is not."""
 
 import os
 import pathlib
@@ -29,16 +29,18 @@ class Kill(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(what: str, directory: pathlib.Path) -> None:
+def main(directory: pathlib.Path) -> None:
     tf.config.experimental.enable_op_determinism()
     cluster = tfdistill.Cluster.from_env()
     strategy = tfdistill.make_strategy(cluster)
+    what = ("whole", "killed")[cluster.group]
     backup_dir = directory / "backup"
+    is_first = what == "killed" and not backup_dir.exists()
     model, _, backup = cases.train(
         CASE,
         None if what == "whole" else backup_dir,
         strategy=strategy,
-        callbacks=[Kill(backup_dir)] * (what == "kill"),
+        callbacks=[Kill(backup_dir)] * is_first,
     )
     found = cases.values(model, strategy)
     found["resumed_step"] = np.asarray(backup.resumed_step or 0)
@@ -47,4 +49,4 @@ def main(what: str, directory: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], pathlib.Path(sys.argv[2]))
+    main(pathlib.Path(sys.argv[1]))

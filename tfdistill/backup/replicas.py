@@ -10,7 +10,6 @@ small collective, so that one task writes the complete state.
 
 import dataclasses
 import logging
-import random
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +27,8 @@ from tfdistill.system import keras_internals
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
+# The longest wait for a backup at the end of training.
+_FINISH_SECS = 600.0
 # What collectives can carry: each value as integers of the same width.
 _BITS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
 
@@ -217,24 +218,6 @@ _ATTRIBUTES = (
 )
 
 
-class Generators:
-    """Python's and NumPy's global generators, as what a backup keeps."""
-
-    variables = ()
-
-    def state(self) -> dict[str, Any]:
-        """Returns their states, as JSON."""
-        numpy = np.random.get_state(legacy=False)
-        numpy["state"]["key"] = numpy["state"]["key"].tolist()
-        return {"python": random.getstate(), "numpy": numpy}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state` returned."""
-        version, words, gauss = state["python"]
-        random.setstate((version, tuple(words), gauss))
-        np.random.set_state(state["numpy"])
-
-
 class _Counts:
     """What a callback of Keras has counted so far."""
 
@@ -294,91 +277,75 @@ def set_states(
             each.restore(states[name])
 
 
-class ReplicaBackup:
-    """The backups of one `fit`; `num_skipped` while one was being written."""
+class ReplicaBackup(keras.callbacks.Callback):
+    """The backups of one `fit`, before whose other callbacks it reads.
+
+    Attributes:
+        chosen: The one that training resumes from; None to start at step 0.
+        num_skipped: Those left out while another was being written.
+    """
 
     def __init__(
         self,
         store: backup_store.BackupStore,
         strategy: tf.distribute.Strategy,
-        *,
-        finish_timeout_secs: float,
+        others: Sequence[keras.callbacks.Callback],
     ) -> None:
-        """Chooses the backup to resume from; every worker calls it."""
-        self._store, self._strategy = store, strategy
-        self._finish_timeout_secs = finish_timeout_secs
+        """Chooses the backup to resume from; every worker calls it.
+
+        Of the `others`, some have a state and variables to keep.
+        """
+        super().__init__()
+        self._store, self._strategy, self._others = store, strategy, others
         self._worker: background.OneJobThread | None = None
         self._state: ReplicaState | None = None
         self._values: Snapshot | None = None
-        self._of_model: dict[str, steps.Stateful] = {}
-        self._of_callbacks: dict[str, steps.Stateful] = {}
+        self._kept: dict[str, steps.Stateful] = {}
         self._gather = replicas.WorkerValues(strategy).gathered
-        self._chosen = backup_store.choose(
+        self.chosen = backup_store.choose(
             store, self._gather, is_chief=replicas.is_chief(strategy)
         )
         self.num_skipped = 0
 
-    @property
-    def point(self) -> steps.TrainingPoint | None:
-        """Where to resume; None for a training that starts at step 0."""
-        return self._chosen.point if self._chosen else None
-
-    # ---- before the first step ----
-
-    def restore(
-        self, model: Any, callbacks: Sequence[keras.callbacks.Callback] = ()
-    ) -> None:
-        """Gives a model that `fit` has prepared the values of the backup.
-
-        And `callbacks` those of the variables that they keep.
-        """
-        self._of_callbacks = kept_of(callbacks)
-        self._of_model = model.stateful()
-        if replicas.num_workers(self._strategy) == 1:
-            # Workers may have generators of their own.
-            self._of_model["generators"] = Generators()
-        self._state = ReplicaState(model, self._of_model | self._of_callbacks)
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Gives the model, which `fit` has prepared, the backup's values."""
+        of_model = self.model.stateful()
+        self._kept = of_model | kept_of(self._others)
+        self._state = ReplicaState(self.model, self._kept)
         if replicas.is_chief(self._strategy):
             self._worker = background.OneJobThread(
                 "tfdistill-backup", job="backup"
             )
-        if self._chosen is None:
+        if self.chosen is None:
             return
-        version = self._chosen.version
-        self._chosen.check_same(self._state)
+        version = self.chosen.version
+        self.chosen.check_same(self._state)
         with backup_store.together(self._store, self._gather):
             values = self._state.read(version.path)
         self._values = values
         self._state.assign(values)
-        self._check_same_run(self._chosen.host)
-        states = self._chosen.host["states"]
-        lost = states.keys() - self._of_model.keys() - self._of_callbacks.keys()
-        if lost:
+        self._check_same_run(self.chosen.host)
+        states = self.chosen.host["states"]
+        if lost := states.keys() - self._kept.keys():
             _log.warning(
                 "The backup also keeps the state of %s, which this training "
                 "lacks; it continues without.",
                 ", ".join(sorted(lost)),
             )
-        set_states(self._of_model, states)
+        set_states(of_model, states)
         _log.warning(
             "Resuming from step %d of %s; skipping %d batches.",
             version.step,
             version.path,
-            self._chosen.point.data["batches"],
+            self.chosen.point.data["batches"],
         )
 
-    def restore_metrics(self) -> None:
-        """Gives the metrics the sums of the epoch in progress, once."""
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Gives the metrics, which Keras has just reset, their sums, once."""
         values, self._values = self._values, None
-        if values is None or self._state is None or self.point is None:
-            return
-        if self.point.batch:
-            self._state.assign_metrics(values)
-
-    def restore_callbacks(self) -> None:
-        """Gives callbacks what they had counted; `fit` has begun."""
-        if self._chosen is not None:
-            set_states(self._of_callbacks, self._chosen.host["states"])
+        if values is not None and self.chosen and self.chosen.point.batch:
+            state: Any = self._state
+            state.assign_metrics(values)
 
     def _check_same_run(self, host: dict[str, Any]) -> None:
         """Warns of what keeps a resumed training from being the same."""
@@ -403,8 +370,6 @@ class ReplicaBackup:
                 now,
             )
 
-    # ---- between steps ----
-
     def take(self, point: steps.TrainingPoint, *, wait: bool = False) -> None:
         """Takes a snapshot, which a thread writes.
 
@@ -417,10 +382,10 @@ class ReplicaBackup:
             return
         host = {
             "seed": keras_internals.global_seed(),
-            "states": states_of(self._of_model | self._of_callbacks),
+            "states": states_of(self._kept),
             "replicas": int(self._strategy.num_replicas_in_sync),
         }
-        limit = self._finish_timeout_secs if wait else 0.0
+        limit = _FINISH_SECS if wait else 0.0
         submitted = self._worker.submit(
             lambda: self._store.save(state, snapshot, point, host=host),
             wait_secs=limit,
@@ -436,5 +401,5 @@ class ReplicaBackup:
     def close(self) -> None:
         """Waits for a backup that is being written; ends the thread."""
         if self._worker is not None:
-            self._worker.close(self._finish_timeout_secs)
+            self._worker.close(_FINISH_SECS)
             self._worker = None

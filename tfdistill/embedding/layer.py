@@ -182,19 +182,12 @@ class TableValues:
         ]
         return tf.concat(parts, axis=0)
 
-    def fill(self, shard: int, variable: Any) -> None:
-        """Writes one shard's values into its variable, block by block.
-
-        If the variable has a copy on each replica, all get the same values.
-        """
-        copies = tf.distribute.get_strategy().experimental_local_results(
-            variable
-        )
+    def fill(self, shard: int, variable: tf.Variable) -> None:
+        """Writes one shard's values, block by block, on its own device."""
         for block, first, last, row in self._pieces(shard):
-            with tf.device(copies[0].device):
+            with tf.device(variable.device):
                 values = self._block(block, variable.dtype)[first:last]
-            for copy in copies:
-                table_rows.write_rows(copy, row, values)
+            table_rows.write_rows(variable, row, values)
 
     def _pieces(self, shard: int) -> list[tuple[int, int, int, int]]:
         """Parts of blocks in a shard: block, first, last, row of the shard."""
@@ -241,8 +234,8 @@ class TableValues:
         return (num_rows + outputs) / (self._layout.num_rows + outputs)
 
 
-def agreed_seed(initializer: Any, seed: int | None) -> int:
-    """Returns the seed of a table, in [0, 2**31), the same on all workers.
+def _seed_of(initializer: Any, seed: int | None) -> int:
+    """Returns the seed of a table, in [0, 2**31).
 
     Without a `seed` the initializer's own counts. Keras gives it one when it
     is made, from the seed of `keras.utils.set_random_seed`.
@@ -251,15 +244,7 @@ def agreed_seed(initializer: Any, seed: int | None) -> int:
         own = getattr(initializer, "seed", None)
         # As Keras draws if it is given no seed.
         seed = own if isinstance(own, int) else random.randint(1, 10**9)
-    seed %= _SEED_RANGE
-    strategy = tf.distribute.get_strategy()
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return seed
-    # A new variable takes the chief's value on every worker.
-    shared = tf.Variable(
-        lambda: tf.constant(seed, tf.int64), trainable=False, dtype=tf.int64
-    )
-    return int(strategy.experimental_local_results(shared)[0].numpy())
+    return seed % _SEED_RANGE
 
 
 _COMBINERS = (None, "sum", "mean", "sqrtn")
@@ -392,26 +377,24 @@ class ShardedEmbedding(keras.layers.Layer):
             self.embeddings_initializer,
             layout=self.layout,
             dim=self.output_dim,
-            seed=agreed_seed(self.embeddings_initializer, self._seed),
+            seed=_seed_of(self.embeddings_initializer, self._seed),
         )
-        # In a trace, a variable gets its values only when that has ended.
-        fill = tf.executing_eagerly()
-        if fill and keras_internals.in_stateless_scope():
-            raise ValueError(
-                f"The layer {self.name!r} must be built outside of a "
-                "keras.StatelessScope; received a call inside one. Call "
-                "`layer.build()` before."
-            )
+        zeros = isinstance(
+            self.embeddings_initializer, keras.initializers.Zeros
+        )
+        # No server holds its shard twice, not even at first. In a trace, a
+        # variable gets its values only when that has ended.
+        in_place = self._on_devices and tf.executing_eagerly()
         for shard, num_rows in enumerate(self.layout.shard_sizes):
             variable = self.add_weight(
                 shape=(num_rows, self.output_dim),
                 initializer="zeros"
-                if fill
+                if in_place or zeros
                 else functools.partial(values.of_shard, shard),
                 autocast=False,
                 name="table" if num_shards == 1 else f"table_{shard}",
             )
-            if fill:
+            if in_place and not zeros:
                 values.fill(shard, variable.value)
             self.shards.append(variable)
         self.built = True

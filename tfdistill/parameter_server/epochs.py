@@ -90,7 +90,7 @@ class TrainingEpochs:
     def __init__(
         self,
         model: keras.Model,
-        make_function: Callable[..., worker.TrainFunction],
+        step: worker.RemoteStep,
         data: worker_data.WorkerData,
         window: Executions,
         *,
@@ -102,12 +102,11 @@ class TrainingEpochs:
     ) -> None:
         """Traces nothing yet.
 
-        `make_function` is `worker.TrainFunction` for the model's step. `state`
-        is all that training changes, which `backup`, if there is one, writes
-        and reads. `steps_per_epoch` is None for all that the data hold.
+        `state` is all that training changes, which `backup`, if there is one,
+        writes and reads. `steps_per_epoch` is None for all that the data hold.
         """
         self._model = model
-        self._make_function = make_function
+        self._step = step
         self._data = data
         self._window = window
         self._rider = rider
@@ -123,7 +122,6 @@ class TrainingEpochs:
             )
         self._functions: dict[int, worker.TrainFunction] = {}
         self._totals = metric_totals.MetricTotals(model)
-        self._metric_names = list(self._totals.results())
         self._iterator: Any = None
         # Number of updates done.
         self._global_step = 0
@@ -224,11 +222,12 @@ class TrainingEpochs:
 
     def _schedule(self, num_steps: int, ahead: int) -> None:
         if num_steps not in self._functions:
-            self._functions[num_steps] = self._make_function(
+            self._functions[num_steps] = worker.TrainFunction(
+                self._step,
                 self._totals,
+                rider=self._rider,
                 num_steps=num_steps,
                 endless=self._endless,
-                metric_names=self._metric_names,
             )
         function = self._functions[num_steps]
         told = self._rider.arguments() if self._rider is not None else ()

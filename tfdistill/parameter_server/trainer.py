@@ -12,7 +12,6 @@ worker is free, keeps a few of them in flight, and takes their results in order.
   servers, in `updates.RemoteUpdate.apply`.
 """
 
-import functools
 import warnings
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -110,7 +109,8 @@ class ServerTrainer(trainer.Trainer):
         self._workers_met: training_epochs.Executions | None = None
         self._variables: variables.RemoteVariables | None = None
         self._update: updates.RemoteUpdate | None = None
-        self._shares: dict[Any, Any] = {}
+        self._evaluations: dict[Any, Any] = {}
+        self._predict: Any = None
 
     @property
     def _workers(self) -> training_epochs.Executions:
@@ -124,8 +124,8 @@ class ServerTrainer(trainer.Trainer):
 
     def compiled(self) -> None:
         """Drops what depends on how the model was compiled before."""
-        self._update = self._variables = None
-        self._shares.clear()
+        self._update = self._variables = self._predict = None
+        self._evaluations.clear()
 
     def build(self, element_spec: Any, iterator: Any = None) -> None:
         """Builds from the spec of an element of the data."""
@@ -222,7 +222,7 @@ class ServerTrainer(trainer.Trainer):
         state = variables.ServerState(self.known_variables, self.update)
         return training_epochs.TrainingEpochs(
             self._model,
-            functools.partial(worker.TrainFunction, self._step(), rider=rider),
+            self._step(),
             data,
             self._workers,
             rider=rider,
@@ -272,7 +272,7 @@ class ServerTrainer(trainer.Trainer):
         num_batches: int | None,
         callbacks: keras.callbacks.CallbackList,
     ) -> dict[str, float]:
-        function = self._share("evaluate", source, num_batches)
+        function = self._evaluation(source, num_batches)
         totals = function.totals
         totals.reset()
         callbacks.on_test_begin()
@@ -286,60 +286,45 @@ class ServerTrainer(trainer.Trainer):
         callbacks.on_test_end(logs)
         return logs
 
+    def _evaluation(
+        self, source: worker_data.Source, num_batches: int | None
+    ) -> worker.EvaluateFunction:
+        """Returns the function for a share, traced once for each source."""
+        # The source itself is kept with it, so that its id stays its own.
+        key = (id(source), num_batches)
+        if key not in self._evaluations:
+            data = worker_data.TravellingDataset(source)
+            self.build(data.element_spec)
+            function = worker.EvaluateFunction(
+                data,
+                self._step(),
+                metric_totals.MetricTotals(self._model),
+                num_shares=self._workers.num_workers,
+                num_batches=num_batches,
+            )
+            self._evaluations[key] = (source, function)
+        return self._evaluations[key][1]
+
     def predict(
         self, arguments: dict[str, Any], keras_own: Callable[..., Any]
     ) -> Any:
-        """Predicts on the workers; arrays in the order of the data."""
-        function = self._share(
-            "predict", _source(arguments), arguments.get("steps")
+        """Predicts on the coordinator, which reads the weights once."""
+        data = worker_data.made_by(
+            _source(arguments), tf.distribute.InputContext()
         )
-        by_share = [
-            (rows.numpy(), [output.numpy() for output in outputs])
-            for rows, outputs in self._workers.on_each(function.function)
-        ]
-        flat = [
-            _interleaved([(rows, outputs[i]) for rows, outputs in by_share])
-            for i in range(len(by_share[0][1]))
-        ]
-        return keras.tree.pack_sequence_as(function.output_spec, flat)
-
-    def _share(
-        self, kind: str, source: worker_data.Source, num_batches: int | None
-    ) -> Any:
-        """Returns the function for a share, traced once for each source."""
-        # The source itself is kept with it, so that its id stays its own.
-        key = (kind, id(source), num_batches)
-        if key in self._shares:
-            return self._shares[key][1]
-        data = worker_data.TravellingDataset(source)
         self.build(data.element_spec)
-        options: dict[str, Any] = {
-            "read": self.known_variables.read,
-            "num_shares": self._workers.num_workers,
-            "num_batches": num_batches,
-        }
-        function: Any
-        if kind == "evaluate":
-            totals = metric_totals.MetricTotals(self._model)
-            function = worker.EvaluateFunction(
-                data, self._step(), totals, **options
+        step = self._step()
+        if self._predict is None:
+            self._predict = tf.function(
+                step.predict, autograph=False, reduce_retracing=True
             )
-        else:
-            function = worker.PredictFunction(data, self._step(), **options)
-        self._shares[key] = (source, function)
-        return function
-
-
-def _interleaved(shares: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Joins shares whose batches were dealt out in turn.
-
-    Each is the numbers of rows of its batches, and all of its rows.
-    """
-    parts = [
-        iter(np.split(values, np.cumsum(rows)[:-1])) if len(rows) else iter(())
-        for rows, values in shares
-    ]
-    count = max(len(rows) for rows, _ in shares)
-    batches = [next(part, None) for _ in range(count) for part in parts]
-    found = [batch for batch in batches if batch is not None]
-    return np.concatenate(found) if found else shares[0][1]
+        values = step.read()
+        batches = [
+            self._predict(element, values=values)
+            for element in data.take(arguments.get("steps") or -1)
+        ]
+        if not batches:
+            raise fit_arguments.no_batch(0)
+        return keras.tree.map_structure(
+            lambda *parts: np.concatenate(parts), *batches
+        )

@@ -137,26 +137,19 @@ class RemoteVariables:
             if v is not self.iterations
         ]
         self._packed = PackedVariables(
-            [v.value for v in self.trainable + self.others]
-        )
-        self._packed_with_optimizer = PackedVariables(
             [v.value for v in self.trainable + self.others + self.optimizer]
         )
         self._packed_others = PackedVariables([v.value for v in self.others])
 
-    def read(self) -> list[tf.Tensor]:
-        """Reads `trainable` and `others`, in this order."""
-        return self._packed.read()
-
-    def read_with_optimizer(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Reads what `read` does, and the optimizer's scalars with it.
+    def read(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Reads `trainable` and `others`, and the optimizer's scalars.
 
         Callbacks may change these, the learning rate above all. Had the
         coordinator read them for every execution, it would wait for a server
         each time.
         """
-        values = self._packed_with_optimizer.read()
-        count = len(self._packed)
+        values = self._packed.read()
+        count = len(self.trainable) + len(self.others)
         return values[:count], values[count:]
 
     def assign_others(

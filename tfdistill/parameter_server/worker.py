@@ -13,7 +13,6 @@ tables of `ShardedEmbedding` are looked up where they are.
 """
 
 import dataclasses
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,7 +46,7 @@ class RemoteStep:
         metrics before the step; those after it are returned, with the logs.
         """
         found = self._variables
-        values, scalars = found.read_with_optimizer()
+        values, scalars = found.read()
         mapping = [
             *zip([*found.trainable, *found.others], values, strict=True),
             *zip(found.metrics, metrics, strict=True),
@@ -59,6 +58,10 @@ class RemoteStep:
         found.assign_others(scope, values[len(found.trainable) :])
         return [scope.get_current_value(v) for v in found.metrics], logs
 
+    def read(self) -> list[tf.Tensor]:
+        """Reads the model's dense variables."""
+        return self._variables.read()[0]
+
     def test(
         self,
         data: Any,
@@ -66,7 +69,7 @@ class RemoteStep:
         values: Sequence[tf.Tensor],
         metrics: Sequence[tf.Tensor],
     ) -> tuple[list[tf.Tensor], list[str]]:
-        """Runs one evaluation step on what `RemoteVariables.read` gave.
+        """Runs one evaluation step on what `read` gave.
 
         Returns the states of the metrics after it, and the names of its logs.
         """
@@ -81,7 +84,7 @@ class RemoteStep:
         return states, list(logs)
 
     def predict(self, data: Any, *, values: Sequence[tf.Tensor]) -> Any:
-        """Runs inference on what `RemoteVariables.read` gave."""
+        """Runs inference on what `read` gave."""
         found = self._variables
         mapping = zip([*found.trainable, *found.others], values, strict=True)
         with keras.StatelessScope(mapping):
@@ -115,7 +118,6 @@ class TrainFunction:
         rider: Any,
         num_steps: int,
         endless: bool,
-        metric_names: Sequence[str],
     ) -> None:
         """Traces nothing yet.
 
@@ -124,14 +126,15 @@ class TrainFunction:
 
         If the data never end (`endless`), the steps are unrolled, which spares
         servers and workers a message for each turn of a loop (85k against 63k
-        examples/s). Logs that are named as a metric come from `totals`.
+        examples/s). Logs that are named as a metric come from `totals`, which
+        must be built.
         """
         self._step = step
         self._totals = totals
         self._rider = rider
         self._num_steps = num_steps
         self._run = self._unrolled if endless else self._loop
-        self._metric_names = set(metric_names)
+        self._metric_names = set(totals.results())
         # A vector of a step's logs leaves them out. Only a trace of the step
         # shows them, and all traces show the same.
         self._log_names: list[str] = []
@@ -143,23 +146,22 @@ class TrainFunction:
         first_step: tf.Tensor,
         arguments: tf.Tensor,
     ) -> tf.Tensor:
-        if self._rider is None:
-            return self._run(iterator, first_step)
-        with self._rider.on_worker(arguments):
-            return self._run(iterator, first_step)
+        if self._rider is not None:
+            self._rider.on_worker(arguments)
+        return self._run(iterator, first_step)
 
     def result(self, vector: tf.Tensor) -> TrainResult:
         """Unpacks what a call returned."""
         values = vector.numpy()
-        ends = np.cumsum([3, len(self._log_names), self._totals.size])
-        (num_steps, num_examples, index), logs, added, report = np.split(
-            values, ends
-        )
+        num_steps, num_examples, index, num_logs = values[:4]
+        ends = np.cumsum([4, int(num_logs), self._totals.size])
+        _, logs, added, report = np.split(values, ends)
         return TrainResult(
             num_steps=int(num_steps),
             num_examples=float(num_examples),
             worker=int(index),
-            logs=dict(zip(self._log_names, logs.tolist(), strict=True)),
+            # None if the data had ended before its first step.
+            logs=dict(zip(self._log_names, logs.tolist(), strict=False)),
             added=added,
             report=report,
         )
@@ -191,7 +193,6 @@ class TrainFunction:
 
     def _loop(self, iterator: Any, first_step: tf.Tensor) -> tf.Tensor:
         """The same for data that may end."""
-        num_logs = self._num_logs(iterator, first_step)
 
         def more(index: tf.Tensor, goes_on: tf.Tensor, *_: Any) -> tf.Tensor:
             return goes_on & (index < self._num_steps)
@@ -218,29 +219,19 @@ class TrainFunction:
 
             return tf.cond(element.has_value(), run, stop)
 
+        start = (
+            tf.constant(0),
+            tf.constant(True),
+            tf.zeros([], tf.float64),
+            _nothing(),
+            self._totals.initial(),
+        )
+        shapes = list(tf.nest.map_structure(lambda value: value.shape, start))
+        shapes[3] = tf.TensorShape([None])  # Only a step shows its logs.
         index, _, total, logs, states = tf.while_loop(
-            more,
-            body,
-            (
-                tf.constant(0),
-                tf.constant(True),
-                tf.zeros([], tf.float64),
-                tf.zeros([num_logs], tf.float64),
-                self._totals.initial(),
-            ),
+            more, body, start, shape_invariants=tuple(shapes)
         )
         return self._packed(index, total, logs, states)
-
-    def _num_logs(self, iterator: Any, step: tf.Tensor) -> int:
-        """Traces a step in a separate graph, to see what it logs."""
-
-        @tf.function(autograph=False)
-        def probe(step: tf.Tensor) -> tf.Tensor:
-            element = iterator.get_next()
-            return self._one(element, step, self._totals.initial())[2]
-
-        probe.get_concrete_function(step)
-        return len(self._log_names)
 
     def _packed(
         self,
@@ -254,138 +245,62 @@ class TrainFunction:
             tf.cast(num_steps, tf.float64),
             examples,
             tf.cast(worker, tf.float64),
+            tf.cast(tf.size(logs), tf.float64),
         ]
         added = self._totals.added(states)
         report = _nothing() if self._rider is None else self._rider.reported()
         return tf.concat([tf.stack(head), logs, added, report], axis=0)
 
 
-class ShareFunction:
-    """Runs a model over a numbered share of some data in one call."""
-
-    def __init__(
-        self,
-        data: worker_data.TravellingDataset,
-        *,
-        read: Callable[[], list[tf.Tensor]],
-        num_shares: int,
-        num_batches: int | None = None,
-    ) -> None:
-        """Traces nothing yet.
-
-        `read` reads the model's dense variables, once a call; `num_shares`
-        calls make up the whole, of `num_batches` at most if they are given.
-        """
-        self._data = data
-        self._read = read
-        self.num_shares = num_shares
-        self._num_batches = num_batches
-
-    def loop(
-        self, index: tf.Tensor, body: Callable[..., Any], state: Any
-    ) -> Any:
-        """Runs `state = body(element, values, state)` over a share."""
-        values = self._read()
-        dataset = self._data.share(
-            index, self.num_shares, num_batches=self._num_batches
-        )
-        iterator = iter(dataset)
-
-        def turn(_: tf.Tensor, state: Any) -> Any:
-            element = iterator.get_next_as_optional()
-            return tf.cond(
-                element.has_value(),
-                lambda: (
-                    tf.constant(True),
-                    body(element.get_value(), values, state),
-                ),
-                lambda: (tf.constant(False), state),
-            )
-
-        return tf.while_loop(
-            lambda goes_on, _: goes_on, turn, (tf.constant(True), state)
-        )[1]
-
-
-class EvaluateFunction(ShareFunction):
-    """Adds up the metrics over one share of the data."""
+class EvaluateFunction:
+    """Adds up the metrics over a numbered share of some data in one call."""
 
     def __init__(
         self,
         data: worker_data.TravellingDataset,
         step: RemoteStep,
         totals: metric_totals.MetricTotals,
-        **options: Any,
+        *,
+        num_shares: int,
+        num_batches: int | None = None,
     ) -> None:
-        super().__init__(data, **options)
+        """Traces nothing yet.
+
+        `num_shares` calls make up the whole, of `num_batches` at most if they
+        are given. Each reads the model's dense variables once.
+        """
+        self._data = data
         self._step = step
         self.totals = totals
+        self._num_shares = num_shares
+        self._num_batches = num_batches
         # Of the model's `test_step`; only its trace shows them.
         self.log_names: list[str] = []
         self.function = tf.function(self._evaluate, autograph=False)
 
     def _evaluate(self, index: tf.Tensor) -> tf.Tensor:
-        def body(element: Any, values: Any, states: Any) -> Any:
-            states, self.log_names = self._step.test(
-                element, values=values, metrics=states
-            )
-            return states
-
-        states = self.loop(index, body, self.totals.initial())
-        return self.totals.added(states)
-
-
-class PredictFunction(ShareFunction):
-    """Collects the outputs for one share of the data."""
-
-    def __init__(
-        self,
-        data: worker_data.TravellingDataset,
-        step: RemoteStep,
-        **options: Any,
-    ) -> None:
-        super().__init__(data, **options)
-        self._step = step
-        # Traces one batch, to see what the outputs look like.
-        self.output_spec = (
-            tf.function(
-                lambda element: step.predict(element, values=self._read()),
-                autograph=False,
-            )
-            .get_concrete_function(data.element_spec)
-            .structured_outputs
+        values = self._step.read()
+        dataset = self._data.share(
+            index, self._num_shares, num_batches=self._num_batches
         )
-        self.function = tf.function(self._predict, autograph=False)
+        iterator = iter(dataset)
 
-    def _predict(self, index: tf.Tensor) -> Any:
-        """Returns each batch's number of rows, and all rows of each output."""
-        specs = keras.tree.flatten(self.output_spec)
-        arrays = [
-            tf.TensorArray(
-                spec.dtype,
-                0,
-                dynamic_size=True,
-                infer_shape=False,
-                element_shape=[None, *spec.shape[1:]],
-            )
-            for spec in specs
-        ]
-        rows = tf.TensorArray(tf.int64, 0, dynamic_size=True, element_shape=[])
+        def turn(_: tf.Tensor, states: Any) -> Any:
+            element = iterator.get_next_as_optional()
 
-        def body(element: Any, values: Any, state: Any) -> Any:
-            count, rows, arrays = state
-            outputs = keras.tree.flatten(
-                self._step.predict(element, values=values)
-            )
-            num_rows = tf.shape(outputs[0], out_type=tf.int64)[0]
-            return (
-                count + 1,
-                rows.write(count, num_rows),
-                [
-                    array.write(count, output)
-                    for array, output in zip(arrays, outputs, strict=True)
-                ],
+            def run() -> Any:
+                new, self.log_names = self._step.test(
+                    element.get_value(), values=values, metrics=states
+                )
+                return tf.constant(True), new
+
+            return tf.cond(
+                element.has_value(), run, lambda: (tf.constant(False), states)
             )
 
-        _, rows, arrays = self.loop(index, body, (tf.constant(0), rows, arrays))
-        return rows.stack(), [array.concat() for array in arrays]
+        _, states = tf.while_loop(
+            lambda goes_on, _: goes_on,
+            turn,
+            (tf.constant(True), self.totals.initial()),
+        )
+        return self.totals.added(states)

@@ -63,6 +63,19 @@ def source_of(
     return dataset.batch(batch_size or 32)
 
 
+def made_by(
+    source: Source, context: tf.distribute.InputContext
+) -> tf.data.Dataset:
+    """Returns the data set that a source is, or makes for a context."""
+    made = source(context) if callable(source) else source
+    if not isinstance(made, tf.data.Dataset):
+        raise ValueError(
+            "A data set function must return a tf.data.Dataset; received "
+            f"{type(made).__name__}."
+        )
+    return made
+
+
 class TravellingDataset:
     """A data set that can be made again inside a function on a worker."""
 
@@ -94,13 +107,7 @@ class TravellingDataset:
         that `context` names; a function does that itself.
         """
         if self._graph is None:
-            made = self._source(context)
-            if not isinstance(made, tf.data.Dataset):
-                raise ValueError(
-                    "A data set function must return a tf.data.Dataset; "
-                    f"received {type(made).__name__}."
-                )
-            return made
+            return made_by(self._source, context)
         dataset = tf.data.experimental.from_variant(
             tf.raw_ops.DatasetFromGraph(graph_def=self._graph),
             self.element_spec,
