@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tfdistill.labels import forms
 
@@ -10,9 +9,10 @@ _LOGITS = np.random.default_rng(3).normal(size=(4, 5, 9)).astype("float32") * 3
 _P = np.exp(_LOGITS) / np.exp(_LOGITS).sum(-1, keepdims=True)
 
 
-def _back(form, output=_LOGITS, seed=(1, 2)):
-    kept = form.encode(output, seed=tf.constant(seed, tf.int32))
-    return form.decode(kept, num_classes=output.shape[-1]).numpy()
+def _back(form, output=_LOGITS):
+    return form.decode(
+        form.encode(output), num_classes=output.shape[-1]
+    ).numpy()
 
 
 def test_what_is_kept_whole_comes_back_to_the_bit():
@@ -46,56 +46,9 @@ def test_a_certain_teacher_leaves_the_rest_nothing_and_stays_finite():
     np.testing.assert_allclose(np.exp(found), [[1, 0, 0, 0]], atol=1e-6)
 
 
-def test_the_mean_of_samples_is_the_distribution():
-    form = forms.Form(num_samples=8)
-    num_draws = 400
-    found = np.mean(
-        [np.exp(_back(form, seed=(7, draw))) for draw in range(num_draws)],
-        axis=0,
-    )
-    error = np.sqrt(_P * (1 - _P) / (8 * num_draws))
-    # One draw more or less, for the rarest classes.
-    assert (np.abs(found - _P) < 4 * error + 1 / num_draws).all()
-    one = _back(form)
-    np.testing.assert_allclose(np.exp(one).sum(-1), 1, rtol=1e-5)
-    assert np.isfinite(one).all()
-
-
-def _drawn(num_rows, threads=0, first_row=0):
-    """What is drawn of one distribution in each of several equal rows."""
-    data = tf.data.Dataset.from_tensors(tf.zeros([num_rows, 3, 1000]))
-    options = tf.data.Options()
-    options.threading.max_intra_op_parallelism = threads
-    form, extra = forms.Form(num_samples=5), {}
-    if first_row:
-        extra = {"first_row": first_row}
-    data = data.map(lambda x: form.encode(x, seed=[1, 2], **extra))
-    (kept,) = data.with_options(options).as_numpy_iterator()
-    return kept["drawn_of_1000"]
-
-
-def test_rows_and_positions_draw_for_themselves():
-    drawn = np.reshape(_drawn(200), [600, 5])
-    # Two of 600 rows of 5 draws of 1,000 classes are hardly ever the same,
-    # and any two draws are in one case of a thousand.
-    assert len(np.unique(drawn, axis=0)) == 600
-    assert np.mean(drawn[1:] == drawn[:-1]) < 0.005
-    _, counts = np.unique(drawn, return_counts=True)
-    assert counts.max() < 20
-
-
-def test_seed_and_row_alone_decide_what_is_drawn():
-    drawn = _drawn(200)
-    np.testing.assert_array_equal(_drawn(200, threads=1), drawn)
-    for first, size in ((0, 7), (7, 50), (57, 143)):
-        part = _drawn(size, threads=2, first_row=first)
-        np.testing.assert_array_equal(part, drawn[first : first + size])
-
-
-@pytest.mark.parametrize("kept", [{"top_k": 2}, {"num_samples": 2}])
-def test_classes_of_another_number_and_no_probabilities_are_refused(kept):
-    form = forms.Form(**kept)
-    found = form.encode(_LOGITS, seed=[1, 2])
+def test_classes_of_another_number_and_no_probabilities_are_refused():
+    form = forms.Form(top_k=2)
+    found = form.encode(_LOGITS)
     size = _LOGITS.shape[-1]
     for other in (size - 1, size + 1):
         with pytest.raises(ValueError, match=f"{other} classes.*of_{size}"):
@@ -105,7 +58,7 @@ def test_classes_of_another_number_and_no_probabilities_are_refused(kept):
     form.check(logits)
     with pytest.raises(ValueError, match="rows that add up to 1.*=False"):
         form.check(shares)
-    form = forms.Form(from_logits=False, **kept)
+    form = forms.Form(from_logits=False, top_k=2)
     form.check(shares)
     with pytest.raises(ValueError, match="must be probabilities"):
         form.check(logits)

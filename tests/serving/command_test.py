@@ -1,10 +1,11 @@
 """The program: it follows, swaps, says so, and ends when it is told to."""
 
+import contextlib
+import io
 import json
 import os
 import signal
 import threading
-import time
 
 import grpc
 import pytest
@@ -13,99 +14,93 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import prediction_servers as server_cases
-from tests.programs import commands
 from tfdistill.labels import attached
 from tfdistill.serving import command
 
-
-def _records(log):
-    """The lines of JSON of a file that grows, as they come."""
-    text = ""
-    while True:
-        text += log.readline()
-        if text.endswith("\n"):
-            if text.startswith("{"):
-                yield json.loads(text)
-            text = ""
-        else:
-            time.sleep(0.01)
+pytestmark = pytest.mark.timeout_secs(120)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.timeout_secs(200)
-def test_a_group_teaches_through_the_program(tmp_path, no_process_left):
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
-    cases.publish(exchange, cases.linear(5), step=10)
-    x, y = cases.data(16)
-    key, certificate = server_cases.certificate(tmp_path)
-    with commands.starting(tmp_path) as start:
-        process = start(
-            *("launch.teach", "--group=1", "--port=0"),
-            f"--exchange={tmp_path / 'exchange'}",
-            *(f"--tls_key={key}", f"--tls_cert={certificate}"),
-        )
-        with process.log.open() as log:
-            lines = _records(log)
-            first = next(line for line in lines if line["version"] == 10)
-            address = f"127.0.0.1:{first['port']}"
-            # Only who expects TLS gets an answer.
-            with pytest.raises(RuntimeError, match="A server must describe"):
-                tfdistill.labels.Teachers(
-                    [address], timeout_secs=5, wait_secs=0
-                )
-            teachers = tfdistill.labels.Teachers(
-                [address],
-                timeout_secs=30,
-                credentials=grpc.ssl_channel_credentials(
-                    certificate.read_bytes()
-                ),
-            )
-            dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-            dataset = dataset.map(teachers)
-            cases.publish(exchange, cases.linear(6), step=20)
-            found = [
-                attached.detach(element)[1]["served"]["version"].numpy()
-                for element in dataset
-            ]
-            assert {v for row in found for v in row} <= {10, 20}
-            next(line for line in lines if line["version"] == 20)
-            for element in dataset:
-                label = attached.detach(element)[1]["served"]
-                assert set(label["version"].numpy()) == {20}
-            busy = next(line for line in lines if line["requests"])
-            assert busy["failed"] == 0
-            teachers.close()
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
+def _run(options, client):
+    """Runs the program, and ends it by SIGTERM once its client is done.
 
+    The client finds the program's last record that holds something.
+    """
+    out, errors = io.StringIO(), []
 
-@pytest.mark.timeout_secs(120)
-@pytest.mark.parametrize(
-    ("directory", "seen"),
-    [("exchange", "groups with one: [1]"), ("nowhere", "No such file")],
-)
-def test_it_warns_again_and_again_of_what_is_not_there(
-    tmp_path, monkeypatch, caplog, directory, seen
-):
-    cases.publish(tfdistill.Exchange(tmp_path / "exchange"), cases.linear(5))
-    monkeypatch.setattr(command, "_WARN_SECS", 0.5)
+    def last(holds):
+        def found():
+            lines = out.getvalue().rpartition("\n")[0].splitlines()
+            return [r for r in map(json.loads, lines) if holds(r)]
+
+        server_cases.wait_until(found)
+        return found()[-1]
+
+    def run():
+        try:
+            client(last)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
     numbers = signal.SIGTERM, signal.SIGINT
     before = [signal.getsignal(number) for number in numbers]
-
-    def end_after_two():
-        end = time.monotonic() + 60
-        while caplog.text.count("Nothing to serve: group 7 of") < 2:
-            if time.monotonic() > end:
-                break
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    thread = threading.Thread(target=end_after_two, daemon=True)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    root = tmp_path / directory
-    assert command.main([f"--exchange={root}", "--group=7", "--port=0"]) == 0
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+    try:
+        with contextlib.redirect_stdout(out):
+            assert command.main(options) == 0
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
     thread.join()
-    assert caplog.text.count(f"{root} has no usable version") >= 2
-    assert seen in caplog.text
+    for error in errors:
+        raise error
+
+
+def test_a_group_teaches_through_the_program(tmp_path):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    cases.publish(exchange, cases.linear(5), step=10)
+    dataset = tf.data.Dataset.from_tensor_slices(cases.data(16)).batch(8)
+    key, certificate = server_cases.certificate(tmp_path)
+
+    def versions(teachers):
+        labels = [attached.detach(each)[1] for each in dataset.map(teachers)]
+        return {v for each in labels for v in each["served"]["version"].numpy()}
+
+    def client(last):
+        port = last(lambda record: record["version"] == 10)["port"]
+        address = f"127.0.0.1:{port}"
+        # Only who expects TLS gets an answer.
+        with pytest.raises(RuntimeError, match="A server must describe"):
+            tfdistill.labels.Teachers([address], timeout_secs=1, wait_secs=0)
+        teachers = tfdistill.labels.Teachers(
+            [address],
+            timeout_secs=30,
+            credentials=grpc.ssl_channel_credentials(certificate.read_bytes()),
+        )
+        cases.publish(exchange, cases.linear(6), step=20)
+        assert versions(teachers) <= {10, 20}
+        last(lambda record: record["version"] == 20)
+        assert versions(teachers) == {20}
+        assert last(lambda record: record["requests"])["failed"] == 0
+        teachers.close()
+
+    options = ["--group=1", "--port=0", f"--exchange={exchange.root}"]
+    tls = [f"--tls_key={key}", f"--tls_cert={certificate}"]
+    _run([*options, *tls], client)
+
+
+def test_it_warns_again_and_again_of_what_is_not_there(
+    tmp_path, monkeypatch, caplog
+):
+    root = tmp_path / "exchange"
+    cases.publish(tfdistill.Exchange(root), cases.linear(5))
+    monkeypatch.setattr(command, "_WARN_SECS", 0.5)
+
+    def client(last):
+        said = f"Nothing to serve: group 7 of {root} has no usable version"
+        server_cases.wait_until(lambda: caplog.text.count(said) >= 2)
+
+    _run([f"--exchange={root}", "--group=7", "--port=0"], client)
+    assert "groups with one: [1]" in caplog.text

@@ -4,6 +4,7 @@ import contextlib
 import threading
 
 import grpc
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -82,6 +83,22 @@ def test_requests_that_cannot_be_answered_say_why(exchange):
             assert text in caught.value.details()
         assert stub.Predict(_request(), timeout=60).outputs
         assert server.counts["failed"] == 6
+
+
+def test_inputs_of_different_numbers_of_rows_are_refused(exchange):
+    inputs = {name: keras.Input((2,), name=name) for name in ("a", "b")}
+    joined = keras.layers.Concatenate()([inputs["a"], inputs["b"]])
+    model = keras.Model(inputs, keras.layers.Dense(3)(joined))
+    spec = {name: cases.input_spec(2) for name in inputs}
+    cases.publish(exchange, model, spec=spec)
+    with server_cases.serving(exchange) as server, _stub(server) as stub:
+        request = _request(np.ones([4, 2], "float32"), name="a")
+        values = tf.make_tensor_proto(np.ones([3, 2], "float32"))
+        request.inputs["b"].CopyFrom(values)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Predict(request, timeout=60)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "same number of rows" in caught.value.details()
 
 
 def test_versions_are_swapped_without_a_failed_or_mixed_answer(exchange):

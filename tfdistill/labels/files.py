@@ -43,7 +43,6 @@ def write(
     directory: str | os.PathLike[str],
     *,
     form: forms.Form | None = None,
-    seed: int = 0,
     trust: bool = False,
     key: Any = "environment",
     progress: Callable[[int], None] = lambda num_rows: None,
@@ -58,7 +57,6 @@ def write(
             inference mode.
         directory: New or empty; local or mounted.
         form: What is kept of each output. Default: all of it, as float32.
-        seed: Decides what is drawn if the form has `num_samples`.
         trust: Whether to load a SavedModel that holds more than what
             `graph_ops` lists, with a warning.
         key: Of whoever may sign labels, as for `Exchange`: 32 bytes or more,
@@ -84,7 +82,7 @@ def write(
     num_rows, outputs = 0, None
     with tf.io.TFRecordWriter(str(path / _RECORDS)) as writer:
         for element in dataset:
-            rows, kept = _kept(element, predict, form, seed, num_rows)
+            rows, kept = _kept(element, predict, form, num_rows)
             found = _described(kept)
             if outputs not in (None, found):
                 raise ValueError(
@@ -278,20 +276,19 @@ def _kept(
     element: Any,
     predict: _Predict,
     form: forms.Form,
-    seed: int,
-    first_row: int,
+    num_before: int,
 ) -> tuple[tf.Tensor, list[dict[str, tf.Tensor]]]:
     """Returns the hashes of a batch, and what is kept of its outputs."""
     inputs, found = _inputs(element), []
-    for number, output in enumerate(predict(inputs)):
+    for output in predict(inputs):
         output = tf.convert_to_tensor(output)
-        kept = form.encode(output, seed=[seed, number], first_row=first_row)
+        kept = form.encode(output)
         if not all(
             np.isfinite(value).all() for value in (output, *kept.values())
         ):
             raise ValueError(
                 f"The teacher's outputs must be finite, as {form.dtype}; "
-                f"received NaN or infinite ones after {first_row} examples."
+                f"received NaN or infinite ones after {num_before} examples."
             )
         form.check(output.numpy())
         found.append(kept)

@@ -10,7 +10,6 @@ import logging
 import math
 import threading
 import time
-import weakref
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -87,7 +86,6 @@ class Teachers:
         max_age_steps: int | None = None,
         outputs: Mapping[str, Sequence[int | None]] | None = None,
         wait_secs: float = 60.0,
-        seed: int = 0,
         credentials: Any = None,
     ) -> None:
         """Asks the servers what the model takes and returns.
@@ -106,22 +104,34 @@ class Teachers:
                 there yet. Default: servers are asked.
             wait_secs: Longest wait for the first server that says what its
                 model takes and returns. Default 60.
-            seed: Decides what is drawn if the form has `num_samples`.
             credentials: `grpc.ChannelCredentials` for TLS. Default: none.
 
         Raises:
             ValueError: An argument is not as above.
             RuntimeError: No server has answered in `wait_secs`.
         """
-        _check(addresses, timeout_secs, max_age_steps)
+        if isinstance(addresses, str) or not addresses:
+            raise ValueError(
+                "`addresses` must be a list of one or more host:port; received "
+                f"{addresses!r}."
+            )
+        if not 0 < timeout_secs < math.inf:
+            raise ValueError(
+                "`timeout_secs` must be > 0 and finite; received "
+                f"{timeout_secs!r}."
+            )
+        if max_age_steps is not None and max_age_steps < 0:
+            raise ValueError(
+                "`max_age_steps` must be a whole number >= 0, or None; "
+                f"received {max_age_steps!r}."
+            )
         self.name = name
         self._model, self._form = model, form or forms.Form()
         self._timeout_secs, self._max_age_steps = timeout_secs, max_age_steps
-        self._seed, self._turn = seed, itertools.count()
+        self._turn = itertools.count()
         self._servers = [
             Server(address, credentials=credentials) for address in addresses
         ]
-        self._finalizer = weakref.finalize(self, _close, self._servers)
         self._lock = threading.Lock()
         # Batches and rows, and those without an answer; bad answers by kind.
         self._counts: collections.Counter[str] = collections.Counter()
@@ -147,24 +157,19 @@ class Teachers:
             return self._labels(dict(zip(names, arrays, strict=True)))
 
         # Stateless for TensorFlow, or iterators could not be saved.
-        version, seed, *outputs = tf.numpy_function(
+        version, *outputs = tf.numpy_function(
             ask,
             list(flat.values()),
-            [tf.int64, tf.int32, *[tf.float32] * len(self._outputs)],
+            [tf.int64, *[tf.float32] * len(self._outputs)],
             stateful=False,
         )
         batch = next(iter(flat.values())).shape[0]
         version.set_shape([batch])
-        seed.set_shape([2])
         for tensor, spec in zip(outputs, self._outputs.values(), strict=True):
             tensor.set_shape([batch, *spec.shape[1:]])
-        kept = [
-            self._form.encode(output, seed=seed + [0, number])
-            for number, output in enumerate(outputs)
-        ]
         most = self._max_age_steps
         label = attached.label(
-            kept,
+            map(self._form.encode, outputs),
             version=version,
             expires_step=None if most is None else version + most,
         )
@@ -195,7 +200,8 @@ class Teachers:
 
     def close(self) -> None:
         """Ends all connections; batches then pass without labels."""
-        self._finalizer()
+        for server in self._servers:
+            server.close()
         self._servers = []
 
     def _described(
@@ -263,9 +269,9 @@ class Teachers:
     # ---- in the threads of the input pipeline ----
 
     def _labels(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Asks about a batch: version and seed, then the outputs."""
+        """Asks about a batch: the version, then the outputs."""
         first = next(iter(inputs.values()))
-        rows, turn = len(first), next(self._turn)
+        rows = len(first)
         # A size that the signature leaves open, as of a sequence, is ours.
         expected = {
             name: tf.TensorSpec(
@@ -273,34 +279,27 @@ class Teachers:
             )
             for name, spec in self._outputs.items()
         }
-        found = self._asked(inputs, expected, turn)
+        found = self._asked(inputs, expected)
         if found and not self._is_checked:
             for output in found[1]:
                 self._form.check(output)
             self._is_checked = True
         with self._lock:
-            for what in ("", "absent_") if found is None else ("",):
-                self._counts.update({f"{what}batches": 1, f"{what}rows": rows})
+            self._counts.update(batches=1, rows=rows)
+            if found is None:
+                self._counts.update(absent_batches=1, absent_rows=rows)
         version, outputs = found or (
             -1,
             [np.zeros(spec.shape, np.float32) for spec in expected.values()],
         )
-        return [
-            np.full([rows], version, np.int64),
-            # Of each output, too, the draws are its own.
-            np.array([self._seed, turn * len(expected) % 2**30], np.int32),
-            *outputs,
-        ]
+        return [np.full([rows], version, np.int64), *outputs]
 
     def _asked(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        expected: protocol.Specs,
-        turn: int,
+        self, inputs: Mapping[str, np.ndarray], expected: protocol.Specs
     ) -> tuple[int, list[np.ndarray]] | None:
         """Asks one server after the other; None if none has answered."""
         servers = self._servers
-        start = turn % max(len(servers), 1)
+        start = next(self._turn) % max(len(servers), 1)
         order = [*servers[start:], *servers[:start]]
         left = [server for server in order if server.is_usable]
         if not left:
@@ -432,33 +431,9 @@ def _called(method: Any, question: Any, timeout_secs: float) -> Any:
         raise protocol.BadAnswerError("refused", str(error)) from error
 
 
-def _check(
-    addresses: Sequence[str], timeout_secs: float, max_age_steps: int | None
-) -> None:
-    if isinstance(addresses, str) or not addresses:
-        raise ValueError(
-            "`addresses` must be a list of one or more host:port; received "
-            f"{addresses!r}."
-        )
-    if not 0 < timeout_secs < math.inf:
-        raise ValueError(
-            f"`timeout_secs` must be > 0 and finite; received {timeout_secs!r}."
-        )
-    if max_age_steps is not None and max_age_steps < 0:
-        raise ValueError(
-            "`max_age_steps` must be a whole number >= 0, or None; received "
-            f"{max_age_steps!r}."
-        )
-
-
 def _sizes(shape: Any, like: Sequence[int]) -> list[int]:
     """Fills open sizes from those at the same place, or with 1."""
     return [
         size if size is not None else (like[place] if place < len(like) else 1)
         for place, size in enumerate(shape)
     ]
-
-
-def _close(servers: Sequence[Server]) -> None:
-    for server in servers:
-        server.close()

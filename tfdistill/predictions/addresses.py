@@ -8,14 +8,13 @@ from tfdistill.system import processes
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """Where a worker's mailbox is, and whose predictions it takes."""
+    """Where a worker's mailbox is, and which replicas it is for."""
 
     host: str
     port: int
     # 16 bytes, others for each start of the mailbox.
     incarnation: bytes
     replicas: tuple[int, ...]
-    learns_from: tuple[int, ...]
 
     @classmethod
     def find(
@@ -23,15 +22,14 @@ class Address:
     ) -> "Address | None":
         """Reads a worker's note; None without a right one."""
         note = exchange.notes(group).read(_name(worker)) or {}
-        machine = processes.machine()
-        is_here = bool(machine) and note.get("machine") == machine
+        named = note.get("machine")
+        is_here = bool(named) and named == processes.machine()
         try:
             return cls(
                 "127.0.0.1" if is_here else str(note["host"]),
                 int(note["port"]),
                 bytes.fromhex(note["incarnation"]),
                 tuple(map(int, note["replicas"])),
-                tuple(map(int, note["learns_from"])),
             )
         except (ArithmeticError, KeyError, TypeError, ValueError):
             return None

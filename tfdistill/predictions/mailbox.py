@@ -1,7 +1,7 @@
 """The mailbox of one worker: predictions to peers, and theirs of the same step.
 
-Each worker of a group sends to the worker of the same index in each group that
-learns from it, in one connection that stays. A thread with an event loop moves
+Each worker of a group sends to the worker of the same index in each of its
+peers, in one connection that stays. A thread with an event loop moves
 all bytes. Addresses are notes in the exchange, signed with the run's key as
 messages are, and so is the pass with which a connection begins: a stranger gets
 no further. Nothing here knows of models, and a step waits for its messages at
@@ -91,8 +91,6 @@ class Peer:
         self.num_silent = 0
         # Only the event loop changes what follows.
         self.address: addresses.Address | None = None
-        # Whether it takes messages, as far as is known.
-        self.is_listener = True
         # The newest messages to it, with which each connection begins.
         self.recent: collections.deque[bytes] = collections.deque((), most)
         self.stream: asyncio.WriteTransport | None = None
@@ -119,9 +117,7 @@ class Peer:
         self.num_silent, self.trouble = 0, ""
 
     def write(self, content: bytes) -> None:
-        """Sends a framed message, if the peer wants it."""
-        if not self.is_listener:
-            return
+        """Sends a framed message, now or when the peer is there."""
         self.recent.append(content)
         stream = self.stream
         if (
@@ -145,16 +141,15 @@ class Mailbox:
         worker: int,
         replicas: tuple[int, ...],
         peers: Sequence[int],
-        others: Sequence[int] = (),
         host: str = "",
         wait_secs: float = 0.05,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Opens nothing yet.
 
-        It learns from the groups `peers`, and `others` may learn from it. A
-        step waits for all of them together for `wait_secs` at most. `host` is
-        where other machines reach it, by default this machine's name.
+        It learns from the groups `peers`, which learn from it. A step waits for
+        all of them together for `wait_secs` at most. `host` is where other
+        machines reach it, by default this machine's name.
         """
         self._exchange = exchange
         self._group, self._worker, self._replicas = group, worker, replicas
@@ -164,9 +159,7 @@ class Mailbox:
         # And the lock of all that steps and the event loop share.
         self._arrived = threading.Condition()
         most = MAX_KEPT * len(replicas)
-        groups = {*peers, *others} - {group}
-        self._peers = {g: Peer(g, most) for g in sorted(groups)}
-        self.learns_from = tuple(peers)
+        self._peers = {g: Peer(g, most) for g in peers}
         # Where it listens once it is open.
         self.port = 0
         self._is_open, self._incarnation = False, b""
@@ -273,14 +266,11 @@ class Mailbox:
     ) -> list[tuple[np.ndarray, ...] | None]:
         """Waits for what peers say of the batch of one's own message.
 
-        In the order of `learns_from`; None for a peer that does not answer.
+        In the order of the peers; None for one that does not answer.
         """
         end = self._clock() + self._wait_secs
         with self._arrived:
-            return [
-                self._answer(self._peers[group], own, end)
-                for group in self.learns_from
-            ]
+            return [self._answer(p, own, end) for p in self._peers.values()]
 
     def _answer(
         self, peer: Peer, own: message_lib.Message, end: float
@@ -344,7 +334,6 @@ class Mailbox:
             self.port,
             self._incarnation,
             self._replicas,
-            self.learns_from,
         )
         while True:
             try:
@@ -370,8 +359,9 @@ class Mailbox:
                 if found is not None and found != peer.address:
                     self._meet(peer, found)
                     pause.succeeded()
-                if peer.address is not None and peer.is_listener:
-                    await self._send(peer, peer.address)
+                address = peer.address
+                if address and address.replicas == self._replicas:
+                    await self._send(peer, address)
             except (OSError, UnicodeError, OverflowError) as error:
                 peer.trouble = f"it cannot be reached: {error!r}"
             await asyncio.sleep(pause.failed())
@@ -383,8 +373,7 @@ class Mailbox:
             peer.newest.clear()
             peer.num_silent = 0
         peer.address, peer.trouble = address, ""
-        has_counterparts = address.replicas == self._replicas
-        if not has_counterparts:
+        if address.replicas != self._replicas:
             peer.trouble = (
                 f"its worker {self._worker} has the replicas "
                 f"{list(address.replicas)}, and this one "
@@ -392,11 +381,6 @@ class Mailbox:
                 "replicas in all groups"
             )
             self._warn_once(peer.group, "replica", peer.trouble)
-        peer.is_listener = has_counterparts and (
-            self._group in address.learns_from
-        )
-        if not peer.is_listener:
-            peer.recent.clear()
 
     async def _send(self, peer: Peer, address: addresses.Address) -> None:
         """Sends until the connection is lost."""
@@ -417,7 +401,10 @@ class Mailbox:
             peer.stream, peer.trouble = writer.transport, ""
             # A peer says nothing; this ends when the connection does.
             await reader.read(1)
-            peer.trouble = "it takes no messages: it closes the connection"
+            peer.trouble = (
+                "it closes the connection: it has ended, or does not have this "
+                "group among its `peers`"
+            )
         finally:
             if peer.stream is writer.transport:
                 peer.stream = None
@@ -476,14 +463,14 @@ class Mailbox:
         except message_lib.MessageError as error:
             self._refuse("forged", str(error))
             return False
-        if message.group not in self.learns_from:
+        peer = self._peers.get(message.group)
+        if peer is None:
             self._refuse(
                 "sender",
-                f"it must come from one of the groups {self.learns_from}; "
+                f"it must come from one of the groups {list(self._peers)}; "
                 f"received one of group {message.group}",
             )
             return False
-        peer = self._peers[message.group]
         known = peer.address and peer.address.incarnation
         if message.incarnation != known:
             # It has just started, and its note is not read yet; or it is of an
@@ -491,17 +478,8 @@ class Mailbox:
             peer.trouble = "it has started again"
             return False
         with self._arrived:
-            if message.replica in self._replicas:
-                peer.keep(message, len(data))
-                self._arrived.notify_all()
-            else:
-                self._refuse(
-                    "replica",
-                    f"it must be for one of {list(self._replicas)}; "
-                    f"received replica {message.replica}",
-                    peer=peer,
-                    step=message.step,
-                )
+            peer.keep(message, len(data))
+            self._arrived.notify_all()
         return True
 
     # ---- what was refused ----

@@ -14,6 +14,8 @@ from tfdistill.system import programs
 _log = logging.getLogger(__name__)
 # Between two warnings that there is nothing to serve.
 _WARN_SECS = 30.0
+# In which the exchange says what there is; the line of load waits for it.
+_LOOK_SECS = 1.0
 _NOTES = """\
 The protocol is TensorFlow Serving's PredictionService (Predict and
 GetModelMetadata). Ask with tfdistill.labels.Teachers, or any client of
@@ -30,7 +32,6 @@ def _add_options(options: programs.Flags) -> None:
     add("port", "port of gRPC; 0 for any that is free", 8500)
     add("host", "address to listen on; 0.0.0.0 for all", "127.0.0.1")
     add("model_name", "name that clients ask for", "default")
-    add("threads", "requests that are answered at once", 4, kind=programs.count)
     add("tls_key", "<FILE>: private key, PEM; clients then need TLS")
     add("tls_cert", "<FILE>: certificate of this key, PEM, with its chain")
     add("trust_graph", "load a graph that is not known to be harmless", False)
@@ -73,7 +74,6 @@ def _run(options: programs.Options) -> int:
             model=options.model_name,
             host=options.host,
             port=options.port,
-            num_threads=options.threads,
             credentials=_credentials(options),
         )
     except (ImportError, OSError, ValueError) as error:
@@ -95,7 +95,7 @@ def _run(options: programs.Options) -> int:
     newest = reader.NewestVersions(options.exchange, must_be_there=True)
 
     def warn() -> None:
-        found = newest.look(limit_secs=_WARN_SECS)
+        found = newest.look(limit_secs=_LOOK_SECS)
         if options.group in found:
             if not followed.num_refused:
                 return  # It is being loaded.

@@ -1,7 +1,7 @@
 """Answers PredictionService's requests about the newest version of a group.
 
-Values go into one of two copies of the graph while the other one answers, so
-that no answer mixes two versions, and no version costs a load of its own.
+One request runs at a time, on all cores, and new values are put in place
+between two of them: no answer mixes two versions, and no version costs a load.
 """
 
 import collections
@@ -24,10 +24,8 @@ from tfdistill.follow import follower
 from tfdistill.follow import screen as screen_lib
 from tfdistill.labels import protocol
 
-# How long a request may hold the copy that the next version needs.
-_IDLE_SECS = 60.0
-# Requests that may wait for a thread, for each one that has one.
-_WAITING = 16
+# Requests that may wait for those before them.
+_WAITING = 64
 _STOP_SECS = 5.0
 _log = logging.getLogger(__name__)
 
@@ -49,24 +47,6 @@ def _specs(described: Any) -> protocol.Specs:
         name: tf.TensorSpec(leaf["shape"], tf.as_dtype(leaf["dtype"]), name)
         for name, leaf in described.items()
     }
-
-
-class _Copy:
-    """One copy of a graph: the version in it, and how many use it."""
-
-    def __init__(
-        self, function: other_graphs.FrozenFunction, fingerprint: str
-    ) -> None:
-        self.version = -1
-        self.num_users = 0
-        self.function, self.fingerprint = function, fingerprint
-
-    def install(self, version: int, values: saved_model.Snapshot) -> None:
-        """Puts a version's values in place; ValueError if they do not fit."""
-        pairs = zip(self.function.variables, values, strict=True)
-        for variable, value in pairs:
-            variable.assign(tf.cast(value, variable.dtype))
-        self.version = version
 
 
 class Followed:
@@ -92,9 +72,12 @@ class Followed:
         self._schema: Any = {}
         self._exchange = exchange
         self._trust_graph = trust_graph
-        self._changed = threading.Condition()
-        self._current: _Copy | None = None
-        self._idle: _Copy | None = None
+        # Of the version that answers now: its step, or -1, and its graph.
+        self.version = -1
+        self.function: other_graphs.FrozenFunction | None = None
+        self._fingerprint = ""
+        # Held by requests, so that all of one is of one version.
+        self.lock = threading.Lock()
         self._follower = follower.Follower(
             exchange,
             group,
@@ -108,53 +91,31 @@ class Followed:
         # Start to look for versions; and end.
         self.start, self.stop = self._following.start, self._following.stop
 
-    @property
-    def version(self) -> int:
-        """The step of the version that answers now, or -1."""
-        current = self._current
-        return current.version if current else -1
-
-    @contextlib.contextmanager
-    def current(self) -> Iterator[_Copy | None]:
-        """Gives the newest version, which stays as it is in the block."""
-        with self._changed:
-            copy = self._current
-            if copy is not None:
-                copy.num_users += 1
-        try:
-            yield copy
-        finally:
-            if copy is not None:
-                with self._changed:
-                    copy.num_users -= 1
-                    self._changed.notify_all()
-
     def _screen(self, version: versions.Version) -> None:
         signature = self.signature or _signature(version)
         screen_lib.Screen(signature, schema=self._schema)(version)
 
-    def _read(self, version: versions.Version) -> _Copy:
-        """Returns a copy of the graph with the version's values in it."""
-        signature = self.signature or _signature(version)
+    def _read(
+        self, version: versions.Version
+    ) -> tuple[other_graphs.FrozenFunction, saved_model.Snapshot]:
+        """Returns a version's graph, which may be in use, and its values."""
         found = version.manifest
         variables = saved_model.in_order(found.variables)
         values = saved_model.read_variables(version.path, variables)
-        copy = self._idle
-        if copy is None or copy.fingerprint != found.graph_fingerprint:
+        function = self.function
+        if function is None or found.graph_fingerprint != self._fingerprint:
+            signature = self.signature or _signature(version)
             function = other_graphs.load_version(
                 self._exchange, version, signature, trust=self._trust_graph
             )
-            self._idle = copy = _Copy(function, found.graph_fingerprint)
-        with self._changed:
-            if not self._changed.wait_for(
-                lambda: copy.num_users == 0, timeout=_IDLE_SECS
-            ):
-                raise OSError("a request has not ended yet.")
-        copy.install(version.step, values)
-        if self.signature is None:
-            self.signature = signature
-            self._schema = found.extras.get(screen_lib.SCHEMA_FIELD)
-        return copy
+        ours = [variable.shape for variable in function.variables]
+        theirs = [tf.convert_to_tensor(value).shape for value in values]
+        if ours != theirs:
+            raise ValueError(
+                f"its variables must have its graph's shapes {ours}; received "
+                f"{theirs}."
+            )
+        return function, values
 
     def _swap(self) -> None:
         if self._follower.state == follower.FAILED:
@@ -162,10 +123,20 @@ class Followed:
             self.num_refused += 1
         elif self._follower.state == follower.READY:
             taken = self._follower.take()
-            self.num_bytes += taken.version.num_bytes
-            with self._changed:
-                self._current, self._idle = taken.values, self._current
-            _log.info("Serving version %d.", taken.version.step)
+            version, (function, values) = taken.version, taken.values
+            if self.signature is None:
+                extras = version.manifest.extras
+                self._schema = extras.get(screen_lib.SCHEMA_FIELD)
+                self.signature = _signature(version)
+            self.num_bytes += version.num_bytes
+            self._fingerprint = version.manifest.graph_fingerprint
+            with self.lock:
+                for variable, value in zip(
+                    function.variables, values, strict=True
+                ):
+                    variable.assign(tf.cast(value, variable.dtype))
+                self.function, self.version = function, version.step
+            _log.info("Serving version %d.", version.step)
 
 
 class _RefusedError(Exception):
@@ -191,7 +162,6 @@ class Server(protocol.Servicer):
         model: str = "default",
         host: str = "127.0.0.1",
         port: int = 0,
-        num_threads: int = 4,
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         """Listens, on any free port if it is 0; OSError if it is taken.
@@ -202,8 +172,8 @@ class Server(protocol.Servicer):
         self._followed = followed
         self._model = model
         self._grpc = grpc.server(
-            futures.ThreadPoolExecutor(num_threads),
-            maximum_concurrent_rpcs=num_threads * _WAITING,
+            futures.ThreadPoolExecutor(1),
+            maximum_concurrent_rpcs=_WAITING,
             options=protocol.SERVER_OPTIONS,
         )
         protocol.register(self, self._grpc)
@@ -229,26 +199,35 @@ class Server(protocol.Servicer):
 
     def Predict(self, request: Any, context: Any) -> Any:
         """Answers PredictionService's request of this name."""
-        with self._asked(request, context) as (copy, signature):
+        with self._asked(request, context) as (function, signature):
             inputs = protocol.arrays(request.inputs, signature.input_spec)
+            shapes = {name: array.shape for name, array in inputs.items()}
+            if len({shape[:1] for shape in shapes.values()}) > 1:
+                raise _RefusedError(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "All inputs must have the same number of rows; received "
+                    f"{shapes}.",
+                )
             names = student_graph.leaf_names(signature.output_spec, "outputs")
-            outputs = zip(names, copy.function(inputs), strict=True)
-            return protocol.answer(self._model, copy.version, dict(outputs))
+            outputs = zip(names, function(inputs), strict=True)
+            version = self._followed.version
+            return protocol.answer(self._model, version, dict(outputs))
 
     def GetModelMetadata(self, request: Any, context: Any) -> Any:
         """Answers PredictionService's request of this name."""
-        with self._asked(request, context) as (copy, signature):
-            return protocol.metadata(self._model, copy.version, signature)
+        with self._asked(request, context) as (_, signature):
+            version = self._followed.version
+            return protocol.metadata(self._model, version, signature)
 
     @contextlib.contextmanager
     def _asked(
         self, request: Any, context: Any
-    ) -> Iterator[tuple[_Copy, protocol.Signature]]:
+    ) -> Iterator[tuple[other_graphs.FrozenFunction, protocol.Signature]]:
         """Gives what was asked about, and counts; what fails is refused."""
         code = grpc.StatusCode.INVALID_ARGUMENT
         try:
-            with self._followed.current() as copy:
-                yield self._checked(request.model_spec, copy)
+            with self._followed.lock:
+                yield self._checked(request.model_spec)
             self.counts["requests"] += 1
             return
         except _RefusedError as error:
@@ -259,19 +238,21 @@ class Server(protocol.Servicer):
         context.abort(code, reason)
 
     def _checked(
-        self, spec: Any, copy: _Copy | None
-    ) -> tuple[_Copy, protocol.Signature]:
+        self, spec: Any
+    ) -> tuple[other_graphs.FrozenFunction, protocol.Signature]:
         """Returns what was asked about, if it is there."""
-        signature = self._followed.signature
-        if copy is None or signature is None:
+        followed = self._followed
+        function, signature = followed.function, followed.signature
+        if function is None or signature is None:
             raise _RefusedError(
                 grpc.StatusCode.UNAVAILABLE,
                 "The group has published no good version yet.",
             )
-        served = self._model, copy.version, "", protocol.SIGNATURE
+        version = followed.version
+        served = self._model, version, "", protocol.SIGNATURE
         asked = (
             spec.name,
-            spec.version.value if spec.HasField("version") else copy.version,
+            spec.version.value if spec.HasField("version") else version,
             spec.version_label,
             spec.signature_name or protocol.SIGNATURE,
         )
@@ -281,4 +262,4 @@ class Server(protocol.Servicer):
                 "Model, version, its label and signature must be "
                 f"{served}; received {asked}.",
             )
-        return copy, signature
+        return function, signature
