@@ -11,13 +11,12 @@ from tests.optimizers_test import falling
 from tests.optimizers_test import trained
 from tfdistill.contrib import quasi_global
 
-cluster = cases.cluster
 SGD = keras.optimizers.SGD
 RING = np.array(
     [[2, 1, 0, 1], [1, 2, 1, 0], [0, 1, 2, 1], [1, 0, 1, 2]], "float64"
 )
 RING /= RING.sum(axis=1)
-BETA, MU = 0.9, 0.8
+BETA = 0.9
 
 
 def targets():
@@ -39,7 +38,7 @@ def ring_by_numpy(num_steps, *, every_steps=1, nesterov=False, decay=0.0):
         x, rates = x - rate * moved, rates + rate
         if (step + 1) % every_steps == 0:
             x = np.einsum("ij,j...->i...", RING, x)
-            buffer = MU * buffer + (1 - MU) * (start - x) / rates
+            buffer = BETA * buffer + (1 - BETA) * (start - x) / rates
             start, rates = x, 0.0
     return x
 
@@ -58,7 +57,6 @@ def ring_by_keras(num_steps, strategy, *, every_steps=1, decay=0.0, **kwargs):
             optimizer = quasi_global.QuasiGlobalMomentum(
                 sgd,
                 momentum=BETA,
-                buffer_decay=MU,
                 every_steps=every_steps,
                 **kwargs,
             )
@@ -87,8 +85,7 @@ def ring_by_keras(num_steps, strategy, *, every_steps=1, decay=0.0, **kwargs):
     return np.stack([variable.numpy() for _, variable in groups])
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("every_steps", [1, 5])
+@pytest.mark.parametrize(("every_steps", "nesterov"), [(1, False), (5, True)])
 def test_a_ring_of_four_is_the_paper_s(every_steps, nesterov, two_replicas):
     options = {"every_steps": every_steps, "nesterov": nesterov, "decay": 0.1}
     expected = ring_by_numpy(50, **options)
@@ -129,7 +126,7 @@ def test_files_keep_buffers_last_weights_and_a_changed_rate(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
     sgd = decayed(SGD, coupled=True, learning_rate=0.5, weight_decay=falling())
     optimizer = quasi_global.QuasiGlobalMomentum(
-        sgd, buffer_decay=0.5, nesterov=True, every_steps=2
+        sgd, momentum=0.5, nesterov=True, every_steps=2
     )
     model.compile(optimizer, "mse")
     optimizer.learning_rate = 0.25
@@ -175,7 +172,10 @@ def skewed(labels, num_groups, **kwargs):
     """The positions that each group gets."""
     return [
         quasi_global.dirichlet_shard(
-            np.arange(len(labels)), labels, cluster(group, num_groups), **kwargs
+            np.arange(len(labels)),
+            labels,
+            cases.cluster(group, num_groups),
+            **kwargs,
         )
         for group in range(num_groups)
     ]

@@ -68,10 +68,8 @@ def test_inference_is_a_dense_layer():
         np.testing.assert_array_equal(layer(x, training=True), x)
 
 
-@pytest.mark.parametrize("num_sampled", [NUM_CLASSES])
-@pytest.mark.parametrize("proposal", ["uniform", "log_uniform"])
-def test_all_classes_are_the_dense_loss(proposal, num_sampled):
-    layer, x, y = make(num_sampled, proposal=proposal), features(), labels()
+def test_all_classes_are_the_dense_loss():
+    layer, x, y = make(NUM_CLASSES), features(), labels()
     loss = losses.SoftTargetCrossEntropy(from_logits=True)
     target = dense_labels(**y)
     exact, expected = with_gradients(
@@ -92,9 +90,8 @@ def test_all_classes_are_the_dense_loss(proposal, num_sampled):
     np.testing.assert_allclose(inference, exact, rtol=1e-5)
 
 
-@pytest.mark.parametrize("proposal", ["log_uniform"])
-def test_z_is_unbiased_and_its_logarithm_too_small(proposal):
-    layer, x = make(proposal=proposal), features(2)
+def test_z_is_unbiased_and_its_logarithm_too_small():
+    layer, x = make(proposal="log_uniform"), features(2)
     y = labels(2, k=1)
     logits = layer(x).numpy()
     own = np.take_along_axis(logits, y["ids"], 1)[:, 0]
@@ -103,31 +100,13 @@ def test_z_is_unbiased_and_its_logarithm_too_small(proposal):
     def draw():
         return layer.cross_entropy(x, y["ids"], y["probabilities"])
 
-    found = np.stack([draw() for _ in range(1500)]).astype("float64")
+    found = np.stack([draw() for _ in range(600)]).astype("float64")
     z = np.exp(found + own)
     exact = np.exp(logits.astype("float64")).sum(-1)
     error = z.std(axis=0) / np.sqrt(len(z))
     assert (error > 1e-3 * exact).all()
     assert (np.abs(z.mean(axis=0) - exact) <= 3 * error).all()
     assert (found.mean(axis=0) < np.log(exact) - own).all()
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_rest_is_one_bucket(training):
-    layer, x = make(NUM_CLASSES), features()
-    target = tf.nn.softmax(2.0 * tf.random.stateless_normal([ROWS, 40], [1, 2]))
-    expected = losses.SoftTargetCrossEntropy(top_k=4, from_logits=True).call(
-        target, layer(x)
-    )
-    top, ids = tf.math.top_k(target, 4)
-    found = layer.cross_entropy(
-        x if training else layer(x),
-        ids,
-        top,
-        rest=1.0 - tf.reduce_sum(top, axis=-1),
-        training=training,
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def test_no_tensor_has_all_classes_of_a_batch():
@@ -274,9 +253,7 @@ def test_outputs_of_the_other_mode_are_refused(training):
 
 
 @pytest.mark.parametrize("from_logits", [True, False])
-@pytest.mark.parametrize("power", [0.0, 1.3])
-@pytest.mark.parametrize("proposal", ["teacher", "difference"])
-def test_draws_are_unbiased(proposal, power, from_logits):
+def test_draws_are_unbiased(from_logits):
     rows, classes = 20_000, 7
     student = normal(1, classes, seed=1).astype("float32")
     teacher = normal(1, classes)
@@ -290,8 +267,6 @@ def test_draws_are_unbiased(proposal, power, from_logits):
     expected = gradient_of(dense, target, student)
     loss = sampled.SampledSoftTargetCrossEntropy(
         num_samples=3,
-        power=power,
-        proposal=proposal,
         from_logits=from_logits,
         temperature=1.5,
     )

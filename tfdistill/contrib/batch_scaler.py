@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdistill.cluster import replicas
@@ -74,8 +73,6 @@ def next_size(
     speeds: Sequence[float],
     *,
     start: int,
-    least: int,
-    most: int,
     multiple_of: int = 1,
 ) -> int:
     """Returns the batch size at which a group updates as often as its peers.
@@ -88,19 +85,19 @@ def next_size(
     Args:
         size: That of now.
         speeds: Examples a second of this group, then of each peer.
-        start: The size that all groups began with.
-        least: The smallest size.
-        most: The largest size.
+        start: The size that all groups began with. Sizes are from a quarter of
+            it to four times as many.
         multiple_of: What a size must be a multiple of.
 
     Example:
-        >>> next_size(64, [100.0, 200.0], start=64, least=8, most=512)
+        >>> next_size(64, [100.0, 200.0], start=64)
         43
-        >>> next_size(64, [200.0, 100.0], start=64, least=8, most=512)
+        >>> next_size(64, [200.0, 100.0], start=64)
         85
-        >>> next_size(43, [100.0, 205.0], start=64, least=8, most=512)
+        >>> next_size(43, [100.0, 205.0], start=64)
         43
     """
+    least, most = multiple_of * -(-start // (4 * multiple_of)), 4 * start
     target = start * len(speeds) * speeds[0] / sum(speeds)
     target = min(max(target, size / _MOST_CHANGE), size * _MOST_CHANGE)
     target = min(max(target, least), most)
@@ -112,68 +109,39 @@ def next_size(
 
 
 class _Plan:
-    """The size of each batch, by its number; what pipelines read.
+    """The sizes of blocks of batches; what pipelines read.
 
-    Sizes are decided a block ahead of the training and never changed, so that
+    They are decided a block ahead of the training and never changed, so that
     all workers, and a resumed training, cut the same batches.
     """
 
     def __init__(self, size: int, block: int) -> None:
         self.block = block
+        self.sizes = [size, size]
         with tf.device("CPU:0"):
-            shape = tf.TensorShape([None])
-            self._starts = tf.Variable([0], shape=shape, dtype=tf.int64)
-            self._sizes = tf.Variable([size], shape=shape, dtype=tf.int64)
-            self._horizon = tf.Variable(2 * block, dtype=tf.int64)
-        # The same for Python: batches from `starts[i]` on have `sizes[i]`.
-        self.starts, self.sizes = [0], [size]
-        self.horizon = 2 * block
+            self._sizes = tf.Variable(
+                self.sizes, shape=tf.TensorShape([None]), dtype=tf.int64
+            )
 
-    def begin(self, size: int) -> None:
-        """Starts again."""
-        self._set([0], [size], 2 * self.block)
+    def set(self, sizes: list[int]) -> None:
+        """Takes the sizes of all blocks that are decided."""
+        self.sizes = sizes
+        self._sizes.assign(sizes)
 
     def is_short(self, done: int) -> bool:
         """Whether the block after the next is to be decided by now."""
-        return self.horizon < (done // self.block + 2) * self.block
-
-    def decide(self, size: int) -> None:
-        """Gives the first block that is open its size."""
-        starts, sizes = self.starts, self.sizes
-        if size != sizes[-1]:
-            starts, sizes = [*starts, self.horizon], [*sizes, size]
-        self._set(starts, sizes, self.horizon + self.block)
+        return len(self.sizes) < done // self.block + 2
 
     def size(self, number: int) -> int:
-        """Returns the size of a batch."""
-        return self.sizes[
-            int(np.searchsorted(self.starts, number, side="right")) - 1
-        ]
-
-    def state(self) -> dict[str, Any]:
-        """Returns all of it, as JSON has it."""
-        return {
-            "starts": self.starts,
-            "sizes": self.sizes,
-            "horizon": self.horizon,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state` returned."""
-        self._set(state["starts"], state["sizes"], state["horizon"])
-
-    def _set(self, starts: list[int], sizes: list[int], horizon: int) -> None:
-        self.starts, self.sizes, self.horizon = starts, sizes, horizon
-        # The horizon last: pipelines read nothing beyond it.
-        self._starts.assign(starts)
-        self._sizes.assign(sizes)
-        self._horizon.assign(horizon)
+        """Returns the size of a batch; the last one's of those beyond."""
+        return self.sizes[min(number // self.block, len(self.sizes) - 1)]
 
     def size_of(self, number: tf.Tensor) -> tf.Tensor:
         """Returns the size of a batch, in a pipeline."""
+        sizes, block = tf.convert_to_tensor(self._sizes), number // self.block
         decided = tf.debugging.assert_less(
-            number,
-            self._horizon,
+            block,
+            tf.size(sizes, tf.int64),
             message=(
                 "Batches must be read less than `every_steps` of the "
                 f"BatchScaler ahead of the training, which is {self.block}. "
@@ -181,9 +149,7 @@ class _Plan:
             ),
         )
         with tf.control_dependencies([decided]):
-            starts, sizes = tf.identity(self._starts), tf.identity(self._sizes)
-        place = tf.searchsorted(starts, [number], side="right")[0]
-        return tf.gather(sizes, place - 1)
+            return tf.gather(sizes, block)
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -415,7 +381,7 @@ class BatchScaler(steps.SteppedCallback):
                 "that does not. Pass the optimizer scaler.scaled(rate)."
             )
         # A change that is on its way from an earlier `fit` is none of this one.
-        self._plan.begin(self.batch_size if self.step else self._first_size)
+        self._plan.set(2 * [self.batch_size if self.step else self._first_size])
         self._start, self._done, self._examples = self.step, 0, 0
         self._began, self._busy_before = None, 0.0
         self._own = Pace()
@@ -443,7 +409,7 @@ class BatchScaler(steps.SteppedCallback):
             self._began = self._clock() - self._waited_secs
         # The last execution of an epoch may have passed the step in question.
         while self._plan.is_short(done):
-            self._plan.decide(self._agreed(done))
+            self._plan.set([*self._plan.sizes, self._agreed(done)])
         self._set_factor(self._plan.size(done))
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -464,9 +430,6 @@ class BatchScaler(steps.SteppedCallback):
                     now,
                     speeds,
                     start=self._first_size,
-                    least=self._multiple
-                    * -(-self._first_size // (4 * self._multiple)),
-                    most=4 * self._first_size,
                     multiple_of=self._multiple,
                 )
         size = self._values.gathered(size)[0]
@@ -532,7 +495,7 @@ class BatchScaler(steps.SteppedCallback):
     def state(self) -> dict[str, Any]:
         """Returns what a resumed training goes on with, as JSON has it."""
         return {
-            **self._plan.state(),
+            "sizes": self._plan.sizes,
             "start": self._start,
             "examples": self._examples,
             BUSY_FIELD: self._busy_secs,
@@ -540,7 +503,7 @@ class BatchScaler(steps.SteppedCallback):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned."""
-        self._plan.restore(state)
+        self._plan.set(state["sizes"])
         self._start, self._examples = state["start"], state["examples"]
         self._done = self.step - self._start
         self._busy_before = state[BUSY_FIELD]

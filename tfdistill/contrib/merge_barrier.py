@@ -241,6 +241,6 @@ def _mean(versions: Sequence[Sequence[Any]]) -> list[Any]:
         first = tf.convert_to_tensor(values[0])
         if first.dtype.is_floating:
             same = [tf.cast(value, first.dtype) for value in values]
-            first = weights.weighted_mean(same, [1.0] * len(same))
+            first = weights.mean_of(same)
         found.append(first)
     return found

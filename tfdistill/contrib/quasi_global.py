@@ -44,7 +44,7 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
 
         x' = x - r (momentum m + g)
         x_next = x' if nothing was mixed, else the mix of x' with the peers'
-        m = buffer_decay m + (1 - buffer_decay) (x - x_next) / r
+        m = momentum m + (1 - momentum) (x - x_next) / r
 
     Whoever mixes only assigns to the variables between two steps: so the
     optimizer keeps the x of its last step, and updates m at the start of the
@@ -64,8 +64,6 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
         inner: A `keras.optimizers.SGD` without momentum, or one that
             `with_kernel_decay(SGD, coupled=True)` made.
         momentum: In [0, 1). Default 0.9, as in the authors' experiments.
-        buffer_decay: In [0, 1); how much of the buffer an update keeps.
-            Default None: `momentum`.
         nesterov: Whether to look ahead, as QG-DSGDm-N does:
             x' = x - r (g + momentum (momentum m + g)). Default False.
         every_steps: Steps over which a difference is taken, >= 1. Default 1.
@@ -86,21 +84,15 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
         inner: keras.optimizers.SGD,
         *,
         momentum: float = 0.9,
-        buffer_decay: float | None = None,
         nesterov: bool = False,
         every_steps: int = 1,
         name: str = "quasi_global_momentum",
     ) -> None:
         _check_inner(inner)
-        decay = momentum if buffer_decay is None else buffer_decay
-        for key, value in {
-            "momentum": momentum,
-            "buffer_decay": decay,
-        }.items():
-            if not 0 <= value < 1:
-                raise ValueError(
-                    f"`{key}` must be in [0, 1); received {value}."
-                )
+        if not 0 <= momentum < 1:
+            raise ValueError(
+                f"`momentum` must be in [0, 1); received {momentum}."
+            )
         if every_steps < 1:
             raise ValueError(
                 f"`every_steps` must be >= 1; received {every_steps}."
@@ -115,7 +107,6 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
         keras_internals.share_steps(self, inner)
         self.inner = inner
         self.momentum = momentum
-        self.buffer_decay = decay
         self.nesterov = nesterov
         self.every_steps = every_steps
 
@@ -156,7 +147,7 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
         """Returns the buffer, moved by the steps that are now complete."""
         buffer, last = self._buffers[index], self._lasts[index]
         rates = self._rates[index]
-        decay = tf.cast(self.buffer_decay, weights.dtype)
+        decay = tf.cast(self.momentum, weights.dtype)
         before = tf.convert_to_tensor(buffer)
         # No step yet, or only steps at rate 0: nothing that a rate scales.
         step = tf.math.divide_no_nan(
@@ -186,7 +177,6 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
         return {
             "inner": inner,
             "momentum": self.momentum,
-            "buffer_decay": self.buffer_decay,
             "nesterov": self.nesterov,
             "every_steps": self.every_steps,
             "name": self.name,

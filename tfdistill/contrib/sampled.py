@@ -1,6 +1,5 @@
 """Many classes at the price of a few: an output layer and a loss that draw."""
 
-import math
 import numbers
 import threading
 from typing import Any
@@ -13,7 +12,6 @@ from tfdistill import losses
 from tfdistill.embedding import rows as rows_lib
 
 _PROPOSALS = ("uniform", "log_uniform")
-_OF_LABELS = ("teacher", "difference")
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -176,7 +174,6 @@ class SampledOutput(keras.layers.Layer):
         classes: Any,
         probabilities: Any,
         *,
-        rest: Any = None,
         training: bool = True,
     ) -> tf.Tensor:
         """Computes the loss of rows against labels that name a few classes.
@@ -191,8 +188,6 @@ class SampledOutput(keras.layers.Layer):
                 features]`; with `training=False` its logits.
             classes: Whole numbers `[batch, ..., k]`, k of any size.
             probabilities: Float `[batch, ..., k]`, of these classes.
-            rest: Float `[batch, ...]`: the probability of all other classes
-                together, as one bucket. Default: none.
             training: What the layer was called with. Default True.
 
         Returns:
@@ -215,63 +210,40 @@ class SampledOutput(keras.layers.Layer):
         classes = tf.cast(classes, tf.int32)
         k = tf.shape(classes)[-1]
         flat = tf.reshape(outputs, [-1, outputs.shape[-1]])
-        found = self._values(
-            tf.cast(flat, dtype),
-            tf.reshape(classes, [-1, k]),
-            tf.reshape(tf.cast(probabilities, dtype), [-1, k]),
-            None if rest is None else tf.reshape(tf.cast(rest, dtype), [-1]),
-            training=training,
-        )
+        rows, classes = tf.cast(flat, dtype), tf.reshape(classes, [-1, k])
+        if training:
+            own, log_z = self._estimated(rows, classes)
+        else:
+            own = tf.gather(rows, classes, batch_dims=1)
+            log_z = tf.reduce_logsumexp(rows, axis=-1)
+        share = tf.reshape(tf.cast(probabilities, dtype), [-1, k])
+        found = tf.reduce_sum(share * (log_z[:, tf.newaxis] - own), axis=-1)
         return tf.reshape(found, tf.shape(outputs)[:-1])
 
-    def _values(
-        self,
-        rows: tf.Tensor,
-        classes: tf.Tensor,
-        probabilities: tf.Tensor,
-        rest: tf.Tensor | None,
-        *,
-        training: bool,
-    ) -> tf.Tensor:
-        if training:
-            drawn, chances = self._draw()
-            own_size = tf.size(classes)
-            ids = tf.concat([tf.reshape(classes, [-1]), drawn], axis=0)
-            kernel = self._look_up(self.kernel, ids)
-            own = tf.einsum(
-                "rd,rkd->rk",
-                rows,
-                tf.reshape(
-                    kernel[:own_size],
-                    [-1, tf.shape(classes)[1], rows.shape[-1]],
-                ),
-            )
-            others = tf.matmul(rows, kernel[own_size:], transpose_b=True)
-            if self.bias is not None:
-                bias = self._look_up(self.bias, ids)
-                own += tf.reshape(bias[:own_size], tf.shape(classes))
-                others += bias[own_size:]
-            others -= tf.math.log(chances)
-        else:
-            drawn = tf.range(self.num_classes)
-            own, others = tf.gather(rows, classes, batch_dims=1), rows
+    def _estimated(
+        self, rows: tf.Tensor, classes: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the logits of rows' own classes, and an estimate of log Z."""
+        drawn, chances = self._draw()
+        own_size = tf.size(classes)
+        ids = tf.concat([tf.reshape(classes, [-1]), drawn], axis=0)
+        kernel = self._look_up(self.kernel, ids)
+        of_rows = tf.reshape(
+            kernel[:own_size], [-1, tf.shape(classes)[1], rows.shape[-1]]
+        )
+        own = tf.einsum("rd,rkd->rk", rows, of_rows)
+        others = tf.matmul(rows, kernel[own_size:], transpose_b=True)
+        if self.bias is not None:
+            bias = self._look_up(self.bias, ids)
+            own += tf.reshape(bias[:own_size], tf.shape(classes))
+            others += bias[own_size:]
+        others -= tf.math.log(chances)
         lowest = rows.dtype.min
         # All other classes, so without the row's own.
         others = _without(others, drawn, classes, lowest)
-        log_rest = tf.reduce_logsumexp(others, axis=-1)
-        log_z = tf.reduce_logsumexp(
-            tf.concat(
-                [tf.where(_is_repeated(classes), lowest, own), others], axis=-1
-            ),
-            axis=-1,
-        )
-        total = tf.reduce_sum(probabilities, axis=-1)
-        values = total * log_z - tf.reduce_sum(probabilities * own, axis=-1)
-        if rest is None:
-            return values
-        # If no other class was drawn, there is no estimate of the rest.
-        is_known = log_rest > lowest / 2
-        return values + rest * tf.where(is_known, log_z - log_rest, 0.0)
+        once = tf.where(_is_repeated(classes), lowest, own)
+        both = tf.concat([once, others], axis=-1)
+        return own, tf.reduce_logsumexp(both, axis=-1)
 
     def _look_up(self, variable: Any, classes: tf.Tensor) -> tf.Tensor:
         """Returns rows, with one gradient row for each distinct class.
@@ -324,47 +296,30 @@ class SampledSoftTargetCrossEntropy(losses.SoftTargetCrossEntropy):
     """An unbiased estimate of `SoftTargetCrossEntropy` from drawn classes.
 
     Each example, and each position, draws classes of its own, with
-    replacement, from the aggregate of the teachers. Importance weights make
-    value and gradient unbiased: their means over the draws are those of
-    `SoftTargetCrossEntropy`. The loss estimates what a student learns from
-    such labels. It saves no time where teacher and student give all classes
-    anyway; `SampledOutput` does.
+    replacement, as likely as the aggregate of the teachers has them: RS-KD
+    (arXiv:2503.16870). The means of value and gradient over the draws are those
+    of `SoftTargetCrossEntropy`. The loss estimates what a student learns from
+    such labels. It saves no time where the teacher gives all classes anyway;
+    `SampledOutput` does.
 
     The draws are a function of `seed` and of the outputs compared. The loss
     has no state, so a run repeats, and a resumed run draws what it would have
     drawn without the stop.
 
-    With `proposal="teacher"` class c is drawn in proportion to `target_c **
-    power`; with power 1 this is RS-KD (arXiv:2503.16870). With
-    `"difference"` it is drawn in proportion to `|target_c - student_c| **
-    power` (Li et al. 2018, arXiv:1812.00914), no gradient goes through the
-    proposal, and the student's entropy is added exactly, so that the estimate
-    has no noise at agreement.
-
     Example:
         >>> loss = SampledSoftTargetCrossEntropy(num_samples=8)
-        >>> loss.get_config()["proposal"]
-        'teacher'
+        >>> loss.get_config()["num_samples"]
+        8
     """
 
     def __init__(
-        self,
-        *,
-        num_samples: int = 32,
-        power: float = 1.0,
-        proposal: str = "teacher",
-        seed: int = 0,
-        **kwargs: Any,
+        self, *, num_samples: int = 32, seed: int = 0, **kwargs: Any
     ) -> None:
         """Takes what is drawn, and the arguments of `DistillationLoss`.
 
         Args:
             num_samples: Classes to draw for each example and position, >= 1.
                 Default 32. The variance falls with 1 / `num_samples`.
-            power: Exponent of the proposal, >= 0. Default 1. With 0 all
-                classes that can matter are drawn alike; above 1 the weights
-                of rare classes have no bound.
-            proposal: `"teacher"` (default) or `"difference"`.
             seed: Of the draws, a whole number. Default 0.
             **kwargs: As for `DistillationLoss`.
 
@@ -373,74 +328,47 @@ class SampledSoftTargetCrossEntropy(losses.SoftTargetCrossEntropy):
         """
         super().__init__(**kwargs)
         _check_count("num_samples", num_samples, least=1)
-        is_number = isinstance(power, numbers.Real)
-        if not (is_number and 0 <= power < math.inf):
-            raise ValueError(
-                f"`power` must be a finite number >= 0; received {power!r}. "
-                "Use 1.0 to draw classes as likely as they are."
-            )
-        if proposal not in _OF_LABELS:
-            raise ValueError(
-                f"`proposal` must be one of {_OF_LABELS}; received "
-                f"{proposal!r}."
-            )
         if not isinstance(seed, int):
             raise ValueError(
                 f"`seed` must be a whole number; received {seed!r}."
             )
-        self.num_samples = int(num_samples)
-        self.power = float(power)
-        self.proposal = proposal
-        self.seed = int(seed)
+        self.num_samples, self.seed = int(num_samples), int(seed)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, for serialization."""
         return {
             **super().get_config(),
             "num_samples": self.num_samples,
-            "power": self.power,
-            "proposal": self.proposal,
             "seed": self.seed,
         }
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Returns the estimates in nats, shape `y_pred.shape[:-1]`."""
-        target, log_p, student = self.compared(y_true, y_pred)
-        # The cross-entropy is known - sum_c mass_c * log_p_c, and the sum is
-        # what draws estimate.
-        known, mass = tf.zeros_like(log_p[..., 0]), target
-        if self.proposal == "difference":
-            known = tf.stop_gradient(-tf.reduce_sum(student * log_p, axis=-1))
-            mass = target - student
-        classes, weights = self._draw(mass, seed_of=target + log_p)
-        drawn = _gather(log_p, classes)
-        return self.scale * (known - tf.reduce_sum(weights * drawn, -1))
+        target, log_p, _ = self.compared(y_true, y_pred)
+        drawn = tf.gather(
+            log_p,
+            self._draw(target, seed_of=target + log_p),
+            batch_dims=len(log_p.shape) - 1,
+        )
+        # 1, or 0 of a row without a teacher.
+        total = tf.reduce_sum(tf.stop_gradient(target), axis=-1)
+        return -self.scale * total * tf.reduce_mean(drawn, axis=-1)
 
-    def _draw(
-        self, mass: tf.Tensor, *, seed_of: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Draws classes of each row; returns them and their weights."""
-        counts = mass != 0
-        # An empty row, as of no teacher: any class, whose weight will be 0.
-        counts |= ~tf.reduce_any(counts, axis=-1, keepdims=True)
-        likely = self.power * tf.math.log(tf.maximum(tf.abs(mass), losses.TINY))
-        minus_infinity = tf.cast(-math.inf, mass.dtype)
-        log_q = tf.nn.log_softmax(tf.where(counts, likely, minus_infinity))
-        shape = tf.shape(log_q)
+    def _draw(self, target: tf.Tensor, *, seed_of: tf.Tensor) -> tf.Tensor:
+        """Draws classes of each row, int32 `[..., num_samples]`."""
         # Integers add up to the same in any order; floats do not.
         bits = tf.reduce_sum(tf.bitcast(seed_of, tf.int32))
-        classes = tf.random.stateless_categorical(
-            tf.reshape(log_q, [-1, shape[-1]]),
-            self.num_samples,
+        # Not stateless_categorical: on a CPU, rows share draws, and which ones
+        # depends on the number of threads.
+        uniform = tf.random.stateless_uniform(
+            tf.concat([tf.shape(target)[:-1], [self.num_samples]], axis=0),
             seed=tf.stack([tf.constant(self.seed % 2**31, tf.int32), bits]),
-            dtype=tf.int32,
+            dtype=tf.float64,
         )
-        new_shape = tf.concat([shape[:-1], [self.num_samples]], axis=0)
-        classes = tf.reshape(classes, new_shape)
-        classes = tf.ensure_shape(classes, [*mass.shape[:-1], self.num_samples])
-        q = tf.exp(_gather(log_q, classes)) * self.num_samples
-        # No gradient goes through the proposal, nor through the difference.
-        return classes, tf.stop_gradient(_gather(mass, classes) / q)
+        ends = tf.cumsum(tf.cast(target, tf.float64), axis=-1)
+        drawn = tf.searchsorted(ends, uniform * ends[..., -1:], side="right")
+        drawn = tf.minimum(drawn, tf.shape(target)[-1] - 1)
+        return tf.ensure_shape(drawn, [*target.shape[:-1], self.num_samples])
 
 
 def inclusion_probabilities(
@@ -506,8 +434,3 @@ def _check_count(name: str, value: Any, *, least: int) -> None:
         raise ValueError(
             f"`{name}` must be a whole number >= {least}; received {value!r}."
         )
-
-
-def _gather(values: tf.Tensor, classes: tf.Tensor) -> tf.Tensor:
-    """Returns `values[..., classes]`, row by row."""
-    return tf.gather(values, classes, batch_dims=len(values.shape) - 1)
