@@ -174,16 +174,14 @@ def test_silence_ends_the_process_with_an_explanation(capfd):
     assert "test_silence_ends_the_process" in printed
 
 
-def test_progress_keeps_it_quiet():
-    ended, now = [], [0.0]
-    dog = ending.Watchdog(
-        0.2, lambda: "", end=ended.append, clock=lambda: now[0]
-    )
+def test_progress_keeps_it_quiet(clock):
+    ended = []
+    dog = ending.Watchdog(0.2, lambda: "", end=ended.append, clock=clock)
     with dog:
         for _ in range(30):
-            now[0] += 0.15
+            clock.now += 0.15
             dog.touch()
             time.sleep(0.01)
         assert not ended
-        now[0] += 0.3
+        clock.now += 0.3
         assert _wait_until(lambda: ended)

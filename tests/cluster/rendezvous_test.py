@@ -39,14 +39,14 @@ def pool():
         yield executor
 
 
-@pytest.mark.parametrize("late", range(3))
+@pytest.mark.parametrize("late", [0, 2])
 def test_nobody_goes_before_the_last_has_come(pool, late):
     address, start = _address(), time.monotonic()
     futures = [
-        pool.submit(_meet, name, address, delay=0.5 * (index == late))
+        pool.submit(_meet, name, address, delay=0.3 * (index == late))
         for index, name in enumerate(NAMES)
     ]
-    assert all(f.result(timeout=20) >= start + 0.5 for f in futures)
+    assert all(f.result(timeout=20) >= start + 0.3 for f in futures)
     # The address is free again for TensorFlow.
     port = int(address.rpartition(":")[2])
     socket.create_server(("127.0.0.1", port)).close()
@@ -54,10 +54,10 @@ def test_nobody_goes_before_the_last_has_come(pool, late):
 
 def test_the_chief_names_who_is_missing(pool):
     address = _address()
-    chief = pool.submit(_meet, NAMES[0], address, limit_secs=1.5)
-    other = pool.submit(_meet, NAMES[1], address, limit_secs=1.5)
+    chief = pool.submit(_meet, NAMES[0], address, limit_secs=0.6)
+    other = pool.submit(_meet, NAMES[1], address, limit_secs=0.6)
     with pytest.raises(
-        rendezvous.MissingWorkersError, match="waited 2 s for worker:2, which"
+        rendezvous.MissingWorkersError, match="waited 1 s for worker:2, which"
     ):
         chief.result(timeout=20)
     with pytest.raises(rendezvous.MissingWorkersError, match="worker:1 waited"):
@@ -129,7 +129,7 @@ def test_a_coordinator_waits_for_its_servers_and_names_the_missing(pool):
             rendezvous.MissingWorkersError,
             match=r"chief:0 waited 1 s for worker:0 \(127.* refuses connect",
         ) as caught:
-            rendezvous.await_servers(cluster, limit_secs=1)
+            rendezvous.await_servers(cluster, limit_secs=0.6)
         assert "ps:0" not in str(caught.value)
         waiting = pool.submit(rendezvous.await_servers, cluster, limit_secs=10)
         time.sleep(0.4)

@@ -40,46 +40,31 @@ def test_the_launcher_and_the_user_are_told(ready_path, error):
 
 
 OPEN, REFUSED, SILENT = processes.Answer
-AWAITED, THERE, LATE, GONE = server.Presence
 
 
-def _verdicts(coordinator, *probes):
-    return [coordinator.note(answer, now=now) for answer, now in probes]
+def _over(limit_secs, *probes):
+    """Whether it is over after each answer, at its time."""
+    presence = server.Presence(limit_secs=limit_secs, now=0.0)
+    return [presence.is_over(answer, now=now) for answer, now in probes]
 
 
 def test_a_coordinator_that_was_there_is_gone_after_refusing_on_end():
-    coordinator = server.CoordinatorPresence(limit_secs=10.0, now=0.0)
-    assert _verdicts(
-        coordinator, (REFUSED, 0), (SILENT, 5), (OPEN, 9), (REFUSED, 10)
-    ) == [AWAITED, AWAITED, THERE, THERE]
-    # One that is back in between is served on.
-    assert (
-        _verdicts(
-            coordinator,
-            (REFUSED, 12.9),
-            (OPEN, 13),
-            (REFUSED, 14),
-            (REFUSED, 16.9),
-        )
-        == [THERE] * 4
-    )
-    assert coordinator.note(REFUSED, now=17.0) is GONE
+    assert _over(
+        10.0,
+        *((REFUSED, 0), (SILENT, 5), (OPEN, 9), (REFUSED, 11.9)),
+        # One that is back in between is served on.
+        *((OPEN, 12), (REFUSED, 14.9), (REFUSED, 15)),
+    ) == [False] * 6 + [True]
 
 
 def test_silence_is_borne_for_longer_than_refusal():
-    coordinator = server.CoordinatorPresence(limit_secs=10.0, now=0.0)
-    assert _verdicts(
-        coordinator, (OPEN, 1), (SILENT, 2), (SILENT, 61.9), (SILENT, 62)
-    ) == [THERE, THERE, THERE, GONE]
+    probes = (OPEN, 1), (SILENT, 2), (SILENT, 60.9), (SILENT, 61)
+    assert _over(10.0, *probes) == [False, False, False, True]
 
 
 def test_a_coordinator_that_never_came_is_late():
-    coordinator = server.CoordinatorPresence(limit_secs=10.0, now=100.0)
-    assert _verdicts(
-        coordinator, (REFUSED, 100), (REFUSED, 110), (SILENT, 110.1)
-    ) == [AWAITED, AWAITED, LATE]
-    coordinator = server.CoordinatorPresence(limit_secs=0.0, now=0.0)
-    assert coordinator.note(REFUSED, now=1e9) is AWAITED
+    assert _over(10.0, (REFUSED, 0), (SILENT, 10)) == [False, True]
+    assert _over(0.0, (REFUSED, 1e9)) == [False]
 
 
 @pytest.mark.multiprocess

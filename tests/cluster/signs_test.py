@@ -3,7 +3,6 @@
 import pytest
 
 from tfdistill.cluster import signs
-from tfdistill.system import processes
 
 
 @pytest.fixture
@@ -25,31 +24,6 @@ def test_the_last_word_is_read_wherever_the_writer_is(reporter, ready_path):
     assert signs.read_progress(ready_path) == signs.Line(signs.STEP, 2)
     reporter.say(signs.STEP)
     assert signs.read_progress(ready_path) == signs.Line(signs.STEP, 3)
-
-
-def test_the_parts_of_a_start_add_up(ready_path, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(processes, "boot_secs", lambda: now[0])
-    monkeypatch.setattr(processes, "own_start_secs", lambda: 100.0)
-    start = signs.Start({signs.VARIABLE: str(ready_path)})
-    assert signs.read_parts(ready_path) is None
-    for secs, part in (
-        (101.0, signs.STRATEGY),
-        (103.0, signs.FIRST_BATCH),
-        (104.0, signs.TRACING),
-        (107.0, signs.FIRST_BATCH),
-    ):
-        now[0] = secs
-        start.begin(part)
-        assert signs.read_parts(ready_path)[0] == part
-    now[0] = 107.5
-    start.end()
-    now[0] = 999.0
-    start.end()  # A later step.
-    assert signs.read_parts(ready_path) == (
-        None,
-        {"imports": 1.0, "strategy": 2.0, "first step": 1.5, "tracing": 3.0},
-    )
 
 
 def test_an_inner_call_returns_to_the_phase_of_the_outer(reporter, ready_path):

@@ -70,43 +70,30 @@ def _config(task_type="worker", index=0, **spec):
     ],
 )
 def test_a_wrong_environment(environ, seen):
-    cluster, result = environment.cluster_of(environ)
+    cluster, results = environment.cluster_of(environ)
     assert cluster is None
-    assert seen in _only([result], check.FAILED, "environment").seen
+    assert seen in _only(results, check.FAILED, "environment").seen
 
 
-def _peers(**environ):
-    environ = {f"TFDISTILL_{k.upper()}": v for k, v in environ.items()}
-    cluster, _ = environment.cluster_of(environ)
-    return [r.seen for r in environment.peers(cluster, environ)]
+def _environment(**environ):
+    _, results = environment.cluster_of(
+        {f"TFDISTILL_{k.upper()}": v for k, v in environ.items()}
+    )
+    assert not any(_KEY in found.seen + found.remedy for found in results)
+    return [(found.name, found.status) for found in results[1:]]
 
 
-def test_groups_that_could_not_meet():
-    (seen,) = _peers(num_groups="2", group="0")
-    assert "needs an exchange" in seen
-    (seen,) = _peers(num_groups="2", exchange="/hub")
-    assert "every group would be group 0" in seen
-    assert _peers(num_groups="2", group="0", exchange="/hub") == []
-    assert _peers() == []
-
-
-@pytest.mark.parametrize(
-    ("environ", "status", "seen"),
-    [
-        ({}, check.WARNING, "no key is set"),
-        (
-            {"TFDISTILL_EXCHANGE_KEY_FILE": "/no/such"},
-            check.FAILED,
-            "No such file",
-        ),
-        ({"TFDISTILL_EXCHANGE_KEY": _KEY}, check.OK, "a key is set"),
-    ],
-)
-def test_the_key(environ, status, seen):
-    (found,) = environment.key(environ)
-    assert found.status == status
-    assert seen in found.seen
-    assert _KEY not in found.seen + found.remedy
+def test_groups_that_could_not_meet_and_keys():
+    bad = ("environment", "failed")
+    two = {"num_groups": "2", "group": "0"}
+    assert _environment(exchange_key=_KEY, **two) == [bad, ("key", "ok")]
+    missing = {"exchange_key_file": "/no/such", "exchange": "/hub"}
+    assert _environment(**missing, **two) == [("key", "failed")]
+    assert _environment(num_groups="2", exchange="/hub") == [
+        bad,
+        ("key", "warning"),
+    ]
+    assert _environment() == [("key", "skipped")]
 
 
 # ---- addresses ----

@@ -11,17 +11,6 @@ from tfdistill.observe import run_log
 _X, _Y = cases.data()
 
 
-class _Clock:
-    """Goes on by itself, a given time at each look."""
-
-    def __init__(self, secs):
-        self.now, self._secs = 1000.0, secs
-
-    def __call__(self):
-        self.now += self._secs
-        return self.now
-
-
 def _lines(directory):
     text = (directory / "metrics.jsonl").read_text(encoding="utf-8")
 
@@ -29,10 +18,6 @@ def _lines(directory):
         raise ValueError(f"{constant} is not JSON")
 
     return [json.loads(t, parse_constant=refuse) for t in text.splitlines()]
-
-
-def _log(directory, secs=0.01, **kwargs):
-    return run_log.RunLog(directory, clock=_Clock(secs), **kwargs)
 
 
 def _fit(model, log, **kwargs):
@@ -44,7 +29,7 @@ def test_it_tells_the_epochs_with_their_logs(tmp_path):
     model = cases.codistill(cases.linear(0), metrics=["accuracy"])
     logs = _fit(
         model,
-        _log(tmp_path / "new"),
+        run_log.RunLog(tmp_path / "new"),
         epochs=2,
         validation_data=(_X, _Y),
     )
@@ -67,29 +52,18 @@ def test_it_tells_the_epochs_with_their_logs(tmp_path):
     assert times == sorted(times)
 
 
-def test_lines_in_an_epoch_keep_their_distance(tmp_path):
-    model = cases.codistill(cases.linear(0))
-    # 16 steps. The clock is looked at once a step, and once a line.
-    _fit(model, _log(tmp_path, secs=1.0, every_secs=3.5), batch_size=1)
-    inside = [line for line in _lines(tmp_path) if "event" not in line]
-    assert len(inside) == 4
-    assert [line["step"] for line in inside] == [4, 8, 12, 16]
-
-
-def test_a_launched_run_gets_one_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
+def test_a_launched_run_gets_one_by_itself(run_dir, monkeypatch):
     monkeypatch.setenv("TFDISTILL_GROUP", "1")
     monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
-    monkeypatch.setenv("TFDISTILL_EXCHANGE", str(tmp_path / "exchange"))
     model = cases.codistill(cases.linear(0))
     # Keras makes no directory.
-    csv = keras.callbacks.CSVLogger(tmp_path / "group_1" / "epochs.csv")
+    csv = keras.callbacks.CSVLogger(run_dir / "group_1" / "epochs.csv")
     cases.fit(model, _X, _Y, callbacks=[csv])
-    assert _lines(tmp_path / "group_1")[-1]["event"] == "end"
-    mine = _log(tmp_path / "mine")
+    assert _lines(run_dir / "group_1")[-1]["event"] == "end"
+    mine = run_log.RunLog(run_dir / "mine")
     cases.fit(model, _X, _Y, callbacks=[mine])
-    assert _lines(tmp_path / "mine")[-1]["step"] == 2
-    assert _lines(tmp_path / "group_1")[-1]["step"] == 1
+    assert _lines(run_dir / "mine")[-1]["step"] == 2
+    assert _lines(run_dir / "group_1")[-1]["step"] == 1
 
 
 def test_a_resumed_training_keeps_what_can_be_read(tmp_path):

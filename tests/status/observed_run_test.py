@@ -96,7 +96,7 @@ def test_without_a_launcher_the_lines_tell(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"\xff\xfe"],
+    [b"", b"[]", b"\xff\xfe"],
 )
 def test_damaged_files_are_told_or_passed_over(tmp_path, content):
     logs = tmp_path / "logs"

@@ -51,21 +51,3 @@ def test_closing_gives_up_in_time_and_says_so(caplog):
         assert "given up" in caplog.text
     finally:
         release.set()
-
-
-def test_pauses_double_up_to_the_longest_and_a_success_ends_them():
-    now = 0.0
-    pause = background.Backoff(first_secs=1, longest_secs=5, clock=lambda: now)
-    assert pause.is_over
-    for secs in (1, 2, 4, 5, 5):
-        pause.failed()
-        now += secs - 0.01
-        assert not pause.is_over
-        now += 0.02
-        assert pause.is_over
-    pause.failed()
-    pause.succeeded()
-    assert pause.is_over
-    pause.failed()
-    now += 1.01
-    assert pause.is_over

@@ -1,7 +1,6 @@
 """Which task of which group this process is, to and from the environment."""
 
 import dataclasses
-import difflib
 import json
 import os
 import re
@@ -57,7 +56,7 @@ def parse(text: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
     the outer shape has been checked.
     """
     try:
-        config = json.loads(text.strip() or "{}", object_pairs_hook=_once)
+        config = json.loads(text.strip() or "{}")
     except (ValueError, RecursionError) as cause:
         raise error(
             "TF_CONFIG", f"be valid JSON ({cause})", text, _SHAPE
@@ -86,14 +85,6 @@ def parse(text: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
     return {"type": kind, "index": index}, cluster
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        names = sorted(name for name, _ in pairs)
-        raise ValueError(f"a name occurs twice among {names}")
-    return result
-
-
 def _check_keys(field: str, found: Any, keys: tuple[str, ...]) -> None:
     known = {*keys, *_IGNORABLE}
     if not isinstance(found, dict) or not {*keys} <= set(found) <= known:
@@ -120,11 +111,7 @@ def _checked_spec(spec: Any) -> dict[str, tuple[str, ...]]:
             else _SHAPE,
         )
     addresses = [address for hosts in spec.values() for address in hosts]
-    ports = {
-        (host.lower().replace("localhost", "127.0.0.1"), int(port))
-        for host, _, port in (address.rpartition(":") for address in addresses)
-    }
-    if len(ports) != len(addresses):
+    if len(set(addresses)) != len(addresses):
         remedy = "Give each task its own port."
         raise error(field, "have each address once", addresses, remedy)
     if len(spec.get("chief", ())) > 1:
@@ -328,13 +315,11 @@ def _check_names(environ: Mapping[str, str]) -> None:
     for name in sorted(environ):
         if not name.startswith("TFDISTILL_") or name in KNOWN_VARIABLES:
             continue
-        near = difflib.get_close_matches(name, sorted(KNOWN_VARIABLES), n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
         # A mistyped name of the key must not put the key into a log.
         value = "a value" if "KEY" in name else repr(environ[name])
         raise ValueError(
             f"{name} is not a variable that tfdistill reads; received "
-            f"{value}. {hint}Unset it or use one of: "
+            f"{value}. Unset it or use one of: "
             f"{', '.join(sorted(KNOWN_VARIABLES))}."
         )
 

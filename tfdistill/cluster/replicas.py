@@ -99,15 +99,11 @@ def meet(strategy: tf.distribute.Strategy, call: str) -> None:
     workers = _MEETINGS.get(strategy)
     if workers is None:
         return
-    late = threading.Timer(
-        _LATE_SECS,
-        warnings.warn,
-        [
-            f"`{call}` has waited {_LATE_SECS:.0f} s for the other workers of "
-            "the group: all of them must call it, on the same line of the "
-            "program. Only files are written by the chief alone."
-        ],
+    text = (
+        f"`{call}` has waited {_LATE_SECS:g} s for the other workers of the "
+        "group: all of them must call it, on the same line of the program."
     )
+    late = threading.Timer(_LATE_SECS, warnings.warn, [text])
     late.daemon = True
     if call != "leave":
         late.start()

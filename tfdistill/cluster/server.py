@@ -12,7 +12,6 @@ is taken for done.
 """
 
 import contextlib
-import enum
 import errno
 import os
 import sys
@@ -65,45 +64,32 @@ def _failure(cluster: identity.Cluster, cause: str) -> RuntimeError:
     )
 
 
-class Presence(enum.Enum):
-    """What is known of the coordinator."""
-
-    AWAITED = "it has not been seen yet"
-    THERE = "it is there"
-    LATE = "it did not come in time"
-    GONE = "it was there, and is gone for good"
-
-
-class CoordinatorPresence:
+class Presence:
     """Judges from one probe after the other whether the coordinator is gone.
 
     Times are seconds of any one clock, passed in.
     """
 
     def __init__(self, *, limit_secs: float, now: float) -> None:
-        self._deadline = now + (limit_secs or float("inf"))
-        self._seen = False
-        self._answer = processes.Answer.OPEN
+        """Waits for it for `limit_secs`, or without a limit if that is 0."""
+        self.was_seen = False
+        self._limit_secs = limit_secs or float("inf")
         self._since = now
 
-    def note(self, answer: processes.Answer, *, now: float) -> Presence:
-        """Takes in one probe, and returns the verdict.
+    def is_over(self, answer: processes.Answer, *, now: float) -> bool:
+        """Takes in one probe; whether nobody is to be waited for any more.
 
-        A coordinator is gone if it was seen and has refused for 3 seconds on
-        end, or has not answered for 60.
+        That is a coordinator which was seen and has refused for 3 seconds, or
+        not answered for 60, or which never came.
         """
-        if answer is not self._answer:
-            self._answer, self._since = answer, now
         if answer is processes.Answer.OPEN:
-            self._seen = True
-            return Presence.THERE
-        if not self._seen:
-            late = now > self._deadline
-            return Presence.LATE if late else Presence.AWAITED
-        refused = answer is processes.Answer.REFUSED
-        patience = _REFUSED_SECS if refused else _SILENT_SECS
-        gone = now - self._since >= patience
-        return Presence.GONE if gone else Presence.THERE
+            self.was_seen, self._since = True, now
+            return False
+        patience = self._limit_secs
+        if self.was_seen:
+            refuses = answer is processes.Answer.REFUSED
+            patience = _REFUSED_SECS if refuses else _SILENT_SECS
+        return now - self._since >= patience
 
 
 def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
@@ -123,57 +109,31 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
         limit_secs = return_secs
     server = _start(cluster)
     address = cluster.spec["chief"][0]
-    coordinator = CoordinatorPresence(
-        limit_secs=limit_secs, now=time.monotonic()
-    )
-    announced = False
+    coordinator = Presence(limit_secs=limit_secs, now=time.monotonic())
     while True:
-        answer = processes.ask(address)
-        presence = coordinator.note(answer, now=time.monotonic())
-        if presence is Presence.GONE and return_secs:
-            _restart(
-                f"{cluster.task_name} restarts and waits {return_secs:g} s "
-                f"for chief:0 at {address}, which is gone."
-            )
-        if presence is Presence.GONE:
-            _end(0, f"{cluster.task_name} ends: chief:0 at {address} is gone.")
-        if presence is Presence.LATE:
-            _end(
-                # It was there before: then it must be done.
-                0 if is_second_life else signs.EXIT_RETRY,
-                f"{cluster.task_name} waited {limit_secs:g} s for chief:0 at "
-                f"{address}, which {answer.value}. Look at the chief's log; "
-                "TFDISTILL_START_TIMEOUT_SECS sets the limit.",
-            )
-        if presence is Presence.THERE and not announced:
+        answer, was_seen = processes.ask(address), coordinator.was_seen
+        if coordinator.is_over(answer, now=time.monotonic()):
+            break
+        if coordinator.was_seen and not was_seen:
             print(f"tfdistill: {server.target} serves chief:0", flush=True)
             signs.announce_ready()
-            announced = True
         for _ in range(2):
             signs.own().say(signs.SERVING)
             time.sleep(_PROBE_SECS / 2)
-
-
-def num_intra_op_threads(cluster: identity.Cluster, num_cores: int) -> int:
-    """Returns how many threads one operation on this task may use.
-
-    Tasks on one host share its cores evenly: on 2 cores two ps and two workers
-    trained 90,000 examples a second with one thread each and 85,000 with
-    TensorFlow's default, which is a thread for each core in every task. 0
-    stands for that default: for a task alone on its host, or if
-    `TF_NUM_INTRAOP_THREADS` is set.
-
-    Example:
-        >>> spec = {"chief": ["a:1"], "worker": ["a:2", "b:1"], "ps": ["a:3"]}
-        >>> cluster = identity.Cluster(task_type="ps", spec=spec)
-        >>> num_intra_op_threads(cluster, 12)
-        4
-    """
-    if os.environ.get("TF_NUM_INTRAOP_THREADS"):
-        return 0
-    hosts = [a.rpartition(":")[0] for a in cluster.addresses.values()]
-    num_here = hosts.count(str(cluster.address).rpartition(":")[0])
-    return max(1, num_cores // num_here) if num_here > 1 else 0
+    if not coordinator.was_seen:
+        _end(
+            # It was there before: then it must be done.
+            0 if is_second_life else signs.EXIT_RETRY,
+            f"{cluster.task_name} waited {limit_secs:g} s for chief:0 at "
+            f"{address}, which {answer.value}. Look at the chief's log; "
+            "TFDISTILL_START_TIMEOUT_SECS sets the limit.",
+        )
+    if not return_secs:
+        _end(0, f"{cluster.task_name} ends: chief:0 at {address} is gone.")
+    _restart(
+        f"{cluster.task_name} restarts and waits {return_secs:g} s for "
+        f"chief:0 at {address}, which is gone."
+    )
 
 
 def _check_devices(cluster: identity.Cluster) -> None:
@@ -189,11 +149,14 @@ def _check_devices(cluster: identity.Cluster) -> None:
 def _start(cluster: identity.Cluster) -> tf.distribute.Server:
     # Without it calls to a task that has died wait for its return.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
-    config = tf.compat.v1.ConfigProto(
-        intra_op_parallelism_threads=num_intra_op_threads(
-            cluster, os.cpu_count() or 1
-        )
-    )
+    config = tf.compat.v1.ConfigProto()
+    hosts = [each.rpartition(":")[0] for each in cluster.addresses.values()]
+    num_here = hosts.count(str(cluster.address).rpartition(":")[0])
+    if num_here > 1 and "TF_NUM_INTRAOP_THREADS" not in os.environ:
+        # On 2 cores two ps and two workers trained 90,000 examples a second so,
+        # and 85,000 with TensorFlow's default, a thread a core in every task.
+        share = (os.cpu_count() or 1) // num_here
+        config.intra_op_parallelism_threads = max(1, share)
     if cluster.task_type == "ps":
         config.device_count["GPU"] = 0  # Variables live in host memory.
     with port_in_use_explained(cluster):

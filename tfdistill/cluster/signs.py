@@ -1,10 +1,9 @@
-"""What a task tells its launcher: its start, its progress, and why it ends.
+"""What a task tells its launcher: that it starts, its progress, why it ends.
 
 A task creates two files beside its log: one when it begins to wait for the
 other tasks of its group and one when they are all connected; and a third if it
-cannot listen on its address. A fourth says how long each part of its start
-took. A fifth holds its progress in one line: its phase, and how often it has
-reported. The line is overwritten in place, without
+cannot listen on its address. A fourth holds its progress in one line: its
+phase, and how often it has reported. The line is overwritten in place, without
 ever waiting for the disk (half a microsecond a time on Linux), and the launcher
 judges by its own clock when it last saw the line change. So a task that hangs
 is found even if it holds Python's lock, or if its threads are all gone.
@@ -16,14 +15,10 @@ launcher) nothing is written.
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 from collections.abc import Iterator
 from collections.abc import Mapping
-
-from tfdistill.system import processes
-from tfdistill.system import run_files
 
 # Exit code of a task that failed for a reason that may be gone at another try:
 # another task did not come or was lost, or it was told to end.
@@ -32,30 +27,16 @@ VARIABLE = "TFDISTILL_READY_FILE"
 _STARTING = ".starting"
 _PORT_TAKEN = ".port_taken"
 _PROGRESS = ".progress"
-_PARTS = ".parts"
-SUFFIXES = ("", _STARTING, _PORT_TAKEN, _PROGRESS, _PARTS)
-
-# The parts of a start: from the beginning of the process to `make_strategy`,
-IMPORTS = "imports"
-# to the connection of all tasks,
-STRATEGY = "strategy"
-# to `fit`: the user's model and data; then what `fit` does.
-MODEL = "model"
-BUILD = "build"
-RESTORE = "restore"
-TRACING = "tracing"
-FIRST_BATCH = "first step"
+SUFFIXES = ("", _STARTING, _PORT_TAKEN, _PROGRESS)
 
 
 def announce_starting() -> None:
     """Says that this task is there and waits for its group."""
-    own_start().begin(STRATEGY)
     _touch(_STARTING)
 
 
 def announce_ready() -> None:
     """Says that all tasks of this group are connected."""
-    own_start().begin(MODEL)
     _touch(_STARTING)
     _touch("")
 
@@ -167,60 +148,3 @@ def read_progress(ready_path: pathlib.Path) -> Line | None:
 def own() -> Reporter:
     """Returns this process's one reporter."""
     return Reporter()
-
-
-class Start:
-    """Notes how long each part of this task's start takes, to its first step.
-
-    A part may be begun several times.
-    """
-
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        environ = os.environ if environ is None else environ
-        path = environ.get(VARIABLE)
-        self._path = pathlib.Path(path + _PARTS) if path else None
-        self._secs: dict[str, float] = {}
-        self._part, self._since = IMPORTS, processes.own_start_secs()
-
-    def begin(self, part: str) -> None:
-        """Says that a part begins, and so the one before it ends."""
-        self._write(part)
-
-    def end(self) -> None:
-        """Says that the first step is made."""
-        self._write(None)
-        self._path = None
-
-    def _write(self, part: str | None) -> None:
-        if self._path is None:
-            return
-        now = processes.boot_secs()
-        before = self._secs.get(self._part, 0.0)
-        self._secs[self._part] = before + now - self._since
-        self._part, self._since = part or self._part, now
-        text = json.dumps({"part": part, "secs": self._secs})
-        try:
-            run_files.write(self._path, [text.encode()])
-        except OSError:  # Nothing depends on it.
-            self._path = None
-
-
-def read_parts(
-    ready_path: pathlib.Path,
-) -> tuple[str | None, dict[str, float]] | None:
-    """Returns which part of its start a task is at, and how long each took.
-
-    The part is None once the first step is made; all is None if the task has
-    said nothing yet.
-    """
-    try:
-        found = json.loads(pathlib.Path(f"{ready_path}{_PARTS}").read_text())
-        return found["part"], found["secs"]
-    except (OSError, ValueError):
-        return None
-
-
-@functools.cache
-def own_start() -> Start:
-    """Returns this process's one start."""
-    return Start()

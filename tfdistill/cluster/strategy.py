@@ -30,8 +30,6 @@ _CLUSTERS: weakref.WeakKeyDictionary[
 
 def make_strategy(
     cluster: identity.Cluster | None = None,
-    *,
-    start_timeout_secs: float | None = None,
 ) -> tf.distribute.Strategy:
     """Makes the strategy that a task trains under.
 
@@ -43,12 +41,11 @@ def make_strategy(
     does not return: it serves the chief, and ends the process once the chief
     has gone. All tasks can therefore run the same program.
 
+    A task whose others have not come within `TFDISTILL_START_TIMEOUT_SECS` (300
+    by default, 0 for no limit) names those that are missing, and ends.
+
     Args:
         cluster: This task and its group. Defaults to `Cluster.from_env()`.
-        start_timeout_secs: Longest wait for the other tasks, after which
-            the process names those that are missing and exits with 75.
-            Defaults to `TFDISTILL_START_TIMEOUT_SECS`, or 300; 0 for no
-            limit.
 
     Returns:
         The default strategy, a `MirroredStrategy`, a
@@ -72,22 +69,19 @@ def make_strategy(
             "Export TFDISTILL_EXCHANGE or TFDISTILL_WORKDIR, a directory or "
             "URL that all groups reach, for each task.",
         )
-    if start_timeout_secs is None:
-        start_timeout_secs = ending.limit_from_env(
-            "TFDISTILL_START_TIMEOUT_SECS", 300.0
-        )
+    limit_secs = ending.limit_from_env("TFDISTILL_START_TIMEOUT_SECS", 300.0)
     keras_internals.pass_batches_on_without_autotune()
     if signs.own().is_heard:  # Its output is a log in the workdir.
         lossy_output.install()
     signs.announce_starting()
     if cluster.uses_parameter_servers and not cluster.is_chief:
-        server.serve(cluster, limit_secs=start_timeout_secs)
+        server.serve(cluster, limit_secs=limit_secs)
     ending.install()  # For the wait for the others.
     with server.port_in_use_explained(cluster):
         if cluster.uses_parameter_servers:
-            strategy = _parameter_servers(cluster, start_timeout_secs)
+            strategy = _parameter_servers(cluster, limit_secs)
         elif cluster.num_workers > 1:
-            strategy = _multi_worker(cluster, start_timeout_secs)
+            strategy = _multi_worker(cluster, limit_secs)
         else:
             strategy = _one_task()
     ending.install()  # TensorFlow may have put its own handler there.

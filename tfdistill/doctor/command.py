@@ -47,15 +47,8 @@ def checks(
 ) -> Iterator[check.Check]:
     """Yields the checks that the options ask for; those of `more` come last."""
     limit_secs = options.limit_secs
-    cluster, result = environment.cluster_of()
-
-    def of_environment() -> Iterator[check.Result]:
-        yield result
-        if cluster is not None:
-            yield from environment.peers(cluster)
-            yield from environment.key(num_groups=cluster.num_groups)
-
-    yield check.Check(environment.ENVIRONMENT, of_environment, limit_secs)
+    cluster, results = environment.cluster_of(os.environ)
+    yield check.Check(environment.ENVIRONMENT, lambda: results, limit_secs)
     if cluster is None:
         return
     yield check.Check(
@@ -97,8 +90,12 @@ def teachers_check(
         from tfdistill.exchange import publisher
 
         reader = publisher.Exchange(cluster.exchange)
-        own = [*student] or [teachers.own_export(reader, cluster.group)]
-        yield from teachers.examine(reader, cluster.peers, *own)
+        own = (
+            teachers.of_graph(student[0])
+            if student
+            else teachers.own_export(reader, cluster.group)
+        )
+        yield from teachers.examine(reader, cluster.peers, own)
 
     return check.Check(TEACHERS, make, limit_secs, _SLOW_STORAGE)
 
@@ -113,21 +110,6 @@ def show(console: rich.console.Console, result: check.Result) -> None:
         line.append(f"\n{_INDENT}remedy: ", "bold")
         line.append(untrusted.one_line(result.remedy, max_chars=2000))
     console.print(line, soft_wrap=True)
-
-
-def document(results: Sequence[check.Result]) -> dict[str, Any]:
-    """Returns all results as one JSON document."""
-    counts = collections.Counter(result.status for result in results)
-    return {
-        "format": FORMAT,
-        "failed": counts[check.FAILED],
-        "warnings": counts[check.WARNING],
-        "results": [
-            dataclasses.asdict(result)
-            | {"remedy": result.remedy or None, "secs": round(result.secs, 3)}
-            for result in results
-        ],
-    }
 
 
 EXIT_FAILED = 1
@@ -175,7 +157,16 @@ def examine(options: programs.Options, *, more: More | None = None) -> int:
                 show(console, result)
     counts = collections.Counter(result.status for result in results)
     if options.json:
-        print(json.dumps(document(results), indent=2), flush=True)
+        document = {
+            "format": FORMAT,
+            "failed": counts[check.FAILED],
+            "warnings": counts[check.WARNING],
+            "results": [
+                dataclasses.asdict(result) | {"remedy": result.remedy or None}
+                for result in results
+            ],
+        }
+        print(json.dumps(document, indent=2), flush=True)
     else:
         console.print(
             ", ".join(f"{counts[name]} {name}" for name in _STYLES),

@@ -14,21 +14,30 @@ TENSORFLOW = "tensorflow"
 
 
 def cluster_of(
-    environ: Mapping[str, str] | None = None,
-) -> tuple[identity.Cluster | None, check.Result]:
+    environ: Mapping[str, str],
+) -> tuple[identity.Cluster | None, list[check.Result]]:
     """Reads the environment of this task; None if it describes no task."""
     try:
         cluster = identity.Cluster.from_env(environ)
     except ValueError as error:
         # "... must ...; received ...": the rest is the remedy.
-        text = str(error)
-        seen, _, remedy = text.partition(". ")
-        return None, check.failed(
-            ENVIRONMENT,
-            seen,
-            remedy or "Correct that variable and start again.",
+        seen, _, remedy = str(error).partition(". ")
+        remedy = remedy or "Correct that variable and start again."
+        return None, [check.failed(ENVIRONMENT, seen, remedy)]
+    results = [check.ok(ENVIRONMENT, _describe(cluster))]
+    if cluster.num_groups > 1 and (
+        cluster.exchange is None or "TFDISTILL_GROUP" not in environ
+    ):
+        results.append(
+            check.failed(
+                ENVIRONMENT,
+                f"a run of {cluster.num_groups} groups needs an exchange to "
+                "meet in, and TFDISTILL_GROUP, or every group would be group 0",
+                "export TFDISTILL_EXCHANGE (or TFDISTILL_WORKDIR), a directory "
+                "or URL that all groups reach, and TFDISTILL_GROUP, from 0 up.",
+            )
         )
-    return cluster, check.ok(ENVIRONMENT, _describe(cluster))
+    return cluster, [*results, _key(environ, cluster.num_groups)]
 
 
 def _describe(cluster: identity.Cluster) -> str:
@@ -44,51 +53,29 @@ def _describe(cluster: identity.Cluster) -> str:
     )
 
 
-def peers(
-    cluster: identity.Cluster, environ: Mapping[str, str] | None = None
-) -> Iterator[check.Result]:
-    """Checks what makes several groups work together."""
-    environ = os.environ if environ is None else environ
-    if cluster.num_groups > 1 and (
-        cluster.exchange is None or "TFDISTILL_GROUP" not in environ
-    ):
-        yield check.failed(
-            ENVIRONMENT,
-            f"a run of {cluster.num_groups} groups needs an exchange to meet "
-            "in, and TFDISTILL_GROUP, or every group would be group 0",
-            "export TFDISTILL_EXCHANGE (or TFDISTILL_WORKDIR), a directory or "
-            "URL that all groups reach, and TFDISTILL_GROUP, from 0 up.",
-        )
-
-
-def key(
-    environ: Mapping[str, str] | None = None, *, num_groups: int = 2
-) -> Iterator[check.Result]:
+def _key(environ: Mapping[str, str], num_groups: int) -> check.Result:
     """Checks the key that versions are signed with; one group needs none."""
-    environ = os.environ if environ is None else environ
     try:
         signer = signing.signer_for("environment", environ)
     except ValueError as error:
-        yield check.failed(
+        return check.failed(
             KEY,
             str(error),
             "openssl rand -hex 32 > key; chmod 600 key; then export "
             f"{signing.FILE_VARIABLE}=/path/to/key for every task of every "
             "group.",
         )
-        return
-    if signer is None and num_groups == 1:
-        yield check.skipped(KEY, "one group alone needs no key")
-    elif signer is None:
-        yield check.warning(
-            KEY,
-            "no key is set: versions are neither signed nor checked, and "
-            "whoever can write to the exchange can teach this group",
-            f"export {signing.FILE_VARIABLE} with the same key for every task "
-            "of every group; launch.local makes one by itself.",
-        )
-    else:
-        yield check.ok(KEY, "a key is set: versions are signed and checked")
+    if signer is not None:
+        return check.ok(KEY, "a key is set: versions are signed and checked")
+    if num_groups == 1:
+        return check.skipped(KEY, "one group alone needs no key")
+    return check.warning(
+        KEY,
+        "no key is set: versions are neither signed nor checked, and whoever "
+        "can write to the exchange can teach this group",
+        f"export {signing.FILE_VARIABLE} with the same key for every task of "
+        "every group; launch.local makes one by itself.",
+    )
 
 
 def of_tensorflow() -> Iterator[check.Result]:

@@ -11,20 +11,12 @@ from tfdistill.exchange import filesystem
 EXCHANGE = "exchange"
 WORKDIR = "workdir"
 _CONTENT = b"written by tfdistill-doctor, and may be removed\n"
-_REMEDIES = {
-    "make a directory": "Make the directory for the user that runs the tasks "
-    "(mkdir -p, chown), or name another by TFDISTILL_EXCHANGE.",
-    "write": "Give the user that runs the tasks the right to write there, and "
-    "look for a full disk or quota (df -h, df -i).",
-    "read back": "The storage does not return what was written to it: remount "
-    "it, or use another.",
-    "list": "The storage does not show what was written to it: mount it "
-    "without caches of names (on NFS lookupcache=positive), or use another.",
-    "rename": "Directories must be renamed by the user that runs the tasks: "
-    "look at its rights there.",
-    "remove": "Give the user that runs the tasks the right to remove what it "
-    "has written, or old versions fill the storage.",
-}
+_REMEDY = (
+    "Give the user that runs the tasks a directory of its own and the right to "
+    "do so there (mkdir -p, chown), and look for a full disk or quota (df -h, "
+    "df -i). A storage that does not show what was written must be mounted "
+    "without caches of names (on NFS lookupcache=positive), or be another."
+)
 
 
 def examine(cluster: identity.Cluster) -> Iterator[check.Result]:
@@ -63,21 +55,15 @@ def of(
     try:
         for next_step in _use(file_system, path):
             step = next_step
-    except (OSError, _LostError) as error:
+    except (OSError, ValueError) as error:
         with contextlib.suppress(OSError):
             file_system.remove_tree(path)
-        return check.failed(
-            name, f"{root}: could not {step}: {error}", _REMEDIES[step]
-        )
+        return check.failed(name, f"{root}: could not {step}: {error}", _REMEDY)
     return check.ok(name, f"{root}: wrote, renamed, read back and removed")
 
 
-class _LostError(Exception):
-    """The storage does not show what was written to it."""
-
-
 def _use(storage: filesystem.FileSystem, path: str) -> Iterator[str]:
-    """Yields what it is about to do, one of the remedies' keys."""
+    """Yields what it is about to do."""
     yield "make a directory"
     storage.make_dirs(f"{path}/a")
     yield "write"
@@ -91,10 +77,10 @@ def _use(storage: filesystem.FileSystem, path: str) -> Iterator[str]:
     yield "list"
     names = storage.list_dir(final)
     if names != ["file"]:
-        raise _LostError(f"it shows {names} where ['file'] was written")
+        raise ValueError(f"it shows {names} where ['file'] was written")
     yield "read back"
     found = filesystem.read(storage, f"{final}/file", max_bytes=len(_CONTENT))
     if found != _CONTENT:
-        raise _LostError(f"{len(found)} different bytes came back")
+        raise ValueError(f"{len(found)} different bytes came back")
     yield "remove"
     storage.remove_tree(path)

@@ -37,11 +37,7 @@ class BestEffort(keras.callbacks.Callback):
     chief_only = True
 
     def __init__(self, callback: keras.callbacks.Callback) -> None:
-        """Takes the callback to run.
-
-        Args:
-            callback: Its hooks are called as Keras would.
-        """
+        """Takes the callback, whose hooks are called as Keras would."""
         super().__init__()
         self.callback = callback
         # How often a hook failed.
@@ -64,10 +60,9 @@ class BestEffort(keras.callbacks.Callback):
             self.num_failures += 1
             _log.log(
                 logging.INFO if self.num_failures > 1 else logging.WARNING,
-                "%s could not write its files in %s, training goes on: %s: %s",
+                "%s could not write its files in %s, training goes on: %s",
                 type(self.callback).__name__,
                 hook,
-                type(error).__name__,
                 error,
             )
 

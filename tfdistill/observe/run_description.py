@@ -1,33 +1,17 @@
 """What a training is, as text and as hyperparameters, from its model."""
 
 import json
-import math
 import types
-from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
-
-from tensorboard.compat.proto import summary_pb2
-from tensorboard.plugins.hparams import api as hparams
 
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.training import global_batch
 
-# What groups and runs are compared by more often than by anything else.
-_FIRST = (
-    "group",
-    "optimizer.learning_rate",
-    "codistillation.weight",
-    "distillation_weight.weight",
-    "data.global_batch_size",
-    "seed",
-)
-
 
 def of_model(model: Any) -> dict[str, Any]:
     """Describes a built and compiled `CodistillModel` in types of JSON."""
-    strategy = model.distribute_strategy
+    strategy, student = model.distribute_strategy, model.student
     cluster = strategy_lib.cluster_of(strategy)
     return {
         "cluster": {
@@ -38,17 +22,15 @@ def of_model(model: Any) -> dict[str, Any]:
             "num_replicas": strategy.num_replicas_in_sync,
         },
         "student": {
-            "name": model.student.name,
-            "num_parameters": model.student.count_params()
-            if model.student.built
-            else None,
+            "name": student.name,
+            "num_parameters": student.count_params() if student.built else None,
         },
         "optimizer": _described(model.optimizer),
         "loss": _described(model.loss),
         **_described(model.distillation),
         "teachers": [teacher["name"] for teacher in model.teachers.status()],
         "steps_per_execution": model.steps_per_execution,
-        "dtype_policy": model.student.dtype_policy.name,
+        "dtype_policy": student.dtype_policy.name,
     }
 
 
@@ -80,53 +62,20 @@ def markdown(configuration: Mapping[str, Any]) -> str:
 
 
 def hyperparameters(
-    configuration: Mapping[str, Any],
+    configuration: Mapping[str, Any], within: str = ""
 ) -> dict[str, bool | float | str]:
     """Returns a configuration as TensorBoard's HParams need it: flat.
-
-    Lists are JSON text; null, NaN and infinity are left out.
 
     Example:
         >>> hyperparameters({"optimizer": {"rate": 0.1, "steps": [1, 2]}})
         {'optimizer.rate': 0.1, 'optimizer.steps': '[1, 2]'}
     """
-    return dict(_leaves((), configuration))
-
-
-def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _leaves((*path, str(key)), part)
-        return
-    if isinstance(value, (list, tuple)):
-        value = json.dumps(value, default=str)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        value = float(value)
-        if not math.isfinite(value):
-            return
-    elif not isinstance(value, (bool, str)):
-        if value is None:
-            return
-        value = str(value)
-    yield ".".join(path), value
-
-
-def session(values: Mapping[str, Any], name: str) -> summary_pb2.Summary:
-    """Returns the summary that gives a TensorBoard run its hyperparameters."""
-    return hparams.hparams_pb(dict(values), trial_id=name)
-
-
-def experiment(
-    values: Mapping[str, Any], tags: Sequence[str]
-) -> summary_pb2.Summary:
-    """Returns the summary that names the columns of the HParams dashboard.
-
-    Metrics of the validation data are preferred to others.
-    """
-    shown = [tag for tag in tags if tag.startswith("validation/")] or tags
-    # The dashboard shows the first few.
-    first = sorted(values, key=lambda name: name not in _FIRST)
-    return hparams.hparams_config_pb(
-        hparams=[hparams.HParam(name) for name in first],
-        metrics=[hparams.Metric(tag) for tag in shown],
-    )
+    found: dict[str, bool | float | str] = {}
+    for key, value in configuration.items():
+        if isinstance(value, Mapping):
+            found |= hyperparameters(value, f"{within}{key}.")
+        elif isinstance(value, (bool, int, float, str)):
+            found[f"{within}{key}"] = value
+        elif value is not None:
+            found[f"{within}{key}"] = json.dumps(value, default=str)
+    return found

@@ -6,7 +6,6 @@ import logging
 import math
 import pathlib
 import time
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,19 +38,16 @@ class RunLog(steps.SteppedCallback):
         directory: str | pathlib.Path,
         *,
         every_secs: float = 1.0,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """Writes nothing yet.
 
         Args:
             directory: Where `metrics.jsonl` grows.
             every_secs: Least time between two lines in an epoch. Default 1.
-            clock: Unix seconds. Default `time.time`.
         """
         super().__init__()
         self._path = pathlib.Path(directory) / run_files.METRICS
         self._every_secs = every_secs
-        self._clock = clock
         self._epoch = 0
         self._num_examples = 0.0
         self._written = (0.0, 0.0)
@@ -78,7 +74,7 @@ class RunLog(steps.SteppedCallback):
             self._warn(error)
         # Step, epoch and batch at which this training begins.
         self._first: tuple[int, int, int] | None = None
-        self._written = (self._clock(), 0.0)
+        self._written = (time.time(), 0.0)
         self._write({"event": "start"})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -97,7 +93,7 @@ class RunLog(steps.SteppedCallback):
         super().on_train_batch_end(batch, logs)
         # Not of a training step that is not this package's.
         self._num_examples += float(self.model.trainer.last.examples or 0)
-        if self._clock() - self._written[0] >= self._every_secs:
+        if time.time() - self._written[0] >= self._every_secs:
             self._write(logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -113,7 +109,7 @@ class RunLog(steps.SteppedCallback):
         self._write({"event": "end", **why, **(logs or {})})
 
     def _write(self, logs: dict[str, Any] | None) -> None:
-        now = self._clock()
+        now = time.time()
         then, examples = self._written
         is_taught = isinstance(self.model, steps.Codistilled)
         line = {

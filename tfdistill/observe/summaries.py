@@ -4,12 +4,13 @@ import collections
 import math
 import os
 import time
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+from tensorboard.compat.proto import summary_pb2
+from tensorboard.plugins.hparams import api as hparams
 from tensorboard.plugins.text import summary_v2 as text_summary
 
 from tfdistill.cluster import replicas
@@ -27,24 +28,22 @@ from tfdistill.training import steps
 class TeacherNews:
     """What has changed about the teachers since the last look."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._known: dict[str, tuple[str, frozenset[int]]] = {}
 
     def of(
         self, status: Sequence[Mapping[str, Any]], step: int
     ) -> dict[str, str]:
         """Returns what is new, as Markdown, by tag."""
-        now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._clock()))
         news = {}
         names = tags.teacher_tags(status)
         for name, teacher in zip(names, status, strict=True):
-            health, reasons = teacher["health"], teacher["quarantined"]
+            health, refused = teacher["health"], teacher["quarantined"]
             before, known = self._known.get(name, ("absent", frozenset()))
-            self._known[name] = health, frozenset(reasons)
+            self._known[name] = health, frozenset(refused)
             lines = [
-                f"version {version} is quarantined: {_quoted(reasons[version])}"
-                for version in sorted(reasons.keys() - known)
+                f"version {version} is quarantined: {_quoted(refused[version])}"
+                for version in sorted(refused.keys() - known)
             ]
             if health != before:
                 why = teacher["reason"] and f": {_quoted(teacher['reason'])}"
@@ -52,7 +51,7 @@ class TeacherNews:
                 lines.append(f"version {teacher['step']} is **{health}**{why}")
             if lines:
                 news[f"teachers/{name}/news"] = "\n".join(
-                    f"- step {step}, {now} UTC: {line}" for line in lines
+                    f"- step {step}: {line}" for line in lines
                 )
         return news
 
@@ -100,29 +99,24 @@ class IntervalMeans:
 class TrainingPace:
     """Counts steps, examples and seconds since the last look."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self.begin([])
-
-    def begin(self, blocking: Sequence[Any]) -> None:
-        """Starts to measure.
-
-        `blocked` of the callbacks in `blocking` says how long they held
-        training up.
-        """
+    def __init__(self, blocking: Sequence[Any] = ()) -> None:
+        """Takes the callbacks whose `blocked` counts for how long they do."""
         self._blocking = blocking
-        self._blocked = sum(c.blocked.total_secs for c in blocking)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._blocked = sum(c.blocked.total_secs for c in self._blocking)
         self._secs = self._num_examples = 0.0
         self.num_steps = 0
         self.go_on()
 
     def go_on(self) -> None:
         """What took place since the last step was no training."""
-        self._mark = self._clock()
+        self._mark = time.perf_counter()
 
     def add(self, num_steps: int, num_examples: float) -> None:
         """Counts what one execution did."""
-        self._secs += self._clock() - self._mark
+        self._secs += time.perf_counter() - self._mark
         self.go_on()
         self.num_steps += num_steps
         self._num_examples += num_examples
@@ -131,7 +125,7 @@ class TrainingPace:
         """Returns what was measured, by tag, and starts again."""
         secs, steps, before = self._secs, self.num_steps, self._blocked
         examples = self._num_examples
-        self.begin(self._blocking)
+        self._begin()
         if not steps or secs <= 0.0:
             return {}
         return {
@@ -156,7 +150,7 @@ class Summaries(steps.SteppedCallback):
 
     Losses, each teacher's staleness, health and agreement, exports and
     refreshes, speed and memory, at the student's global step; quarantines and
-    the configuration as text; a custom-scalars layout and hyperparameters.
+    the configuration, as text and hyperparameters; a layout of the charts.
     `docs/tensorboard.md` lists the tags. `CodistillModel.fit` adds one by
     itself if `TFDISTILL_WORKDIR` is set.
 
@@ -183,8 +177,8 @@ class Summaries(steps.SteppedCallback):
         Args:
             directory: Of the TensorBoard run; a path or a URL.
             every_steps: Steps between points, >= 1. Default 50.
-            configuration: What the run consists of, in types of JSON, for its
-                text and hyperparameters. Defaults to the compiled model's own.
+            configuration: What the run consists of, in types of JSON. Defaults
+                to the compiled model's own.
 
         Raises:
             ValueError: An argument is not as above.
@@ -233,28 +227,21 @@ class Summaries(steps.SteppedCallback):
         if configuration is None:
             configuration = run_description.of_model(model)
         cluster = strategy_lib.cluster_of(model.distribute_strategy)
-        self._hparams = run_description.hyperparameters(
-            {"group": cluster.group, **configuration}
-        )
-        self._knows_metrics = False
         self._text(
             {"run/configuration": run_description.markdown(configuration)}
         )
         self._add(tags.layout())
+        settings = {"group": cluster.group, **configuration}
         self._add(
-            run_description.session(
-                self._hparams, run_files.group_name(cluster.group)
+            hparams.hparams_pb(
+                run_description.hyperparameters(settings),
+                trial_id=run_files.group_name(cluster.group),
             )
         )
         self._num_done = 0
         self._compared.clear()
-        self._pace.begin(
-            [
-                callback
-                for callback in (self._exporter, self._loader, self._mixer)
-                if callback is not None
-            ]
-        )
+        others = (self._exporter, self._loader, self._mixer)
+        self._pace = TrainingPace([each for each in others if each is not None])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Starts new means."""
@@ -302,9 +289,6 @@ class Summaries(steps.SteppedCallback):
         if rate is not None:
             found["training/learning_rate"] = rate
         self._scalars(found)
-        if not self._knows_metrics:
-            self._knows_metrics = True
-            self._add(run_description.experiment(self._hparams, list(found)))
 
     def on_train_end(self, logs: Any = None) -> None:
         """Writes the last point and closes the file."""
@@ -355,8 +339,12 @@ class Summaries(steps.SteppedCallback):
     # ---- to the file ----
 
     def _scalars(self, values: Mapping[str, Any]) -> None:
-        known = {k: float(v) for k, v in values.items() if v is not None}
-        self._add(known)
+        points = [
+            summary_pb2.Summary.Value(tag=tag, simple_value=float(value))
+            for tag, value in values.items()
+            if value is not None
+        ]
+        self._add(summary_pb2.Summary(value=points))
 
     def _text(self, texts: Mapping[str, str]) -> None:
         for tag, text in texts.items():

@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from tensorboard.compat.proto import event_pb2
@@ -17,7 +16,6 @@ _log = logging.getLogger(__name__)
 _MAX_WAITING = 10_000
 _FLUSH_SECS = 5.0
 _CLOSE_SECS = 30.0
-Scalars = dict[str, float]
 
 
 class SummaryFile:
@@ -28,56 +26,36 @@ class SummaryFile:
     no further.
     """
 
-    def __init__(
-        self,
-        directory: str,
-        *,
-        step: int,
-        open_writer: Callable[..., Any] = event_file_writer.EventFileWriter,
-    ) -> None:
+    def __init__(self, directory: str, *, step: int) -> None:
         """Opens nothing yet; training resumes at `step`.
 
-        TensorBoard forgets what an earlier training wrote of later steps.
+        TensorBoard forgets what an earlier training wrote of later steps: its
+        writer says so by a session's start, which `tf.summary` cannot write.
         """
         self._directory = directory
         self._step = step
-        self._open_writer = open_writer
         self._writer: Any = None
         self._failed = False
 
-    def add(self, summary: summary_pb2.Summary | Scalars, *, step: int) -> None:
-        """Hands over scalars by tag or a summary, and returns."""
-        if isinstance(summary, dict):
-            summary = summary_pb2.Summary(
-                value=[
-                    summary_pb2.Summary.Value(tag=tag, simple_value=value)
-                    for tag, value in summary.items()
-                ]
-            )
+    def add(self, summary: summary_pb2.Summary, *, step: int) -> None:
+        """Hands over a summary, and returns."""
         try:
             if self._writer is None:
-                self._writer = self._open()
+                self._writer = event_file_writer.EventFileWriter(
+                    self._directory, _MAX_WAITING, _FLUSH_SECS
+                )
+                start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+                self._write(self._step + 1, session_log=start)
             self._write(step, summary=summary)
         except best_effort.STORAGE_ERRORS as error:
             _log.log(
                 logging.INFO if self._failed else logging.WARNING,
-                "%s lacks summaries for now, training goes on: %s: %s",
+                "%s lacks summaries for now, training goes on: %s",
                 self._directory,
-                type(error).__name__,
                 error,
             )
             self._failed, self._step = True, step
             self.close()
-
-    def _open(self) -> Any:
-        self._writer = self._open_writer(
-            self._directory,
-            max_queue_size=_MAX_WAITING,
-            flush_secs=_FLUSH_SECS,
-        )
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._write(self._step + 1, session_log=start)
-        return self._writer
 
     def _write(self, step: int, **what: Any) -> None:
         self._writer.add_event(

@@ -1,10 +1,9 @@
-"""The scalars of a group in TensorBoard: their tags, values and charts.
+"""The scalars of a group in TensorBoard: their tags and values.
 
 docs/tensorboard.md lists them with their units and meanings.
 """
 
 import pathlib
-import re
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +14,6 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import summary as custom_scalars
 
 Scalars = dict[str, Any]
-# Of more values than a curve each is worth, none is shown.
-_MOST_VALUES = 32
 _HEALTH_CODES = {
     "absent": 0,
     "dropped": 1,
@@ -30,60 +27,30 @@ _OF_ANSWERS = (
     *("num_answers", "num_missed", "num_unsent", "num_forged"),
     "sent_bytes",
 )
-
-_CHARTS: dict[str, dict[str, Sequence[str]]] = {
-    "Does it pay?": {
-        "Validation loss": ["validation/loss"],
-        "Task loss": ["codistillation/task_loss"],
-        "Distillation loss": ["codistillation/distillation_loss"],
-        "Distillation weight": ["codistillation/distillation_weight"],
-        "Agreement with teachers": [
-            "teachers/<teacher>/agreement",
-            "teachers/<teacher>/mean_absolute_difference",
-        ],
-        "Total loss": ["codistillation/loss"],
-    },
-    "Teachers": {
-        "Staleness in steps": ["teachers/<teacher>/staleness_steps"],
-        "Health: 4 good, 3 fading, 2 no weight, 1 dropped, 0 absent": [
-            "teachers/<teacher>/health"
-        ],
-        "Share": ["teachers/<teacher>/share"],
-        "Share of rows with an answer": ["teachers/<teacher>/taught_rows"],
-        "Quarantined versions": ["teachers/<teacher>/num_quarantined"],
-        "Batches without a peer's predictions": [
-            "teachers/<teacher>/num_missed"
-        ],
-    },
-    "Exchange": {
-        "Seconds of an export and of a read, in the background": [
-            "exchange/export_secs",
-            "teachers/<teacher>/read_secs",
-        ],
-        "Bytes of a version": [
-            "exchange/export_bytes",
-            "teachers/<teacher>/read_bytes",
-        ],
-        "Share of time for which training is held up": [
-            "exchange/blocked_share"
-        ],
-        "Exports that failed or were skipped": [
-            "exchange/num_failed",
-            "exchange/num_skipped",
-        ],
-    },
-    "Mixing": {
-        "Mixes that took place, were left out, or had to wait": [
-            "mixing/num_mixes",
-            "mixing/num_skipped",
-            "mixing/num_waits",
-        ],
-        "Steps by which mixed versions were behind": ["mixing/staleness_steps"],
-    },
-    "Host": {
-        "Examples per second": ["host/examples_per_second"],
-        "Resident memory in bytes": ["host/rss_bytes"],
-    },
+# The pages of the CUSTOM SCALARS dashboard, a chart for each tag.
+_PAGES = {
+    "Does it pay?": (
+        *("validation/loss", "codistillation/task_loss"),
+        *("codistillation/distillation_loss", "codistillation/loss"),
+        *("codistillation/distillation_weight", "teachers/*/agreement"),
+        "teachers/*/mean_absolute_difference",
+    ),
+    "Teachers": (
+        *("teachers/*/staleness_steps", "teachers/*/health"),
+        *("teachers/*/share", "teachers/*/taught_rows"),
+        *("teachers/*/num_quarantined", "teachers/*/num_missed"),
+    ),
+    "Exchange": (
+        *("exchange/export_secs", "exchange/export_bytes"),
+        *("teachers/*/read_secs", "teachers/*/read_bytes"),
+        *("exchange/blocked_share", "exchange/num_failed"),
+        "exchange/num_skipped",
+    ),
+    "Mixing": (
+        *("mixing/num_mixes", "mixing/num_skipped", "mixing/num_waits"),
+        "mixing/staleness_steps",
+    ),
+    "Host": ("host/examples_per_second", "host/rss_bytes"),
 }
 
 
@@ -107,24 +74,18 @@ def teacher_tags(status: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def of_logs(logs: Mapping[str, Any]) -> Scalars:
-    """Returns logs as scalars; `tag_0`, `tag_1` and so on of a vector.
-
-    What is no number, and vectors of more than 32 values, are left out.
+    """Returns the numbers among logs.
 
     Example:
         >>> of_logs({"loss": 1.5, "f1": np.array([0.5, 0.25]), "note": "a"})
-        {'loss': 1.5, 'f1_0': 0.5, 'f1_1': 0.25}
+        {'loss': 1.5}
     """
-    found: Scalars = {}
-    for tag, value in logs.items():
-        values = np.asarray(value)
-        if values.dtype.kind not in "biuf" or values.size > _MOST_VALUES:
-            continue
-        if not values.ndim:
-            found[tag] = float(values)
-        for index, number in enumerate(values.flat if values.ndim else ()):
-            found[f"{tag}_{index}"] = float(number)
-    return found
+    arrays = {tag: np.asarray(value) for tag, value in logs.items()}
+    return {
+        tag: float(value)
+        for tag, value in arrays.items()
+        if not value.ndim and value.dtype.kind in "biuf"
+    }
 
 
 def of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> Scalars:
@@ -183,34 +144,23 @@ def of_mixing(mixer: Any) -> Scalars:
     }
 
 
-def pattern(tag: str) -> str:
-    """Returns the regular expression of the tags that `tag` stands for.
-
-    Example:
-        >>> pattern("teachers/<teacher>/share")
-        '^teachers/[^/]+/share$'
-    """
-    parts = re.split(r"<[a-z]+>", tag)
-    return f"^{'[^/]+'.join(map(re.escape, parts))}$"
-
-
 def layout() -> summary_pb2.Summary:
     """Returns the summary that lays out the custom-scalars dashboard."""
-    categories = [
+    pages = [
         layout_pb2.Category(
-            title=title,
+            title=page,
             chart=[
                 layout_pb2.Chart(
-                    title=chart,
+                    title=tag,
                     multiline=layout_pb2.MultilineChartContent(
-                        tag=list(map(pattern, tags))
+                        tag=[f"^{tag.replace('*', '[^/]+')}$"]
                     ),
                 )
-                for chart, tags in charts.items()
+                for tag in shown
             ],
         )
-        for title, charts in _CHARTS.items()
+        for page, shown in _PAGES.items()
     ]
-    made = custom_scalars.pb(layout_pb2.Layout(category=categories))
+    made = custom_scalars.pb(layout_pb2.Layout(category=pages))
     # From TensorFlow's class of the same message to TensorBoard's.
     return summary_pb2.Summary.FromString(made.SerializeToString())

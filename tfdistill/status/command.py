@@ -13,6 +13,7 @@ from tfdistill.status import tables
 from tfdistill.system import programs
 
 EXIT_CHECK, EXIT_PIPE = 1, 141
+_INTERVAL_SECS = 2.0
 BAD_STATES = ("failed", "lost", "silent")
 _NOTES = """\
 Only files are read: those of DIR, and the manifests in the exchange. A group is
@@ -44,18 +45,8 @@ def _add_options(options: programs.Flags) -> None:
         "DIR/exchange. For a URL, TensorFlow is loaded, which takes seconds",
     )
     add("watch", "show it until the run is over", False)
-    add(
-        "interval_secs",
-        "with --watch: time between two looks",
-        2.0,
-        kind=programs.positive,
-    )
     add("json", "print one JSON document", False)
-    add(
-        "check",
-        "exit with code 1 if a group has failed, is lost or is silent",
-        False,
-    )
+    add("check", "exit with 1 if a group has failed, is lost or silent", False)
     add(
         "silent_secs",
         "a group that has not written for so long is silent",
@@ -74,18 +65,15 @@ def _show(run: group.RunStatus, *, workdir: str, as_json: bool) -> None:
     console.print(tables.view(run, console))
 
 
-def _watch(
-    run: observed_run.ObservedRun, interval_secs: float
-) -> group.RunStatus:
+def _watch(run: observed_run.ObservedRun) -> group.RunStatus:
     """Shows the run until it is over."""
-    display = tables.Display(errors=True)
-    with contextlib.closing(display):
+    with contextlib.closing(tables.Display(errors=True)) as display:
         while True:
             seen = run.look()
             display.show(seen)
             if seen.over:
                 return seen
-            time.sleep(interval_secs)
+            time.sleep(_INTERVAL_SECS)
 
 
 def _run(options: programs.Options) -> int:
@@ -101,7 +89,7 @@ def _run(options: programs.Options) -> int:
         raise programs.UsageError(str(error)) from error
     try:
         if options.watch:
-            seen = _watch(run, options.interval_secs)
+            seen = _watch(run)
         else:
             # A URL has TensorFlow loaded first.
             limit_secs = 60.0 if "://" in run.exchange else 5.0

@@ -40,19 +40,15 @@ class RunDirectory:
         """Returns the file of a group's metrics."""
         return self.path / run_files.group_name(group) / run_files.METRICS
 
-    def has_results(self, group: int) -> bool:
-        """Whether a group of a recipe has written its last file."""
-        return self.metrics(group).with_name("results.json").exists()
-
     def groups(self) -> set[int]:
         """Returns the groups that have a directory, a log or events."""
-        found = [*self.path.glob("group_*"), *self.path.glob("logs/*group_*")]
+        found = [*self._found("group_*"), *self._found("logs/*group_*")]
         groups = {_group_of(path.name) for path in found}
         return {group for group in groups if group is not None}
 
     def logs(self, group: int) -> list[pathlib.Path]:
         """Returns the logs of a group's tasks, but not of earlier runs."""
-        found = self.path.glob(f"logs/{run_files.group_name(group)}_*.log")
+        found = self._found(f"logs/{run_files.group_name(group)}_*.log")
         return sorted(path for path in found if _group_of(path.name) == group)
 
     def last_written(self, group: int) -> float:
@@ -63,6 +59,13 @@ class RunDirectory:
                 times.append(path.stat().st_mtime)
         return max(times)
 
+    def _found(self, pattern: str) -> list[pathlib.Path]:
+        """The paths that match; none on a disk that is gone or fails."""
+        try:
+            return list(self.path.glob(pattern))
+        except OSError:
+            return []
+
 
 def _group_of(name: str) -> int | None:
     match = _OF_GROUP.fullmatch(name)
@@ -72,12 +75,15 @@ def _group_of(name: str) -> int | None:
 def read_record(path: pathlib.Path) -> dict[str, Any] | None:
     """Reads launch.json, or returns None if there is none.
 
-    OSError if it cannot be read; ValueError if it holds no JSON.
+    OSError if it cannot be read; ValueError if it holds no JSON object.
     """
     try:
-        return json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
+    if not isinstance(found, dict):
+        raise ValueError("it must hold a JSON object")
+    return found
 
 
 def is_lost(record: Mapping[str, Any], group: int) -> bool:

@@ -9,11 +9,6 @@ from typing import Any
 from tfdistill.exchange import versions
 from tfdistill.status import run_events
 
-# A user's own kind of teacher may report less.
-_UNKNOWN_TEACHER: dict[str, Any] = {
-    **{"name": "?", "step": -1, "health": "", "reason": "", "share": None},
-    **{"age_steps": None, "num_quarantined": 0, "quarantined": {}},
-}
 _Pace = collections.deque[tuple[float, float]]
 
 
@@ -32,9 +27,6 @@ class GroupStatus:
     # Of workers, since the group was last started itself.
     num_worker_restarts: int = 0
     last_error: str = ""
-    # Which part of its start its first task is at, such as `tracing`; empty
-    # before `make_strategy` and after its first step.
-    starting: str = ""
     silent_secs: float | None = None
     # Of its launcher, each once.
     warnings: list[str] = dataclasses.field(default_factory=list)
@@ -67,12 +59,8 @@ class GroupStatus:
             event["attempt"] > self._attempt or before in run_events.ENDED
         ):
             self._attempt, self.since = event["attempt"], time
-            self.state, self.starting = "starting", ""
+            self.state = "starting"
             self.num_worker_restarts = 0
-        elif name == "starting":
-            self.starting = event["part"]
-        elif name == "first_step":
-            self.starting = ""
         elif name == "ready" and before == "starting":
             self.state = "running"
         elif name in run_events.ENDED:
@@ -89,9 +77,14 @@ class GroupStatus:
             self.last_error = error
 
     @property
+    def trains(self) -> bool:
+        """Whether its present attempt has written a line of metrics."""
+        return self.record.get("time", 0.0) > self.since
+
+    @property
     def teachers(self) -> Sequence[Mapping[str, Any]]:
         """The status of each of its teachers, as its newest line has it."""
-        return [_UNKNOWN_TEACHER | t for t in self.record.get("teachers", ())]
+        return self.record.get("teachers", ())
 
     @property
     def num_quarantined(self) -> int:

@@ -179,18 +179,15 @@ class ObservedRun:
 
     def _judge(self, status: group_status.GroupStatus, now: float) -> None:
         """Decides on the state of a group beyond what its events say."""
-        # A line of the previous attempt says nothing about this one.
-        trains = status.record.get("time", 0.0) > status.since
-        if status.state == "starting" and trains:
+        if status.state == "starting" and status.trains:
             status.state = "running"
         if not status.last_event:
-            ended = status.record.get("event") == "end"
-            if ended or self._directory.has_results(status.group):
+            if status.record.get("event") == "end":
                 status.state = "done"
             elif not status.last_sign and status.newest is not None:
                 status.state = "unknown"  # Its files are elsewhere.
         silent_secs = max(0.0, now - status.last_sign)
-        limit = max(self._silent_secs, 0.0 if trains else _START_SECS)
+        limit = max(self._silent_secs, 0.0 if status.trains else _START_SECS)
         if status.state in run_events.ENDED:
             pass
         elif self._exit_code is not None:

@@ -18,12 +18,9 @@ and what belongs to the event:
     parent      the parent of the tasks has imported what it was to (`pid`,
                 `ready_secs`), or can start no more of them (`pid`, `failure`)
     ready       a task is connected to its group
-    starting    a group's first task has begun a part of its start: one of
-                `signs.IMPORTS` and what follows there            part
-    first_step  it has made its first step: seconds by part       secs
     exit        a task has ended                                  exit_code
-    stopped_by_signal, continued   a task was stopped, or resumed
-    frozen      a task was stopped for too long, and is killed    silent_secs
+    frozen      a signal has stopped a task for too long; it is killed
+                                                                  silent_secs
     stuck       a task made no progress for too long, and its group (or, of a
                 group with parameter servers, it alone) is killed
                                                      silent_secs, phase

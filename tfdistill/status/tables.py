@@ -22,10 +22,9 @@ import rich.table
 import rich.text
 
 from tfdistill.status import group
-from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
-FORMAT = 1
+FORMAT = 2
 _UNKNOWN = "-"
 # Of a teacher, the newest refused versions that are shown with the reason.
 _MOST_REFUSED = 3
@@ -47,8 +46,6 @@ def _number(key: str, form: str) -> Callable[[_Status], str]:
 def _state(status: _Status) -> str:
     if status.silent_secs is not None:
         return f"{status.state} for {status.silent_secs:.0f} s"
-    if status.state in ("starting", "running") and status.starting:
-        return f"{status.state}: {status.starting}"
     return status.state
 
 
@@ -93,21 +90,17 @@ _CELLS: dict[str, Callable[[_Status], str]] = {
 }
 _TEACHER_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "teacher": lambda teacher: teacher["name"],
-    "version": lambda teacher: _text(_version(teacher)),
+    "version": lambda teacher: (
+        str(teacher["step"]) if teacher["step"] >= 0 else _UNKNOWN
+    ),
     "health": lambda teacher: teacher["health"].replace("_", " "),
     "share": lambda teacher: _text(teacher["share"], "{:.2f}"),
     "steps old": lambda teacher: _text(teacher["age_steps"]),
 }
-# What a narrow terminal leaves out, the least wanted first.
-_DISPENSABLE = (
-    *("examples/s", "distill loss", "weight", "restarts"),
-    *("time left", "quarantined", "newest", "staleness"),
-)
+# The columns for which a narrow terminal has room, too.
+_WIDE = 110
+_NARROW = ("group", "state", "step", "loss", "newest", "quarantined")
 _LEFT = ("group", "state", *_TEACHER_CELLS)
-
-
-def _version(teacher: Mapping[str, Any]) -> int | None:
-    return teacher["step"] if teacher["step"] >= 0 else None
 
 
 def group_line(status: _Status) -> str:
@@ -125,26 +118,17 @@ def view(
 ) -> rich.console.RenderableType:
     """Returns all that is known of a run, for people.
 
-    The table of groups leaves out as many columns as it takes to fit the
-    console. Unless `whole`, notes are cut to one line each.
+    Unless `whole`, notes are cut to one line each.
     """
-    wide = console.options.update(max_width=1000)
-    for num_dropped in range(len(_DISPENSABLE) + 1):
-        dropped = _DISPENSABLE[:num_dropped]
-        cells = {n: cell for n, cell in _CELLS.items() if n not in dropped}
-        groups = _table(
-            cells,
-            [[cell(s) for cell in cells.values()] for s in run.groups],
-        )
-        if console.measure(groups, options=wide).maximum <= console.width:
-            break
+    names = _CELLS if console.width >= _WIDE else _NARROW
+    groups = [[_CELLS[name](s) for name in names] for s in run.groups]
     teachers = [
         [str(status.group), *(cell(t) for cell in _TEACHER_CELLS.values())]
         for status in run.groups
         for t in status.teachers
     ]
     return rich.console.Group(
-        groups,
+        _table(names, groups),
         *(
             rich.text.Text(
                 note,
@@ -189,8 +173,8 @@ def _notes(run: group.RunStatus, *, errors: bool = True) -> Iterator[str]:
 
 def _of_teacher(teacher: Mapping[str, Any]) -> Iterator[str]:
     name, health = teacher["name"], teacher["health"]
-    refused = _by_step(teacher["quarantined"])[-_MOST_REFUSED:]
-    for step, reason in reversed(refused):
+    refused = {int(step): why for step, why in teacher["quarantined"].items()}
+    for step, reason in sorted(refused.items(), reverse=True)[:_MOST_REFUSED]:
         yield f"{name}, version {step} quarantined: {reason}"
     if not refused and teacher["reason"] and health != "burn_in":
         yield f"{name} is {health.replace('_', ' ')}: {teacher['reason']}"
@@ -200,10 +184,6 @@ def _of_teacher(teacher: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: no predictions for {missed} of {asked} batches"
     if forged := teacher.get("num_forged"):
         yield f"refused messages of strangers: {forged}"
-
-
-def _by_step(quarantined: Mapping[str, str]) -> list[tuple[int, str]]:
-    return sorted((int(step), why) for step, why in quarantined.items())
 
 
 def document(workdir: str, run: group.RunStatus) -> dict[str, Any]:
@@ -216,54 +196,29 @@ def document(workdir: str, run: group.RunStatus) -> dict[str, Any]:
         "exit_code": run.exit_code,
         "exchange": run.exchange,
         "problems": list(run.problems),
-        "groups": [_group_document(status, run) for status in run.groups],
+        "groups": [_group_document(status, run.time) for status in run.groups],
     }
 
 
-_OF_RECORD = (
-    *("step", "total_steps", "loss", "task_loss", "distillation_loss"),
-    *("distillation_weight", "examples_per_second"),
-)
-_OF_TEACHER = (
-    *("name", "health", "reason", "share", "age_steps"),
-    *("num_quarantined", "num_answers", "num_missed", "num_forged"),
-)
-
-
-def _group_document(status: _Status, run: group.RunStatus) -> dict[str, Any]:
+def _group_document(status: _Status, now: float) -> dict[str, Any]:
     last, newest = status.last_sign, status.newest
     return {
         "group": status.group,
         "state": status.state,
         "silent_secs": status.silent_secs,
-        "last_sign_secs": max(0.0, run.time - last) if last else None,
+        "last_sign_secs": max(0.0, now - last) if last else None,
         "secs_left": status.secs_left,
-        **{name: status.record.get(name) for name in _OF_RECORD},
+        "metrics": status.record,
         "newest_version": newest
         and {
             "step": newest.step,
             "bytes": newest.num_bytes,
-            "age_secs": max(0.0, run.time - newest.manifest.created),
+            "age_secs": max(0.0, now - newest.manifest.created),
         },
-        "teachers": [_teacher_document(found) for found in status.teachers],
-        "num_quarantined": status.num_quarantined,
         "restarts": status.num_restarts,
         "worker_restarts": status.num_worker_restarts,
         "last_error": status.last_error or None,
         "warnings": list(status.warnings),
-    }
-
-
-def _teacher_document(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **{name: found.get(name) for name in _OF_TEACHER},
-        "group": run_files.group_of(found["name"]),
-        "step": _version(found),
-        "refused": found.get("refused", {}),
-        "quarantined": [
-            {"step": step, "reason": reason}
-            for step, reason in _by_step(found["quarantined"])
-        ],
     }
 
 

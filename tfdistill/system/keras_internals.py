@@ -13,7 +13,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import stateless_scope
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.export import export_utils
@@ -44,7 +43,6 @@ def check_keras() -> None:
             (keras.Layer, "_flatten_layers"),
             (loss_module, "scale_loss_for_distribution"),
             (loss_module, "unscale_loss_for_distribution"),
-            (stateless_scope, "in_stateless_scope"),
             (export_utils, "get_input_signature"),
         )
         if not hasattr(owner, name)
@@ -309,11 +307,6 @@ def all_layers(layer: keras.Layer) -> list[keras.Layer]:
 def export_signature(model: keras.Model) -> Any:
     """Returns the input signature with which `keras.Model.export` exports."""
     return export_utils.get_input_signature(model)
-
-
-def in_stateless_scope() -> bool:
-    """Whether variables made here get values only after a `StatelessScope`."""
-    return bool(stateless_scope.in_stateless_scope())
 
 
 def global_seed() -> int | None:

@@ -1,14 +1,12 @@
 """Whether a process lives and an address answers.
 
-`tfdistill.launcher.task_process` reads /proc by itself: it runs without this
-package.
+`tfdistill.launcher.keeper` reads /proc by itself: it runs without this package.
 """
 
 import enum
 import os
 import pathlib
 import socket
-import time
 from typing import NamedTuple
 
 PROC = pathlib.Path("/proc")
@@ -55,18 +53,6 @@ def started(pid: int) -> int:
     """Returns when a process began, in clock ticks; 0 if unknown."""
     found = status_of(pid)
     return found.started if found else 0
-
-
-def boot_secs() -> float:
-    """Returns the seconds since this machine's start."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock)
-
-
-def own_start_secs() -> float:
-    """Returns when this process began, as `boot_secs`; now if unknown."""
-    ticks = started(os.getpid())
-    return ticks / os.sysconf("SC_CLK_TCK") if ticks else boot_secs()
 
 
 def machine() -> str:

@@ -222,10 +222,6 @@ class Program:
             options.command = command
         return options
 
-    def help(self) -> str:
-        """Returns what `--help` prints."""
-        return self.parser().format_help()
-
 
 def _with_underscores(argument: str) -> str:
     name, equals, value = argument.partition("=")

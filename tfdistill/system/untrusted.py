@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import socket
+import time
 from typing import Any
 
 # Colours and cursor movements; control characters other than tabs; what turns
@@ -52,14 +53,23 @@ def receive(
 ) -> dict[str, Any] | None:
     """Reads one line that holds a JSON object, whoever sent it.
 
-    None for anything else, and if nothing more comes for so long.
+    None for anything else, and if the whole line did not come in time.
     """
+    deadline = time.monotonic() + limit_secs
+    received = b""
     try:
-        connection.settimeout(limit_secs)
-        with connection.makefile("rb") as file:
-            return json_object(file.readline(_LINE_BYTES))
+        while not received.endswith(b"\n") and len(received) < _LINE_BYTES:
+            remaining_secs = deadline - time.monotonic()
+            if remaining_secs <= 0:
+                return None
+            connection.settimeout(remaining_secs)
+            block = connection.recv(_LINE_BYTES)
+            if not block:
+                return None
+            received += block
     except OSError:
         return None
+    return json_object(received)
 
 
 def send(
