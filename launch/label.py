@@ -37,7 +37,6 @@ def _add_options(options: programs.Flags) -> None:
         kind=programs.count,
     )
     add("top_k", "keep the likeliest classes only, this many", kind=int)
-    add("num_samples", "keep classes drawn from the teacher", kind=int)
     add(
         "dtype",
         "of what is kept",
@@ -71,12 +70,7 @@ def _run(options: programs.Options) -> int:
             task.open_data(workload, cluster)[0].take(steps),
             options.teacher,
             options.output,
-            form=labels.Form(
-                top_k=options.top_k,
-                num_samples=options.num_samples,
-                dtype=options.dtype,
-            ),
-            seed=workload.seed,
+            form=labels.Form(top_k=options.top_k, dtype=options.dtype),
             trust=options.trust,
             progress=lambda done: progress.report(
                 f"{done:,} of {total:,} examples ({done / total:.0%})"

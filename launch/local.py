@@ -5,12 +5,10 @@ python -m launch.local --num_groups=2 --workdir=DIR --recipe=digits
 """
 
 import dataclasses
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from launch import group_servers
 from launch import outputs
 from launch import recipe_options
 from tfdistill.launcher import command
@@ -39,8 +37,6 @@ def run(
         chosen = recipe_options.recipe(options)
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
-    if chosen and group_servers.are_needed(chosen, options.num_groups):
-        launch = functools.partial(launch, beside=group_servers.running)
     result = launch(options)
     if chosen and result.exit_code:
         written = outputs.write_results_so_far(options.workdir, result.groups)

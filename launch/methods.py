@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 import tfdistill
@@ -66,14 +65,6 @@ def unigram_smoothing(workload: Workload, *, weight: float = 0.1) -> Workload:
         counts = objectives.label_counts(train)
         return objectives.smoothed(workload.loss, weight=weight, counts=counts)
 
-    return dataclasses.replace(independent(workload), loss=loss)
-
-
-def confidence_penalty(workload: Workload, *, weight: float = 0.1) -> Workload:
-    """Independent, less confident by a penalty on low entropy."""
-    from launch import objectives
-
-    loss = objectives.ConfidencePenalty(workload.loss, weight=weight)
     return dataclasses.replace(independent(workload), loss=loss)
 
 
@@ -153,25 +144,6 @@ def predictions(workload: Workload, *, wait_secs: float = 0.05) -> Workload:
     return _exported_once(sending)
 
 
-def served(workload: Workload, *, addresses: Sequence[str] = ()) -> Workload:
-    """Groups on all of the data, which ask a server of each other group."""
-    asked = codistill(workload, mode="shared")
-    clients: list[Any] = []
-
-    def data(cluster: tfdistill.Cluster, **options: Any) -> tuple[Any, Any]:
-        from launch import served as served_lib
-
-        train, validation = asked.datasets(cluster)
-        clients[:] = served_lib.clients(asked, cluster, addresses)
-        return served_lib.label(train, clients), validation
-
-    return dataclasses.replace(
-        asked,
-        data=data,
-        teachers=lambda: list(map(tfdistill.teachers.LabelTeacher, clients)),
-    )
-
-
 def labels(workload: Workload, *, directory: str = "") -> Workload:
     """Taught by the labels that launch.label wrote; {group} is its number."""
 
@@ -214,32 +186,14 @@ def diloco(workload: Workload, *, every_steps: int = 50) -> Workload:
     return dataclasses.replace(mixed, optimizer=optimizer)
 
 
-def quasi_global(workload: Workload, *, every_steps: int = 50) -> Workload:
-    """Groups in a ring that average their weights, with momentum of that."""
-    from launch import optimizers
-
-    mixed = _mixed(
-        workload,
-        lambda: tfdistill.mixing.ModelAveraging(),
-        every_steps=every_steps,
-        peers="ring",
-    )
-    return dataclasses.replace(
-        mixed,
-        optimizer=lambda: optimizers.quasi_global(
-            mixed.optimizer(), every_steps=every_steps
-        ),
-    )
-
-
 METHODS: Mapping[str, Callable[..., Workload]] = {
     method.__name__: method
     for method in (
         *(independent, large_group, label_smoothing, unigram_smoothing),
-        *(confidence_penalty, weight_decay, offline_distillation),
+        *(weight_decay, offline_distillation),
         *(ema_teacher, own_past),
         *(codistill, codistill_shared, codistill_coordinated, predictions),
-        *(averaging, diloco, quasi_global, served, labels),
+        *(averaging, diloco, labels),
     )
 }
 NAMES = ", ".join(METHODS)
@@ -294,16 +248,13 @@ def _mixed(
     rule: Callable[[], Any],
     *,
     every_steps: int,
-    peers: str = "all",
 ) -> Workload:
     def mixer() -> Any:
         return tfdistill.mixing.WeightMixer(
             rule(),
             every_steps=every_steps,
-            peers=peers,
             quorum="all",
             grace_secs=_WAIT_SECS,
-            seed=workload.seed,
         )
 
     return dataclasses.replace(

@@ -79,31 +79,10 @@ def smoothed(
     return kinds[of(inner)](inner, counts=counts, weight=weight)
 
 
-class ConfidencePenalty(Regularized):
-    """A task's loss, less the entropy of what the student predicts.
-
-    Pereyra et al. 2017 (arXiv:1701.06548): `loss - weight * H(prediction)`.
-    """
-
-    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-        """Returns nats for logits `[..., classes]`, or `[batch, 1]`."""
-        if y_pred.shape[-1] == 1:
-            # log p and log(1 - p) of a logistic output.
-            y_pred_log = tf.concat(
-                [-tf.nn.softplus(-y_pred), -tf.nn.softplus(y_pred)], axis=-1
-            )
-        else:
-            y_pred_log = tf.nn.log_softmax(y_pred)
-        entropy = -tf.reduce_sum(tf.exp(y_pred_log) * y_pred_log, axis=-1)
-        return self.inner.call(y_true, y_pred) - self._weight * entropy
-
-
-def label_counts(
-    dataset: tf.data.Dataset, *, at_least: int = NUM_LABELS
-) -> np.ndarray:
+def label_counts(dataset: tf.data.Dataset) -> np.ndarray:
     """Counts the labels at the start of training data.
 
-    int64 `[highest label + 1]`, among the first `at_least` or a few more; the
+    int64 `[highest label + 1]`, among the first `NUM_LABELS` or a few more; the
     data may be endless.
     """
     counts = np.zeros(0, np.int64)
@@ -112,7 +91,7 @@ def label_counts(
         size = max(len(found), len(counts))
         counts = np.pad(counts, (0, size - len(counts)))
         counts += np.pad(found, (0, size - len(found)))
-        if counts.sum() >= at_least:
+        if counts.sum() >= NUM_LABELS:
             break
     return counts
 

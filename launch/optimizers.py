@@ -5,7 +5,6 @@ from typing import Any
 import keras
 
 import tfdistill
-from tfdistill import contrib
 
 # Of DiLoCo's inner optimizer; Keras' default.
 _ADAMW_DECAY = 0.004
@@ -51,7 +50,7 @@ def rescaled(optimizer: Any, factor: float) -> Any:
 def decayed(optimizer: Any, decay: float, *, kind: Any = None) -> Any:
     """Returns an equal optimizer, perhaps of another kind, whose kernels decay.
 
-    SGD and LARS add the decay to the gradient, as their papers do.
+    SGD adds the decay to the gradient, as papers do.
     """
     library = tfdistill.optimizers
     kind = kind or type(optimizer)
@@ -68,21 +67,3 @@ def as_adamw(optimizer: Any) -> Any:
     if type(optimizer) is not keras.optimizers.Adam:
         return optimizer
     return decayed(optimizer, _ADAMW_DECAY, kind=keras.optimizers.AdamW)
-
-
-def quasi_global(optimizer: Any, *, every_steps: int) -> Any:
-    """Returns SGD whose momentum follows what mixes leave of the steps."""
-    if not isinstance(optimizer, keras.optimizers.SGD):
-        raise ValueError(
-            "quasi_global replaces the momentum of SGD; received the optimizer "
-            f"{type(optimizer).__name__}. Use a recipe that trains by SGD, or "
-            "leave the method out."
-        )
-    config = optimizer.get_config()
-    plain = {**config, "momentum": 0.0, "nesterov": False}
-    return contrib.QuasiGlobalMomentum(
-        type(optimizer).from_config(plain),
-        momentum=config["momentum"],
-        nesterov=config["nesterov"],
-        every_steps=every_steps,
-    )

@@ -166,7 +166,8 @@ def _last_step(directory: pathlib.Path) -> int | None:
     """Returns the last step that a group has logged."""
     path = directory / run_files.METRICS
     records = untrusted.Tail(path, last_bytes=_TAIL_BYTES).read()
-    return records[-1]["step"] if records else None
+    steps = [r["step"] for r in records if isinstance(r.get("step"), int)]
+    return steps[-1] if steps else None
 
 
 def read_results(directory: str | os.PathLike[str]) -> dict[str, Any]:

@@ -166,12 +166,16 @@ def between(found: Sequence[Any]) -> dict[str, float]:
 
     By measure, for predictions of the same examples; none for a single model.
     """
-    pairs = [
-        one.churn(other) for one, other in itertools.combinations(found, 2)
-    ]
+    return means(
+        [one.churn(other) for one, other in itertools.combinations(found, 2)]
+    )
+
+
+def means(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Returns the mean of each figure; none without any."""
     return {
-        name: float(np.mean([pair[name] for pair in pairs]))
-        for name in (pairs[0] if pairs else ())
+        name: float(np.mean([one[name] for one in found]))
+        for name in (found[0] if found else ())
     }
 
 

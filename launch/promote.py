@@ -19,6 +19,7 @@ from typing import Any
 
 from absl import logging
 
+from launch import outputs
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
@@ -194,16 +195,20 @@ def card_text(
     if not signing.is_signed(found):
         signed = "the run signs nothing: anybody who could write to its "
         signed += "exchange may have made it"
-    group = run / run_files.group_name(version.group)
+    group = outputs.group_dir(run, version.group)
     log = untrusted.Tail(group / run_files.METRICS, last_bytes=_MAX_BYTES)
-    records = [one for one in log.read() if one["step"] <= version.step]
+    records = [
+        one
+        for one in log.read()
+        if isinstance(one.get("step"), int) and one["step"] <= version.step
+    ]
     sections = {
         "Inputs": found.inputs,
         "Outputs": found.outputs,
         "Libraries": found.libraries,
         "Last record up to this step": records[-1:] and records[-1],
-        "Results of the training": _json_object(group / "results.json"),
-        "Configuration": _json_object(run / "config.json"),
+        "Results of the training": _json_object(group / outputs.RESULTS),
+        "Configuration": _json_object(run / outputs.CONFIG),
     }
     parts = [
         f"# {untrusted.one_line(name)}\n",

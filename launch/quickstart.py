@@ -39,7 +39,7 @@ def rows(runs: Sequence[Any]) -> list[tuple[str, list[float]]]:
     """
     found = []
     for key, label in _METRICS:
-        for group in range(len(runs[0]["groups"])):
+        for group in range(_NUM_GROUPS):
             values = [run["groups"][group]["metrics"][key] for run in runs]
             found.append((f"{label}, group {group}", values))
         found.append((f"{label}, mean", [run["mean"][key] for run in runs]))
@@ -69,7 +69,7 @@ def plot(runs: Sequence[Any], directory: pathlib.Path) -> None:
     curves, bars = figure.subplots(1, 2, width_ratios=[3, 2])
     for place, (name, run) in enumerate(zip(METHODS, runs, strict=True)):
         colour = _COLOURS[place]
-        for group in range(len(run["groups"])):
+        for group in range(_NUM_GROUPS):
             records = outputs.read_records(
                 outputs.group_dir(directory / name, group)
             )
@@ -80,7 +80,7 @@ def plot(runs: Sequence[Any], directory: pathlib.Path) -> None:
             ]
             curves.plot(
                 *zip(*points, strict=True),
-                ("-", "--", ":", "-.")[group % 4],
+                ("-", "--")[group],
                 color=colour,
                 label=f"{name}, group {group}",
             )
@@ -99,6 +99,7 @@ def plot(runs: Sequence[Any], directory: pathlib.Path) -> None:
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _EXIT_INTERRUPTED = 130
+_RECIPE, _NUM_GROUPS = "digits", 2
 # By name, the method of `launch.methods`: the same in all else.
 METHODS = {"independent": "independent", "codistilled": "codistill"}
 PLOT = "comparison.png"
@@ -111,8 +112,6 @@ def _add_options(options: programs.Flags) -> None:
         "<DIR>: in it a numbered directory is made; default runs/quickstart",
         str(_ROOT / "runs" / "quickstart"),
     )
-    add("recipe", "<NAME>: a recipe", "digits")
-    add("num_groups", "groups of workers", 2)
     # The numbers are the same, and more tasks than cores only get in each
     # other's way.
     add(
@@ -130,12 +129,7 @@ def run(
 ) -> int:
     """Makes both runs by a launcher, and sets their results side by side."""
     try:  # Before the first run starts.
-        recipes.override(recipes.get(options.recipe), options.override)
-        if options.num_groups < 2:
-            raise ValueError(
-                "--num_groups must be >= 2 to compare groups; received "
-                f"{options.num_groups}."
-            )
+        recipes.override(recipes.get(_RECIPE), options.override)
         directory = _new_directory(pathlib.Path(options.workdir))
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
@@ -159,10 +153,10 @@ def _compare(
         print(f"\n== {number} of {len(METHODS)}: {name}", flush=True)
         code = launch(
             [
-                f"--num_groups={options.num_groups}",
+                f"--num_groups={_NUM_GROUPS}",
                 f"--workers_per_group={options.workers_per_group}",
                 f"--workdir={directory / name}",
-                f"--recipe={options.recipe}",
+                f"--recipe={_RECIPE}",
                 *(f"--override={change}" for change in options.override),
                 f"--method={method}",
             ]
@@ -186,14 +180,9 @@ def _new_directory(parent: pathlib.Path) -> pathlib.Path:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         taken = [int(p.name) for p in parent.iterdir() if p.name.isdecimal()]
-        number = max(taken, default=0) + 1
-        while True:
-            directory = parent.absolute() / f"{number:03}"
-            try:
-                directory.mkdir()
-                return directory
-            except FileExistsError:  # Of another quickstart, just now.
-                number += 1
+        directory = parent.absolute() / f"{max(taken, default=0) + 1:03}"
+        directory.mkdir()
+        return directory
     except OSError as cause:
         raise ValueError(
             "`workdir` must be a directory that can be written to; received "
@@ -206,7 +195,7 @@ def _tell(runs: Sequence[Any], directory: pathlib.Path, *, secs: float) -> None:
     console = rich.console.Console()
     groups = runs[0]["groups"]
     console.print(
-        f"\n{len(groups)} groups x {groups[0]['workers']} workers, "
+        f"\n{_NUM_GROUPS} groups x {groups[0]['workers']} workers, "
         f"{groups[0]['steps']} steps each, {secs:.0f} s in all",
         highlight=False,
     )
@@ -215,7 +204,7 @@ def _tell(runs: Sequence[Any], directory: pathlib.Path, *, secs: float) -> None:
     exports = " ".join(
         str(outputs.last_export(directory / name, group).relative_to(directory))
         for name in METHODS
-        for group in range(len(groups))
+        for group in range(_NUM_GROUPS)
     )
     shown = shlex.quote(str(program)), shlex.quote(str(directory))
     before, after = (100 * run["agreement"]["disagreement"] for run in runs)

@@ -1,6 +1,7 @@
 """What one task of a group does: data, model, fit, results."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -39,6 +40,10 @@ def run(
     """
     strategy = tfdistill.make_strategy(cluster)
     workload = recipe.workload()
+    if workload.schema:  # Of files, which teachers and exports need not reopen.
+        workload = dataclasses.replace(
+            workload, schema=functools.cache(workload.schema)
+        )
     if cluster.is_chief and cluster.group == 0:
         outputs.write_config(recipe, str(cluster.workdir))
     _seed(workload, cluster)

@@ -9,6 +9,7 @@ Of data sets that TensorFlow Datasets has prepared, nothing is downloaded and
 nothing prepared here. It takes seconds to import: only its users wait for it.
 """
 
+import contextlib
 import glob
 import hashlib
 import json
@@ -62,7 +63,9 @@ def tfds_version(
     found = [
         info.parent
         for root in roots
-        for info in sorted((root / name).glob("*/dataset_info.json"))
+        for info in sorted(
+            (root / name).glob("*/dataset_info.json"), key=_natural_order
+        )
     ]
     return (found[-1] if found else None), " or ".join(map(str, roots))
 
@@ -240,7 +243,6 @@ def made_once(
     make: Callable[[pathlib.Path], None],
     *,
     wait_secs: float = 4 * 3600.0,
-    report_every_secs: float = 30.0,
 ) -> pathlib.Path:
     """Returns a directory that is whole: made before, by others, or now.
 
@@ -248,7 +250,6 @@ def made_once(
         final: The directory.
         make: Fills an empty directory. If it fails, nothing remains.
         wait_secs: How long to wait for another process that makes it.
-        report_every_secs: Time between two reports of the wait.
 
     Raises:
         RuntimeError: If another process takes too long.
@@ -256,58 +257,50 @@ def made_once(
     if final.is_dir():
         return final
     final.parent.mkdir(parents=True, exist_ok=True)
-    # The file stays, since those who wait hold it open.
-    lock = filelock.FileLock(final.with_name(f".lock-{final.name}"))
     # With the machine's name: what others are making is not ours to remove.
     prefix = f".tmp-{final.name}-{os.uname().nodename}-"
-    try:
-        is_alone = _wait(lock, wait_secs, report_every_secs)
+    with contextlib.ExitStack() as stack:
+        # The lock's file stays, since those who wait hold it open.
+        place = final.with_name(f".lock-{final.name}")
+        is_locked = _lock(filelock.FileLock(place), stack, wait_secs)
         if final.is_dir():
             return final
-        if is_alone:  # What a process of this machine left when it was killed.
+        if is_locked:  # What a killed process of this machine left.
             for path in final.parent.glob(f"{prefix}*"):
                 shutil.rmtree(path, ignore_errors=True)
         aside = pathlib.Path(tempfile.mkdtemp(dir=final.parent, prefix=prefix))
+        stack.callback(shutil.rmtree, aside, ignore_errors=True)
+        make(aside)
+        # Group mates may run as other users; mkdtemp keeps them out.
+        aside.chmod(0o755)
         try:
-            make(aside)
-            # Group mates may run as other users; mkdtemp keeps them out.
-            aside.chmod(0o755)
             aside.rename(final)
         except OSError:
             # Perhaps another machine was first: its copy is the same.
             if not final.is_dir():
                 raise
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-    finally:
-        lock.release()  # Nothing if it is not held.
     return final
 
 
-def _wait(
-    lock: filelock.BaseFileLock, wait_secs: float, report_every_secs: float
+def _lock(
+    lock: filelock.BaseFileLock, stack: contextlib.ExitStack, wait_secs: float
 ) -> bool:
-    """Takes the lock; returns False if the file system has none."""
-    start = time.monotonic()
-    while (waited := time.monotonic() - start) < wait_secs:
-        if waited >= report_every_secs:
-            tell(
-                "Data: waiting for another process to convert them "
-                f"({waited:.0f} s so far; {lock.lock_file}) ..."
-            )
+    """Takes the lock until the stack ends; False if there are no locks here."""
+    for timeout in (0, wait_secs):
         try:
-            lock.acquire(
-                timeout=min(report_every_secs, wait_secs - waited),
-                poll_interval=min(0.2, wait_secs),
-            )
+            stack.enter_context(lock.acquire(timeout=timeout))
             return True
         except filelock.Timeout:
-            continue
+            if not timeout:
+                tell(
+                    "Data: waiting for another process to convert them "
+                    f"({lock.lock_file}) ..."
+                )
         except (NotImplementedError, OSError):
-            # No locks here: then all make it, and the first rename wins.
+            # Then all make it, and the first rename wins.
             return False
     raise RuntimeError(
-        f"Another process has been converting data for over {wait_secs:.0f} s; "
+        f"Another process has been converting data for over {wait_secs:g} s; "
         f"it holds {lock.lock_file}. See whether it still makes progress; once "
         "it ends, start again."
     )

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfdistill
 
 
-def after_burn_in(*, steps: int, ramp_steps: int = 0, weight: float) -> Any:
+def after_burn_in(*, steps: int, ramp_steps: int, weight: float) -> Any:
     """Returns a weight of teachers: zero at first, then full, or rising."""
     if not ramp_steps:
         return tfdistill.schedules.BurnIn(steps=steps, weight=weight)

@@ -9,12 +9,12 @@ import math
 import pathlib
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from launch import group_servers
 from launch import outputs
 from launch import predictions
 from launch.comparison import bootstrap
@@ -67,9 +67,45 @@ class Curve:
         return found[0] if found else None
 
 
-def read(groups: Sequence[pathlib.Path]) -> Curve:
-    """Returns the mean curve of several groups, from their directories."""
-    found = [_group_curve(path) for path in groups]
+class Group:
+    """What a group has left behind, each file read once."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Reads nothing yet; `path` is its directory."""
+        self.path = path
+
+    @functools.cached_property
+    def results(self) -> dict[str, Any]:
+        """Its results."""
+        return outputs.read_results(self.path)
+
+    @functools.cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """The lines of its log."""
+        return outputs.read_records(self.path)
+
+    @property
+    def was_resumed(self) -> bool:
+        """Whether it was interrupted, and resumed from a backup."""
+        return sum(r.get("event") == "start" for r in self.records) > 1
+
+    def curve(self) -> list[tuple[float, float, float]]:
+        """Returns step, validation loss and second of each evaluation."""
+        start = self.records[0]["time"] + self.results["waited_seconds"]
+        # By step: a run that resumed from a backup has some of them twice.
+        found = {}
+        for record in self.records:
+            if record.get("event") == "epoch_end":
+                loss = record.get(f"val_{METRIC}")
+                # A diverged run has null there: worse than any target.
+                loss = math.inf if loss is None else loss
+                found[record["step"]] = loss, record["time"] - start
+        return [(step, *found[step]) for step in sorted(found)]
+
+
+def read(groups: Sequence[Group]) -> Curve:
+    """Returns the mean curve of several groups."""
+    found = [group.curve() for group in groups]
     length = min(len(curve) for curve in found)
     steps, values, seconds = np.mean(
         [curve[:length] for curve in found], axis=0
@@ -79,27 +115,6 @@ def read(groups: Sequence[pathlib.Path]) -> Curve:
         values=tuple(values.tolist()),
         seconds=tuple(seconds.tolist()),
     )
-
-
-def was_resumed(group: pathlib.Path) -> bool:
-    """Whether a group was interrupted, and resumed from a backup."""
-    records = outputs.read_records(group)
-    return sum(record.get("event") == "start" for record in records) > 1
-
-
-def _group_curve(group: pathlib.Path) -> list[tuple[float, float, float]]:
-    records = outputs.read_records(group)
-    waited_secs = outputs.read_results(group)["waited_seconds"]
-    start = records[0]["time"] + waited_secs
-    # By step: a run that resumed from a backup has some of them twice.
-    found = {}
-    for record in records:
-        if record.get("event") == "epoch_end":
-            loss = record.get(f"val_{METRIC}")
-            # A diverged run has null there: worse than any target.
-            loss = math.inf if loss is None else loss
-            found[record["step"]] = loss, record["time"] - start
-    return [(step, *found[step]) for step in sorted(found)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,20 +144,23 @@ def collect(
     directory: Directory,
 ) -> Finished:
     """Reads one trial, all of whose runs are done."""
-    groups = [
-        outputs.group_dir(directory(run), group)
-        for run in trial.students
-        for group in range(run.num_groups)
-    ]
-    found = [predictions.read(path) for path in groups]
+    by_run = {
+        run.key: [
+            Group(outputs.group_dir(directory(run), group))
+            for group in range(run.num_groups)
+        ]
+        for run in trial.runs
+    }
+    groups = [group for run in trial.students for group in by_run[run.key]]
+    found = [predictions.read(group.path) for group in groups]
     if trial.averaged:
         found = [type(found[0]).mean(found)]
     copies = [one.figures() for one in found]
-    figures = _means(copies)
+    figures = predictions.means(copies)
     curve = None if trial.averaged else read(groups)
     if curve is not None:
         figures[f"best_{METRIC}"] = curve.loss("best")
-    figures |= _cost(trial, directory) | _exchanged(trial, groups, directory)
+    figures |= _cost(trial, by_run) | _exchanged(trial, groups)
     figures |= {
         f"between_groups_{name}": value
         for name, value in predictions.between(found).items()
@@ -156,7 +174,7 @@ def collect(
         figures=figures,
         copies=tuple(copies),
         curve=curve,
-        resumed=any(map(was_resumed, groups)),
+        resumed=any(group.was_resumed for group in groups),
     )
 
 
@@ -176,7 +194,9 @@ def churn_matrices(trials: Sequence[Finished]) -> dict[str, np.ndarray]:
                 trials[column].predictions,
                 strict=True,
             )
-            means = _means([one.churn(other) for one, other in pairs])
+            means = predictions.means(
+                [one.churn(other) for one, other in pairs]
+            )
             for name, value in means.items():
                 matrix = found.setdefault(name, np.zeros([size, size]))
                 matrix[row, column] = matrix[column, row] = value
@@ -190,7 +210,9 @@ def spread(trials: Sequence[Finished]) -> dict[str, bootstrap.Estimate]:
 
     def apart(trials: Sequence[Finished]) -> dict[str, float]:
         copies = zip(*(trial.predictions for trial in trials), strict=True)
-        return _means([type(copy[0]).spread(copy) for copy in copies])
+        return predictions.means(
+            [type(copy[0]).spread(copy) for copy in copies]
+        )
 
     left_out = [
         apart([*trials[:index], *trials[index + 1 :]])
@@ -202,19 +224,17 @@ def spread(trials: Sequence[Finished]) -> dict[str, bootstrap.Estimate]:
     }
 
 
-def _means(found: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: _mean(one[name] for one in found) for name in found[0]}
-
-
 def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
 
-def _cost(trial: trials_lib.Trial, directory: Directory) -> dict[str, float]:
+def _cost(
+    trial: trials_lib.Trial, by_run: Mapping[str, Sequence[Group]]
+) -> dict[str, float]:
     """What training took in a trial, the first trace included."""
     found = {
-        run.key: outputs.read_results(directory(run))["groups"]
-        for run in trial.runs
+        key: [group.results for group in groups]
+        for key, groups in by_run.items()
     }
     groups = [group for run in trial.runs for group in found[run.key]]
     students = [group for run in trial.students for group in found[run.key]]
@@ -227,28 +247,15 @@ def _cost(trial: trials_lib.Trial, directory: Directory) -> dict[str, float]:
         group["examples_per_second"] * group["steps"] / group["examples"]
         for group in students
     ]
-    servers = sum(
-        server["process_seconds"]
-        for run in trial.runs
-        for server in _servers(run, directory)
-    )
     return {
         "total_steps": sum(group["steps"] for group in groups),
         "total_examples": sum(group["examples"] for group in groups),
         "student_examples": sum(group["examples"] for group in students),
         "teacher_seconds": before,
         "seconds": before + _slowest(students),
-        "process_seconds": servers
-        + sum(group["process_seconds"] for group in groups),
+        "process_seconds": sum(group["process_seconds"] for group in groups),
         "seconds_per_step": float(1 / np.mean(rates)),
     }
-
-
-def _servers(run: trials_lib.Run, directory: Directory) -> list[dict[str, Any]]:
-    """What the servers report that a run took besides its groups."""
-    if not group_servers.are_needed(run.recipe, run.num_groups):
-        return []
-    return group_servers.usage(directory(run), run.num_groups)
 
 
 def _slowest(groups: Sequence[dict[str, Any]]) -> float:
@@ -257,18 +264,16 @@ def _slowest(groups: Sequence[dict[str, Any]]) -> float:
 
 def _exchanged(
     trial: trials_lib.Trial,
-    groups: Sequence[pathlib.Path],
-    directory: Directory,
+    groups: Sequence[Group],
 ) -> dict[str, float]:
-    """What groups that teach each other sent, and what else they might have.
+    """What groups that teach each other sent.
 
     A group of all workers sends its gradients over the slow links that lie
-    between groups otherwise. The formulas are per group: an all-reduce moves
-    about the size P of the parameters at every step; exports every T steps to
-    n - 1 peers move (n - 1) P / T.
+    between groups otherwise: an all-reduce moves about the size of the
+    parameters at every step.
     """
     (run, *others) = trial.students
-    results = list(map(outputs.read_results, groups))
+    results = [group.results for group in groups]
     steps, size = results[0]["steps"], results[0]["parameter_bytes"]
     if run.part == trials_lib.LARGE_GROUP:
         return {"slow_bytes_per_step": float(size)}
@@ -284,26 +289,21 @@ def _exchanged(
         for name in ("sent_bytes", "bytes")
     )
     if run.recipe.method != "predictions":
-        # Which are read by the peers, or by the group's own server.
         sent += _mean(result["exports"]["bytes"] for result in results)
     found = _taught(results, run.recipe.method) if teaches else {}
     if mixing:
         received += _mean(mixed["bytes"] for mixed in mixing)
         found["mixes"] = _mean(mixed["mixes"] for mixed in mixing)
         found["mixes_left_out"] = _mean(mixed["skipped"] for mixed in mixing)
-    servers = _servers(run, directory)
-    if servers:
-        received += _mean(server["read_bytes"] for server in servers)
     found |= {
         "bytes_written": sent,
         "bytes_read": received,
         "slow_bytes_per_step": received / steps,
-        "all_reduce_formula_bytes": float(size * steps),
     }
     stale = [
         record["teacher_staleness"]
-        for path in groups
-        for record in outputs.read_records(path)
+        for group in groups
+        for record in group.records
         if record.get("teacher_staleness") is not None
     ]
     return {**found, "teacher_staleness": _mean(stale)} if stale else found
@@ -321,7 +321,7 @@ def _taught(
         pairs = zip(heard, results, strict=True)
         return float(sum(not n for n, result in pairs if result["teachers"]))
 
-    if method in ("predictions", "served"):
+    if method == "predictions":
         answers, missed = totals("num_answers"), totals("num_missed")
         return {
             "answered": sum(answers) / max(1, sum(answers) + sum(missed)),
@@ -336,10 +336,6 @@ def _taught(
         # The version of the last step has no reader in its run.
         "versions_due": float(peers * ((steps - 1) // every)),
         "groups_without_teacher": deaf(read),
-        "exchange_formula_bytes": peers
-        * results[0]["parameter_bytes"]
-        * steps
-        / every,
     }
 
 

@@ -131,6 +131,8 @@ class Experiment:
         """
         for variant in self._variants if self._tune is not None else ():
             name = variant.name
+            if name in self._tuned:
+                continue
             by_value = self._tuning_trials[name]
             self._trials[name] = []
             if not all(map(self._is_done, sum(by_value.values(), []))):

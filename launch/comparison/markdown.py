@@ -42,14 +42,12 @@ _GROUPS = {
     "mixes": ("mixes of weights", ",.1f"),
     "mixes_left_out": ("mixes left out", ",.1f"),
     "slow_bytes_per_step": ("bytes a step between groups", ",.0f"),
-    "exchange_formula_bytes": ("(n - 1) P / T, bytes", ",.0f"),
-    "all_reduce_formula_bytes": ("all-reduce, P a step, bytes", ",.0f"),
 }
 _COST = {
     "total_steps": ("steps, all groups", ",.0f"),
     "total_examples": ("examples, all groups", ",.0f"),
     "seconds": ("seconds, slowest group, after its teacher", ",.1f"),
-    "process_seconds": ("processor seconds of chiefs and servers", ",.1f"),
+    "process_seconds": ("processor seconds of chiefs", ",.1f"),
     "seconds_per_step": ("seconds per step", ".4f"),
 }
 

@@ -6,7 +6,6 @@ Two trials that need the same training share one run: an ensemble's first
 member is the independent group of the same seed.
 """
 
-import contextlib
 import dataclasses
 import pathlib
 import shutil
@@ -16,7 +15,6 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from launch import group_servers
 from launch import outputs
 from launch.comparison import trials
 from tfdistill.cluster import signs
@@ -36,7 +34,6 @@ _MAX_TRIES = 3
 class _Active:
     run: Run
     process: "local_run.LocalRun"
-    stack: contextlib.ExitStack
     start: float
     tries: int
 
@@ -111,7 +108,7 @@ class Runner:
                     waiting.clear()
         finally:
             for active in self._active:  # Ends their processes.
-                active.stack.close()
+                active.process.close()
             self._active.clear()
         return self._failures
 
@@ -155,21 +152,14 @@ class Runner:
             workers_per_group=run.workers_per_group,
             ps_per_group=run.ps_per_group,
         )
-        # It takes the workdir, and makes the key that servers need.
         process = self._launch(topology)
-        with contextlib.ExitStack() as stack:
-            if group_servers.are_needed(run.recipe, run.num_groups):
-                stack.enter_context(
-                    group_servers.running(topology, say=self._say)
-                )
-            stack.enter_context(process)
-            self._active.append(
-                _Active(run, process, stack.pop_all(), time.monotonic(), tries)
-            )
+        self._active.append(
+            _Active(run, process.__enter__(), time.monotonic(), tries)
+        )
 
     def _end(self, active: _Active) -> None:
         run, result = active.run, active.process.result()
-        active.stack.close()
+        active.process.close()
         self._active.remove(active)
         code = result.exit_code
         if code == 0 and self.is_done(run):

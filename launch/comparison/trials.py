@@ -220,13 +220,12 @@ _ALONE: Mapping[str, Callable[[Setup, int, str], Trial]] = {
     "large_group": _large_group,
     "label_smoothing": _one("smoothing_weight"),
     "unigram_smoothing": _one("smoothing_weight"),
-    "confidence_penalty": _one("smoothing_weight"),
     "weight_decay": _one("weight_decay"),
     "ensemble": _ensemble,
 }
 _SEVERAL = (
     *("codistill", "codistill_shared", "codistill_coordinated"),
-    *("predictions", "averaging", "diloco", "quasi_global", "served"),
+    *("predictions", "averaging", "diloco"),
 )
 _SHAPES: Mapping[str, Callable[[Setup, int, str], Trial]] = {
     **_ALONE,

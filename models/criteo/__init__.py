@@ -151,16 +151,15 @@ def make_datasets(
     mode: str = "disjoint",
     seed: int = 0,
     path: data_files.Paths | None = None,
-    missing_value: float = 0.0,
     cache_dir: data_files.Path | None = None,
     **options: Any,
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     """Returns a group's training data and the common validation data.
 
     The text is converted once, into `cache_dir`. An integer v becomes
-    `sign(v) * log(1 + |v|)`. A category becomes a row of its column's table:
-    0 if missing, 1 if rare, else 2 + hash % (size - 2). The hash is of the
-    column and the text, and the same on all machines.
+    `sign(v) * log(1 + |v|)`, and a missing one 0. A category becomes a row of
+    its column's table: 0 if missing, 1 if rare, else 2 + hash % (size - 2). The
+    hash is of the column and the text, and the same on all machines.
 
     For the common arguments see `models`. Elements are (`{"integers": float32
     [batch, 13], "categories": int32 [batch, 26]}`, labels float32 `[batch,
@@ -174,8 +173,6 @@ def make_datasets(
             Default: `criteo` in the data directory, which is the environment
             variable TFDISTILL_DATA, else `../shared/data` beside the
             repository.
-        missing_value: Stands for missing integers, which by default look like
-            zeros. Default 0.
         cache_dir: Where the converted rows are kept. Default: `tfdistill` in
             the user's cache directory.
         **options: Those of `converted.Options`.
@@ -186,24 +183,15 @@ def make_datasets(
         cache_dir=cache_dir,
     )
     train = batches.train_batches(
-        binary,
-        cluster,
-        batch_size=batch_size,
-        mode=mode,
-        seed=seed,
-        missing_value=missing_value,
+        binary, cluster, batch_size=batch_size, mode=mode, seed=seed
     )
-    validation = batches.validation_batches(
-        binary, batch_size=batch_size, missing_value=missing_value
-    )
-    return train, validation
+    return train, batches.validation_batches(binary, batch_size=batch_size)
 
 
 def make_schema(
     *,
     field_sizes: int | Sequence[int] = converted.DEFAULT_FIELD_SIZE,
     min_count: int = 1,
-    missing_value: float = 0.0,
     **arguments: Any,
 ) -> dict[str, Any]:
     """Returns what inputs and outputs mean, to compare between groups.
@@ -214,7 +202,7 @@ def make_schema(
     return {
         "labels": ["no click", "click"],
         "features": {
-            "integers": {"missing": missing_value},
+            "integers": {"missing": batches.MISSING},
             "field_sizes": converted.checked_field_sizes(field_sizes),
             "min_count": min_count,
         },

@@ -14,9 +14,8 @@ from tfdistill import data as tfdistill_data
 
 Batch = tuple[dict[str, tf.Tensor], tf.Tensor]
 
-_WORDS = rows.NUM_COLUMNS
-_FIRST_CATEGORY = 1 + rows.NUM_INTEGERS
-_RECORD_BYTES = 4 * _WORDS
+# Stands for a missing integer.
+MISSING = 0.0
 # Parts that are shuffled into each other: 131,072 rows, 21 MB.
 _WINDOW_PARTS = 16
 _PARALLEL_READS = 2
@@ -29,7 +28,6 @@ def train_batches(
     batch_size: int,
     mode: str = "disjoint",
     seed: int = 0,
-    missing_value: float = 0.0,
 ) -> tf.data.Dataset:
     """Returns endless shuffled batches of a group's training rows.
 
@@ -63,7 +61,7 @@ def train_batches(
             fold = tf.random.experimental.stateless_fold_in(key, window)
             own = _select(own_rows, *read, binary.part_rows)
             mixed = tf.random.experimental.stateless_shuffle(own, seed=fold)
-            return _features(mixed, missing_value)
+            return _features(mixed)
 
         return parts.batch(_WINDOW_PARTS).enumerate().map(mix)
 
@@ -76,18 +74,15 @@ def validation_batches(
     binary: converted.Binary,
     *,
     batch_size: int,
-    missing_value: float = 0.0,
 ) -> tf.data.Dataset:
     """Returns the validation rows in the order of the text."""
     names = [str(path) for path in binary.parts("validation")]
-    records = tf.data.FixedLengthRecordDataset(names, _RECORD_BYTES)
+    records = tf.data.FixedLengthRecordDataset(names, rows.RECORD_BYTES)
     known = tf.data.experimental.assert_cardinality(
         binary.num_rows["validation"]
     )
     batches = records.apply(known).batch(batch_size)
-    batches = batches.map(
-        lambda records: _features(_decoded(records), missing_value)
-    )
+    batches = batches.map(lambda records: _features(_decoded(records)))
     return batches.prefetch(tf.data.AUTOTUNE)
 
 
@@ -104,7 +99,7 @@ def _share(num_rows: int, cluster: tfdistill.Cluster, mode: str) -> range:
 
 def _decoded(records: tf.Tensor) -> tf.Tensor:
     words = tf.io.decode_raw(records, tf.int32)
-    return tf.reshape(words, [-1, _WORDS])
+    return tf.reshape(words, [-1, rows.NUM_COLUMNS])
 
 
 def _select(
@@ -114,16 +109,18 @@ def _select(
     records = _decoded(tf.strings.reduce_join(contents))
     if own_rows.step == 1:
         return records
-    lengths = tf.cast(tf.strings.length(contents) // _RECORD_BYTES, tf.int64)
+    lengths = tf.cast(
+        tf.strings.length(contents) // rows.RECORD_BYTES, tf.int64
+    )
     # The number of each row in the split, though the parts are in any order.
     shifts = parts * part_rows - tf.cumsum(lengths, exclusive=True)
     numbers = tf.range(tf.reduce_sum(lengths)) + tf.repeat(shifts, lengths)
     return tf.boolean_mask(records, numbers % own_rows.step == own_rows.start)
 
 
-def _features(records: tf.Tensor, missing_value: float) -> Batch:
-    floats = tf.bitcast(records[:, :_FIRST_CATEGORY], tf.float32)
+def _features(records: tf.Tensor) -> Batch:
+    floats = tf.bitcast(records[:, : rows.FIRST_CATEGORY], tf.float32)
     integers = floats[:, 1:]
-    known = tf.where(tf.math.is_nan(integers), missing_value, integers)
-    categories = records[:, _FIRST_CATEGORY:]
+    known = tf.where(tf.math.is_nan(integers), MISSING, integers)
+    categories = records[:, rows.FIRST_CATEGORY :]
     return {"integers": known, "categories": categories}, floats[:, :1]

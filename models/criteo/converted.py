@@ -25,12 +25,8 @@ SPLITS = ("hash", "time")
 DEFAULT_FIELD_SIZE = 10_000
 _SMALLEST_FIELD = criteo_rows.FIRST_HASHED_ROW + 1
 _LARGEST_FIELD = 2**31 - 1
-TRAIN, VALIDATION, UNUSED = 0, 1, 2
-# Draws for the split itself, and for the rows kept if fewer are wanted.
-_SPLIT_DRAW, _TRAIN_DRAW, _VALIDATION_DRAW = 1, 2, 3
-_RECORD_WORDS = criteo_rows.NUM_COLUMNS
-_RECORD_BYTES = 4 * _RECORD_WORDS
-_FIRST_CATEGORY = _RECORD_WORDS - criteo_rows.NUM_CATEGORIES
+# Of the split: the same in all runs, so that they can be compared.
+_SPLIT_SEED = (0, 1)
 # Values of columns counted at once: about half a gigabyte with their order.
 _COUNTED_VALUES = 1 << 26
 # Change it with anything that changes what is written.
@@ -51,35 +47,21 @@ class Options:
             last ones do, if rows are in the order of time.
         validation_fraction: Share of the rows that validate, in (0, 1).
             Default 1/6.
-        split_seed: Of the draws, >= 0. Keep it fixed between runs that are to
-            be compared: it is not the seed of a run. Default 0.
-        num_train: Keep only so many training rows, drawn from all of them.
-            Default None: all.
-        num_validation: Likewise of the validation rows.
-        malformed: Faulty lines are counted and skipped (`"skip"`, the
-            default), or the first is an error (`"refuse"`).
     """
 
     field_sizes: int | Sequence[int] = DEFAULT_FIELD_SIZE
     min_count: int = 1
     split: str = "hash"
     validation_fraction: float = 1 / 6
-    split_seed: int = 0
-    num_train: int | None = None
-    num_validation: int | None = None
-    malformed: str = "skip"
 
     def __post_init__(self) -> None:
         sizes = checked_field_sizes(self.field_sizes)
         object.__setattr__(self, "field_sizes", sizes)
-        for name, known in (("split", SPLITS), ("malformed", files.POLICIES)):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"`{name}` must be one of {known}; received "
-                    f"{getattr(self, name)!r}."
-                )
+        if self.split not in SPLITS:
+            raise ValueError(
+                f"`split` must be one of {SPLITS}; received {self.split!r}."
+            )
         data_files.check_at_least("min_count", self.min_count, 1)
-        data_files.check_at_least("split_seed", self.split_seed, 0)
         if not 0 < self.validation_fraction < 1:
             raise ValueError(
                 "`validation_fraction` must be in (0, 1); received "
@@ -110,45 +92,24 @@ def checked_field_sizes(sizes: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def assign(num_rows: int, *, options: Options) -> np.ndarray:
-    """Says of each row what it is for.
-
-    uint8 `[num_rows]`: `TRAIN`, `VALIDATION` or `UNUSED`.
-    """
+def validates(num_rows: int, *, options: Options) -> np.ndarray:
+    """Says of each row whether it validates, bool `[num_rows]`."""
     fraction = options.validation_fraction
-    num_last = round(num_rows * fraction)
-    if not 1 <= num_last < num_rows:
+    number = round(num_rows * fraction)
+    if not 1 <= number < num_rows:
         raise ValueError(
             f"Both splits must have a row; received {num_rows} rows and "
             f"`validation_fraction`={fraction:.4g}. Use more rows, or another "
             "fraction."
         )
-
-    def draws(draw: int) -> np.ndarray:
-        """A number for each row that depends on nothing but the arguments."""
-        seeds = np.random.SeedSequence([options.split_seed, draw])
-        key = seeds.generate_state(1, np.uint64)
-        return criteo_rows.mix(np.arange(num_rows, dtype=np.uint64) + key)
-
-    kinds = np.full(num_rows, TRAIN, np.uint8)
+    found = np.zeros(num_rows, bool)
     if options.split == "time":
-        kinds[-num_last:] = VALIDATION
+        found[-number:] = True
     else:
-        first = np.argpartition(draws(_SPLIT_DRAW), num_last - 1)[:num_last]
-        kinds[first] = VALIDATION
-    for kind, name, draw in (
-        (TRAIN, "num_train", _TRAIN_DRAW),
-        (VALIDATION, "num_validation", _VALIDATION_DRAW),
-    ):
-        rows, number = np.flatnonzero(kinds == kind), getattr(options, name)
-        if number is None:
-            continue
-        if not 1 <= number <= len(rows):
-            raise ValueError(
-                f"`{name}` must be from 1 to {len(rows)}; received {number}."
-            )
-        kinds[rows[np.argsort(draws(draw)[rows])[number:]]] = UNUSED
-    return kinds
+        key = np.random.SeedSequence(_SPLIT_SEED).generate_state(1, np.uint64)
+        draws = criteo_rows.mix(np.arange(num_rows, dtype=np.uint64) + key)
+        found[np.argpartition(draws, number - 1)[:number]] = True
+    return found
 
 
 def convert(
@@ -172,11 +133,11 @@ def convert(
                 f"Criteo: converting once: {reader.num_rows} rows, "
                 f"{reader.share_read:.0%} of the files"
             )
-    records = np.memmap(everything, "<i4", "r").reshape(-1, _RECORD_WORDS)
-    kinds = assign(len(records), options=options)
-    train, validation = (
-        np.flatnonzero(kinds == kind) for kind in (TRAIN, VALIDATION)
+    records = np.memmap(everything, "<i4", "r").reshape(
+        -1, criteo_rows.NUM_COLUMNS
     )
+    held_out = validates(len(records), options=options)
+    train, validation = np.flatnonzero(~held_out), np.flatnonzero(held_out)
     kept = _frequent(records, train, options.min_count)
     sizes = np.array(options.field_sizes, np.uint32)
     found = {"train": train, "validation": validation}
@@ -196,7 +157,7 @@ def convert(
 
 def records_of(rows: criteo_rows.Rows, categories: np.ndarray) -> np.ndarray:
     """Returns int32 `[rows, 40]`, as they stand in the files."""
-    floats = np.empty((len(rows), _FIRST_CATEGORY), "<f4")
+    floats = np.empty((len(rows), criteo_rows.FIRST_CATEGORY), "<f4")
     floats[:, 0] = rows.labels
     floats[:, 1:] = criteo_rows.log_integers(rows)
     return np.concatenate([floats.view("<i4"), categories], axis=1)
@@ -210,7 +171,9 @@ def _frequent(
         return []
     at_once = max(1, _COUNTED_VALUES // len(train))
     kept: list[np.ndarray] = []
-    for first in range(_FIRST_CATEGORY, _RECORD_WORDS, at_once):
+    for first in range(
+        criteo_rows.FIRST_CATEGORY, criteo_rows.NUM_COLUMNS, at_once
+    ):
         columns = records[train, first : first + at_once].view(np.uint32)
         for column in columns.T:
             values, counts = np.unique(column, return_counts=True)
@@ -222,7 +185,7 @@ def _hash(
     records: np.ndarray, sizes: np.ndarray, kept: Sequence[np.ndarray]
 ) -> None:
     """Puts rows of tables in the place of fingerprints."""
-    fingerprints = records[:, _FIRST_CATEGORY:].view(np.uint32)
+    fingerprints = records[:, criteo_rows.FIRST_CATEGORY :].view(np.uint32)
     hashed = criteo_rows.hashed_rows(fingerprints, sizes)
     for column, values in enumerate(kept):
         found = fingerprints[:, column]
@@ -231,7 +194,7 @@ def _hash(
             nearest = np.searchsorted(values, found).clip(max=len(values) - 1)
             rare &= values[nearest] != found
         hashed[rare, column] = criteo_rows.RARE_ROW
-    records[:, _FIRST_CATEGORY:] = hashed
+    records[:, criteo_rows.FIRST_CATEGORY :] = hashed
 
 
 def _part_name(split: str, number: int) -> str:
@@ -278,7 +241,7 @@ def open_or_convert(
     makes for another form. It takes as much disk as the text, and half as much
     again while it is made.
     """
-    reader = files.Reader(paths, malformed=options.malformed)
+    reader = files.Reader(paths)
     directory = data_files.open_or_make(
         "criteo",
         lambda: {
@@ -296,6 +259,6 @@ def open_or_convert(
     for split, num_rows in binary.num_rows.items():
         for path in binary.parts(split):
             rows = min(num_rows, binary.part_rows)
-            data_files.check_size(path, rows * _RECORD_BYTES)
+            data_files.check_size(path, rows * criteo_rows.RECORD_BYTES)
             num_rows -= rows
     return binary

@@ -5,6 +5,7 @@ gzip is known by its first bytes, whatever the name. Memory is bounded.
 
 import collections
 import gzip
+import io
 import os
 import pathlib
 import zlib
@@ -16,7 +17,6 @@ from models import files as data_files
 from models.criteo import rows as criteo_rows
 
 BLOCK_BYTES = 1 << 20
-POLICIES = ("skip", "refuse")
 _READ_BYTES = 1 << 19
 _LONGEST_LINE_BYTES = 64 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -31,11 +31,6 @@ _EXPECTED = (
     "lines of 40 columns with TABs between them, that is a label 0 or 1, 13 "
     "integers and 26 categories; integers and categories may be empty"
 )
-_REMEDIES = {
-    "empty_file": "Leave the file out",
-    "broken_gzip": "Copy the file again",
-    "header": "Remove the line",
-}
 
 
 def blocks(
@@ -51,51 +46,53 @@ def blocks(
     from disk. If gzip data are broken, their error comes after the last whole
     line that could be unpacked.
     """
-    held, broken, is_start = bytearray(), None, True
-    chunks = _chunks(pathlib.Path(path), on_read)
-    while True:
-        try:
-            chunk = next(chunks, b"")
-        except _BROKEN_GZIP as error:
-            broken, chunk = error, b""
-        held += chunk
-        if chunk and (len(held) < block_bytes or b"\n" not in chunk):
-            if len(held) > _LONGEST_LINE_BYTES + block_bytes:
+    with pathlib.Path(path).open("rb") as opened:
+        unpacked, reader, before = None, opened, 0
+        if opened.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC):
+            unpacked = _Unpacked(opened)
+            reader = io.BufferedReader(unpacked, _READ_BYTES)
+        while block := reader.read(block_bytes):
+            rest = reader.readline(_LONGEST_LINE_BYTES)
+            if len(rest) == _LONGEST_LINE_BYTES:
                 raise ValueError(
                     f"A click log must hold {_EXPECTED}; received {path} with "
-                    f"no line feed in {len(held)} bytes. Leave the file out."
+                    f"no line feed in {len(rest)} bytes. Leave the file out."
                 )
-            continue
-        # Where data ends too early, the last line may have been longer.
-        if not chunk and not broken and held and not held.endswith(b"\n"):
-            held += b"\n"
-        if is_start and held.startswith(_BYTE_ORDER_MARK):
-            del held[: len(_BYTE_ORDER_MARK)]
-        is_start = False
-        end = held.rfind(b"\n") + 1
-        if end:
-            yield bytes(held[:end])
-        del held[:end]
-        if broken is not None:
-            raise broken
-        if not chunk:
-            return
-
-
-def _chunks(
-    path: pathlib.Path, on_read: Callable[[int], None]
-) -> Iterator[bytes]:
-    with path.open("rb") as opened:
-        is_gzip = opened.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-        opened.seek(0)
-        reader = gzip.GzipFile(fileobj=opened) if is_gzip else opened
-        before = 0
-        # What was unpacked before an error is not lost to `read1`.
-        while chunk := reader.read1(_READ_BYTES):
+            block += rest
+            if not before:
+                block = block.removeprefix(_BYTE_ORDER_MARK)
+            if unpacked and unpacked.broken:  # Its last line may be longer.
+                block = block[: block.rfind(b"\n") + 1]
+            elif block and not block.endswith(b"\n"):
+                block += b"\n"
             on_read(opened.tell() - before)
             before = opened.tell()
-            yield chunk
-        on_read(opened.tell() - before)
+            if block:
+                yield block
+        if unpacked and unpacked.broken:
+            raise unpacked.broken
+
+
+class _Unpacked(io.RawIOBase):
+    """What gzip data hold, which end where they are `broken`."""
+
+    def __init__(self, packed: io.BufferedReader) -> None:
+        self._unpacked = gzip.GzipFile(fileobj=packed)
+        self.broken: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self.broken:
+            return 0
+        try:
+            found = self._unpacked.read1(len(buffer))
+        except _BROKEN_GZIP as error:
+            self.broken = error
+            return 0
+        buffer[: len(found)] = found
+        return len(found)
 
 
 class File(data_files.File):
@@ -124,7 +121,7 @@ class Reader:
     """Iterates over the blocks of sources.
 
     Faulty lines are skipped and counted, and reported on standard error once
-    all is read; or the first one is an error.
+    all is read.
 
     Attributes:
         counts: By reason, how many faults there were so far.
@@ -133,12 +130,9 @@ class Reader:
             examples of a prepared data set.
     """
 
-    def __init__(
-        self, paths: data_files.Paths, *, malformed: str = "skip"
-    ) -> None:
+    def __init__(self, paths: data_files.Paths) -> None:
         """Looks for the files; reads nothing yet."""
         self.sources = sources(paths)
-        self._refuse = malformed == "refuse"
         self._reset()
 
     def _reset(self) -> None:
@@ -150,8 +144,8 @@ class Reader:
     def __iter__(self) -> Iterator[tuple[bytes, criteo_rows.Parsed]]:
         """Yields blocks of whole lines, and what they hold.
 
-        A faulty line is an error if those are refused; in the end it is one if
-        there was no good row, or more than half were faulty.
+        It is an error if there was no good row, or more than half of the lines
+        were faulty.
         """
         self._reset()
         for source in self.sources:
@@ -234,11 +228,5 @@ class Reader:
     def _add(
         self, reason: str, place: str, received: str, *, number: int = 1
     ) -> None:
-        if self._refuse:
-            remedy = _REMEDIES.get(reason, "Correct the line")
-            raise ValueError(
-                f"A click log must hold {_EXPECTED}; received {reason} at "
-                f"{place}: {received}. {remedy}, or use malformed='skip'."
-            )
         self.counts[reason] += number
         self._first.setdefault(reason, f"First {reason}: {place}: {received}.")

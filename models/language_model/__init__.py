@@ -32,8 +32,6 @@ def workload(
     embedding_dim: int = 256,
     units: int = 1024,
     num_layers: int = 2,
-    dropout: float = 0.0,
-    layer_norm: str = "cell",
     burn_in_steps: int = 2000,
     ramp_steps: int = 1000,
     weight: float = 1.0,
@@ -69,8 +67,6 @@ def workload(
             embedding_dim=embedding_dim,
             units=units,
             num_layers=num_layers,
-            dropout=dropout,
-            layer_norm=layer_norm,
         ),
         data=functools.partial(
             make_datasets, sequence_length=sequence_length, **options
@@ -260,8 +256,6 @@ def build_model(
     embedding_dim: int = 256,
     units: int = 1024,
     num_layers: int = 2,
-    dropout: float = 0.0,
-    layer_norm: str = "cell",
 ) -> keras.Model:
     """Returns LSTMs over an embedding, with logits for each next token.
 
@@ -276,12 +270,6 @@ def build_model(
         embedding_dim: Numbers a token is embedded in, >= 1. Default 256.
         units: Units of each LSTM layer, >= 1. Default 1024.
         num_layers: LSTM layers, >= 1. Default 2.
-        dropout: Share of what enters each LSTM layer and the softmax that is
-            dropped in training, in [0, 1). Default 0.
-        layer_norm: `"cell"` (default): inside the cell, as Ba et al. 2016
-            (arXiv:1607.06450) have it; `"output"`: of the outputs of Keras'
-            own LSTM, which GPUs have fast code for, but which was the slower
-            of the two on a CPU.
 
     Returns:
         A model from tokens int32 `[batch, sequence_length]` to float32 logits
@@ -297,29 +285,10 @@ def build_model(
     for argument, value in sizes.items():
         if value < 1:
             raise ValueError(f"`{argument}` must be >= 1; received {value}.")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"`dropout` must be in [0, 1); received {dropout}.")
-    if layer_norm not in ("cell", "output"):
-        raise ValueError(
-            f'`layer_norm` must be "cell" or "output"; received {layer_norm!r}.'
-        )
     tokens = keras.Input((sequence_length,), dtype="int32", name="tokens")
     x = keras.layers.Embedding(vocabulary_size, embedding_dim)(tokens)
     for _ in range(num_layers):
-        x = _lstm(_drop(x, dropout), units, layer_norm)
+        x = lstm.LayerNormLSTM(units)(x)
     # float32 even under a mixed policy: losses want exact logits.
     logits = keras.layers.Dense(vocabulary_size, dtype="float32", name="logits")
-    return keras.Model(tokens, logits(_drop(x, dropout)), name="language_model")
-
-
-def _drop(x: keras.KerasTensor, dropout: float) -> keras.KerasTensor:
-    return keras.layers.Dropout(dropout)(x) if dropout else x
-
-
-def _lstm(
-    x: keras.KerasTensor, units: int, layer_norm: str
-) -> keras.KerasTensor:
-    if layer_norm == "cell":
-        return lstm.LayerNormLSTM(units)(x)
-    x = keras.layers.LSTM(units, return_sequences=True)(x)
-    return keras.layers.LayerNormalization()(x)
+    return keras.Model(tokens, logits(x), name="language_model")

@@ -45,9 +45,6 @@ class Options:
             Default 24,000.
         validation_fraction: Share of the documents that validate, in (0, 1);
             or 0, if validation has files of its own. Default 0.05.
-        split_seed: Draws which documents validate, >= 0. Keep it fixed between
-            runs that are to be compared: it is not the seed of a run. Default
-            0.
         num_train_tokens: Use only so many training tokens, over all groups:
             the first ones. Default None: all.
         num_validation_tokens: Likewise of the validation tokens. With both
@@ -56,7 +53,6 @@ class Options:
 
     vocabulary_size: int = DEFAULT_VOCABULARY_SIZE
     validation_fraction: float = DEFAULT_VALIDATION_FRACTION
-    split_seed: int = 0
     num_train_tokens: int | None = None
     num_validation_tokens: int | None = None
 
@@ -64,7 +60,6 @@ class Options:
         data_files.check_at_least(
             "vocabulary_size", self.vocabulary_size, _SMALLEST_VOCABULARY
         )
-        data_files.check_at_least("split_seed", self.split_seed, 0)
         for name in ("num_train_tokens", "num_validation_tokens"):
             if getattr(self, name) is not None:
                 data_files.check_at_least(name, getattr(self, name), 2)
@@ -83,10 +78,9 @@ Draw = tuple[str, int, str]
 _RANGE = 1 << 64
 
 
-def _draw(text: str, seed: int) -> int:
-    """Returns a number from 0 to 2**64 - 1 that the text and seed determine."""
-    salt = seed.to_bytes(16, "little")
-    digest = hashlib.blake2b(text.encode(), digest_size=8, salt=salt).digest()
+def _draw(text: str) -> int:
+    """Returns a number from 0 to 2**64 - 1 that the text determines."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -100,16 +94,15 @@ def split_documents(
     Without validation sources a share of the others validates. Those are read
     first, so that a limit of the training tokens need not wait for them.
     """
-    seed = options.split_seed
     for source in validation:
         for text in source.documents():
-            yield "validation", _draw(text, seed), text
+            yield "validation", _draw(text), text
     border = 0
     if not validation:
         border = int(options.validation_fraction * _RANGE)
     for source in train:
         for text in source.documents():
-            number = _draw(text, seed)
+            number = _draw(text)
             yield "validation" if number < border else "train", number, text
 
 
@@ -305,7 +298,6 @@ def open_or_tokenize(
             "validation": [source.identity() for source in validation],
             "vocabulary_size": options.vocabulary_size,
             "validation_fraction": options.validation_fraction,
-            "split_seed": options.split_seed,
         }
 
     def make_vocabulary(aside: pathlib.Path) -> dict[str, Any]:

@@ -27,11 +27,7 @@ def _recipe():
     return recipes.override(recipes.get("digits"), _OVERRIDES)
 
 
-@pytest.fixture(autouse=True)
-def _one_device(monkeypatch):
-    monkeypatch.setattr(
-        tfdistill, "make_strategy", lambda cluster: tf.distribute.get_strategy()
-    )
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 @pytest.fixture(scope="module")

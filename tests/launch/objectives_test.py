@@ -78,21 +78,3 @@ def test_clicks_are_smoothed_likewise(counts, prior):
     counts = None if counts is None else np.array(counts)
     loss = objectives.smoothed(_CLICKS, weight=0.1, counts=counts)
     assert float(loss(labels, logits)) == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_confidence_penalty_is_the_loss_less_the_entropy():
-    """Of classes, and of a click, which is a choice of two."""
-    rng = np.random.default_rng(3)
-    logits, labels = rng.normal(size=[8, 3]), rng.integers(0, 3, 8)
-    for given, p, inner in (
-        (logits, special.softmax(logits, axis=-1), _CLASSES),
-        (logits[:, :1], None, _CLICKS),
-    ):
-        truth = labels if p is not None else (labels[:, np.newaxis] > 1)
-        if p is None:
-            click = 1 / (1 + np.exp(-given))
-            p = np.concatenate([click, 1 - click], axis=-1)
-        entropy = -np.mean(np.sum(p * np.log(p), axis=-1))
-        loss = objectives.ConfidencePenalty(inner, weight=0.2)
-        expected = float(inner(truth, given)) - 0.2 * entropy
-        assert float(loss(truth, given)) == pytest.approx(expected, rel=1e-5)

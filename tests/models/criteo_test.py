@@ -40,7 +40,7 @@ def numbers(batches):
     return np.rint(np.expm1(logs)).astype(int).tolist()
 
 
-def streamed(places, missing_value=0.0):
+def streamed(places):
     """The rows as read from the text, by their numbers."""
     sizes = np.array(FIELD_SIZES, np.uint32)
     inputs, labels = batches._features(
@@ -53,8 +53,7 @@ def streamed(places, missing_value=0.0):
                     for rows in files.Reader(places["path"]).rows()
                 ]
             )
-        ),
-        missing_value,
+        )
     )
     return tf.nest.map_structure(np.asarray, (inputs, labels))
 
@@ -62,13 +61,13 @@ def streamed(places, missing_value=0.0):
 def test_groups_share_out_the_rows_which_stay_whole(places, small_parts):
     expected_inputs, expected_labels = streamed(places)
     seen = []
-    for group in range(3):
+    for group in range(4):
         train, validation = criteo.make_datasets(
-            cluster(group, 3), batch_size=5, num_train=90, **places
+            cluster(group, 4), batch_size=5, **places
         )
-        epoch = read(train, 6)
+        epoch = read(train, 5)
         order = numbers(epoch)
-        assert len(set(order)) == 30  # Each row once an epoch.
+        assert len(set(order)) == 25  # Each row once an epoch.
         assert order != sorted(order)
         for row, number in enumerate(order):
             inputs, labels = epoch[row // 5]
@@ -80,7 +79,7 @@ def test_groups_share_out_the_rows_which_stay_whole(places, small_parts):
         seen.append(set(order))
         held_out = numbers(read(validation))
         assert held_out == sorted(held_out) and len(held_out) == 20
-    assert len(set.union(*seen)) == 90
+    assert len(set.union(*seen)) == 100
     assert not set.union(*seen) & set(held_out)
 
 
@@ -135,20 +134,6 @@ def test_data_sets_can_be_sent_to_other_processes(places):
             variant, dataset.element_spec
         )
         assert_same(read(rebuilt, 3), read(dataset, 3))
-
-
-def test_replicas_share_out_each_global_batch(places, two_replicas):
-    train, validation = criteo.make_datasets(cluster(), batch_size=8, **places)
-    for dataset, num_batches in ((train, 9), (validation, 3)):
-        distributed = two_replicas.experimental_distribute_dataset(dataset)
-        for expected, found in zip(
-            read(dataset, num_batches), distributed, strict=False
-        ):
-            parts = [
-                np.concatenate(two_replicas.experimental_local_results(value))
-                for value in keras.tree.flatten(found)
-            ]
-            assert_same(parts, expected)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,14 @@
 
 import fcntl
 import json
-import pathlib
+import multiprocessing
+import os
 import signal
-import subprocess
-import sys
+import time
 
 import pytest
 
 from models import files as data_files
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def fill(directory, text="whole"):
@@ -38,9 +36,7 @@ def test_waiting_has_a_bound_and_is_reported(tmp_path, capfd):
     with (tmp_path / ".lock-made").open("a+") as held:
         fcntl.flock(held.fileno(), fcntl.LOCK_EX)
         with pytest.raises(RuntimeError, match="has been converting .*lock"):
-            data_files.made_once(
-                final, fill, wait_secs=0.3, report_every_secs=0.1
-            )
+            data_files.made_once(final, fill, wait_secs=0.3)
     assert "waiting for another process" in capfd.readouterr().err
     data_files.made_once(final, fill)
     assert final.is_dir()
@@ -97,46 +93,38 @@ def test_a_header_is_written_last(tmp_path):
     assert json.loads((made / "header.json").read_text()) == {}
 
 
-_MAKE = """
-import os, pathlib, signal, sys, time
-from models import files as data_files
-what, root = sys.argv[1:]
-def make(aside):
-    (aside / "by").write_text(str(os.getpid()))
-    if what == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.5)
-    return {}
-made = data_files.open_or_make("text", dict, make, root=pathlib.Path(root))
-print((made / "by").read_text())
-"""
-
-
-def started(what, root):
-    return subprocess.Popen(
-        [sys.executable, "-c", _MAKE, what, str(root)],
-        cwd=_ROOT,
-        stdout=subprocess.PIPE,
-    )
-
-
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("no_process_left")
-def test_two_processes_at_once_share_what_one_of_them_makes(tmp_path):
-    processes = [started("whole", tmp_path) for _ in range(2)]
-    printed = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert printed[0] == printed[1] != b""
+def test_what_a_killed_process_left_is_made_again_and_shared(tmp_path):
+    """One maker is killed; of two at once, one makes it for both."""
 
+    def maker(what):
+        process = multiprocessing.get_context("fork").Process(
+            target=_make, args=(what, tmp_path)
+        )
+        process.start()
+        return process
 
-@pytest.mark.multiprocess
-@pytest.mark.usefixtures("no_process_left")
-def test_what_a_killed_process_left_is_made_again(tmp_path):
-    killed = started("killed", tmp_path)
-    killed.communicate(timeout=60)
-    assert killed.returncode == -signal.SIGKILL
+    killed = maker("killed")
+    killed.join(60)
+    assert killed.exitcode == -signal.SIGKILL
     (left,) = (path for path in tmp_path.iterdir() if path.is_dir())
     assert left.name.startswith(".tmp-")
-    process = started("whole", tmp_path)
-    assert process.communicate(timeout=60)[0]
-    assert process.returncode == 0 and not left.exists()
+    whole = [maker("whole") for _ in range(2)]
+    for process in whole:
+        process.join(60)
+    assert [process.exitcode for process in whole] == [0, 0]
+    (made,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert made != left
+    assert int((made / "by").read_text()) in {p.pid for p in whole}
+
+
+def _make(what, root):
+    def make(aside):
+        (aside / "by").write_text(str(os.getpid()))
+        if what == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.3)
+        return {}
+
+    data_files.open_or_make("text", dict, make, root=root)

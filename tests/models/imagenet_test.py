@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-import tfdistill
 from launch import train
 from models import imagenet
 from models.imagenet import files
@@ -241,10 +240,8 @@ def test_resnet_50_is_that_of_goyal_et_al():
 # ---- the recipe ----
 
 
-def test_the_recipe_trains(folders, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        tfdistill, "make_strategy", lambda cluster: tf.distribute.get_strategy()
-    )
+@pytest.mark.usefixtures("one_device")
+def test_the_recipe_trains(folders, tmp_path, capsys):
     workdir = tmp_path / "run"
     changes = {
         "data.path": folders["path"],

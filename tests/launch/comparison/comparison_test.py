@@ -336,8 +336,6 @@ def test_the_report_can_be_recomputed_from_the_predictions(compared, tmp_path):
     assert figures["best_log_loss"]["mean"] == pytest.approx(0.6)
     assert figures["total_examples"]["mean"] == 2 * 64_000
     assert figures["teacher_staleness"]["mean"] == pytest.approx(20.0)
-    assert figures["all_reduce_formula_bytes"]["mean"] == 1000 * 1000
-    assert figures["exchange_formula_bytes"]["mean"] == 1000 * 1000 / 25
     assert figures["versions_read"]["mean"] == 2.0
     # At the steps 25 to 975.
     assert figures["versions_due"]["mean"] == 39
@@ -580,40 +578,29 @@ def test_seconds_of_a_student_count_its_teacher_s(tmp_path):
     assert made["seconds_to_target"]["mean"] == pytest.approx(8.0 + alone)
 
 
-def test_what_goes_over_the_network_and_what_servers_cost_is_counted(tmp_path):
+def test_predictions_that_are_sent_are_counted(tmp_path):
     rng, runner = np.random.default_rng(0), runs.Runner(tmp_path)
+    trial = _trial("predictions")
+    (run,) = trial.runs
     answers = {"num_answers": 6, "num_missed": 2, "sent_bytes": 500}
-    found = {}
-    for name in ("predictions", "served"):
-        trial = _trial(name)
-        (run,) = trial.runs
-        directory = runner.directory(run)
-        _write(directory, run, rng=rng, shift=0.0, **answers)
-        for group in (0, 1):
-            log = directory / "servers" / f"group_{group}.log"
-            log.parent.mkdir(exist_ok=True)
-            log.write_text('{"process_seconds": 1.5, "read_bytes": 70}\n')
-        made = collect.collect(
-            trial, seed=0, workdir=tmp_path, directory=runner.directory
-        )
-        found[name] = made.figures
-    # Exports that nobody reads, and servers that nobody asks, do not count.
-    assert found["predictions"]["bytes_written"] == 500
-    assert found["predictions"]["bytes_read"] == 2400
-    assert found["served"]["bytes_written"] == 500 + 3600
-    assert found["served"]["bytes_read"] == 2400 + 70
-    for name in ("predictions", "served"):
-        assert found[name]["answered"] == 0.75
-        assert found[name]["groups_without_teacher"] == 0.0
-    assert found["predictions"]["process_seconds"] == 2 * 4.0
-    assert found["served"]["process_seconds"] == 2 * (4.0 + 1.5)
+    _write(runner.directory(run), run, rng=rng, shift=0.0, **answers)
+    found = collect.collect(
+        trial, seed=0, workdir=tmp_path, directory=runner.directory
+    ).figures
+    # Exports that nobody reads do not count.
+    assert found["bytes_written"] == 500
+    assert found["bytes_read"] == 2400
+    assert found["answered"] == 0.75
+    assert found["groups_without_teacher"] == 0.0
+    assert found["process_seconds"] == 2 * 4.0
 
 
 def test_a_run_that_resumed_from_a_backup_has_each_step_once(tmp_path):
     (run,) = _trial("independent").runs
     _write(tmp_path / "r", run, rng=np.random.default_rng(0), shift=0.0)
-    group = outputs.group_dir(tmp_path / "r", 0)
-    assert not collect.was_resumed(group)
+    path = outputs.group_dir(tmp_path / "r", 0)
+    group = collect.Group(path)
+    assert not group.was_resumed
     before = collect.read([group])
     again = [
         {"event": "start", "time": 110.0, "step": 200},
@@ -624,8 +611,9 @@ def test_a_run_that_resumed_from_a_backup_has_each_step_once(tmp_path):
             "val_log_loss": 0.1,
         },
     ]
-    with (group / "metrics.jsonl").open("a") as file:
+    with (path / "metrics.jsonl").open("a") as file:
         file.write("\n" + "\n".join(map(json.dumps, again)))
+    group = collect.Group(path)
     after = collect.read([group])
-    assert collect.was_resumed(group) and after.steps == before.steps
+    assert group.was_resumed and after.steps == before.steps
     assert after.values[-1] == 0.1

@@ -35,7 +35,7 @@ def started():
             found.workdirs.append(self._workdir)
             return self
 
-        def __exit__(self, *_):
+        def close(self):
             pass
 
         def poll(self, timeout_secs):

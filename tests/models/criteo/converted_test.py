@@ -136,23 +136,6 @@ def test_rare_categories_are_counted_in_the_training_rows(source, tmp_path):
     assert set(none[:, 14:].ravel().tolist()) == {0, 1}
 
 
-def kinds(num_rows=3000, **kwargs):
-    options = Options(field_sizes=10, **kwargs)
-    return converted.assign(num_rows, options=options)
-
-
-@pytest.mark.parametrize("split", ["hash", "time"])
-def test_fewer_rows_are_drawn_from_the_same_split(split):
-    whole = kinds(split=split)
-    fewer = kinds(split=split, num_train=200, num_validation=90)
-    counts = np.bincount(fewer, minlength=3)
-    assert counts.tolist() == [200, 90, 2710]
-    used = fewer != converted.UNUSED
-    np.testing.assert_array_equal(whole[used], fewer[used])
-    train = np.flatnonzero(fewer == converted.TRAIN)
-    assert np.mean(train < 1250) == pytest.approx(0.5, abs=0.15)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -165,18 +148,9 @@ def test_wrong_options_are_refused(options, message):
         Options(**{"field_sizes": 10, **options})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_train": 251}, "`num_train` must be from 1 to 250"),
-        ({"validation_fraction": 0.001}, "Both splits must have a row"),
-    ],
-)
-def test_what_does_not_fit_the_rows_leaves_nothing(
-    source, tmp_path, options, message
-):
-    with pytest.raises(ValueError, match=message):
-        convert(source, tmp_path, **options)
+def test_what_does_not_fit_the_rows_leaves_nothing(source, tmp_path):
+    with pytest.raises(ValueError, match="Both splits must have a row"):
+        convert(source, tmp_path, validation_fraction=0.001)
     assert cached(tmp_path) == []
 
 

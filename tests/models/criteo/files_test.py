@@ -118,22 +118,6 @@ def test_faulty_lines_are_counted_and_told_of_once(tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (criteo_cases.lines(5) + BAD, "too_few_columns at .*line 6: 1 column"),
-        (gzip.compress(criteo_cases.lines(9))[:-20], "broken_gzip at "),
-    ],
-)
-def test_the_first_fault_may_be_refused(tmp_path, content, message):
-    path = tmp_path / "a.tsv"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=message) as error:
-        read(path, malformed="refuse")
-    assert "40 columns" in str(error.value)
-    assert "or use malformed='skip'" in str(error.value)
-
-
-@pytest.mark.parametrize(
     "content",
     [
         b"",
