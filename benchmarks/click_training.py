@@ -43,9 +43,6 @@ class Setting:
 SETTINGS = {
     "mlp": Setting(),
     "wide": Setting(dim=64, hidden=(32, 16)),
-    "tiny": Setting(
-        rows_per_field=50, dim=2, hidden=(4,), batch_size=32, num_workers=1
-    ),
 }
 
 

@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from absl import logging
 
 from tfdistill.system import programs
@@ -131,20 +130,6 @@ def ratio_of(
         "of_best": round(best(numerators) / best(denominators), 5),
         "within_rounds": round(median(a / b for a, b in pairs), 5),
     }
-
-
-def copy_secs(num_bytes: int, *, repeats: int = 5) -> float:
-    """Returns the least time in which this machine copies so many bytes.
-
-    Args:
-        num_bytes: How much to copy into new memory.
-        repeats: The best of how many. Default 5.
-
-    Returns:
-        Seconds: a bound for whatever must move that much.
-    """
-    source = np.ones(max(1, num_bytes), np.uint8)
-    return min(timed(source.copy) for _ in range(repeats))
 
 
 def forward_flops(model: Any, batch_size: int) -> int:

@@ -14,7 +14,7 @@ from tfdistill.system import programs
 
 # What trains in a turn, and the group of processes that does it.
 GROUP_OF_SIDE = {"tfdistill": 0, "codistill_model": 0, "tf_keras": 1}
-MODELS = ("mlp", "cnn", "tiny")
+MODELS = ("mlp", "cnn")
 BATCHES = ("static", "dynamic")
 _TURN_TIMEOUT_SECS = 300.0
 _POLL_SECS = 0.005
@@ -80,13 +80,13 @@ def build(keras_like: Any, name: str) -> Any:
             hidden = layers.MaxPooling2D()(hidden)
         hidden = layers.GlobalAveragePooling2D()(hidden)
     else:
-        for width in (256, 128) if name == "mlp" else (4,):
+        for width in (256, 128):
             hidden = layers.Dense(width, activation="relu")(hidden)
     return keras_like.Model(inputs, layers.Dense(10)(hidden))
 
 
 def _input_shape(name: str) -> tuple[int, ...]:
-    return {"cnn": (32, 32, 3), "mlp": (784,), "tiny": (5,)}[name]
+    return {"cnn": (32, 32, 3), "mlp": (784,)}[name]
 
 
 def _compiled(side: str, setting: Setting) -> Any:

@@ -29,7 +29,6 @@ _OURS = "tfdistill_x10"
 _TARGETS = {
     "mlp": {"tf_keras": 1.3, "one_process": 0.8, "keras": 4.0},
     "wide": {"tf_keras": 2.0},
-    "tiny": {"tf_keras": 1.3},
 }
 _OUR_SIDES = ("tfdistill_x10", "tfdistill_x1")
 _OTHERS = ("one_process_x10", "keras_x1")

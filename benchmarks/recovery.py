@@ -96,17 +96,7 @@ class BrokenRun:
             "detection": detected - begin,
             "recovery": past - begin,
             "steps_redone": float(failing - after[0][0]),
-            **self._parts(detected),
         }
-
-    def _parts(self, since: float) -> dict[str, float]:
-        """The seconds of group 0's last start by part."""
-        found: dict[str, float] = {}
-        for event in run_events.read(files.events_path(self._topology)):
-            is_later = event["monotonic"] > since and event["group"] == 0
-            if is_later and event["event"] == "first_step":
-                found = event["secs"]
-        return {f"part_{name}": secs for name, secs in found.items()}
 
     def _told(self, kind: str, since: float) -> float | None:
         path = files.events_path(self._topology)
@@ -191,13 +181,6 @@ def _summary(kind: str, values: Sequence[dict[str, float]]) -> dict[str, Any]:
         "restart_secs": measure.summary(
             [r - d for r, d in zip(recovery, detection, strict=True)]
         ),
-        "parts_secs": {
-            name.removeprefix("part_"): statistics.median(
-                value[name] for value in values if name in value
-            )
-            for name in {n for value in values for n in value}
-            if name.startswith("part_")
-        },
     }
 
 

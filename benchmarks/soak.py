@@ -113,7 +113,7 @@ def _qualities(
 
 def _left_over(workdir: pathlib.Path) -> dict[str, list[str]]:
     """Returns what a run should not leave: processes and unfinished files."""
-    found = run_view.with_variable("TFDISTILL_WORKDIR", str(workdir))
+    found = run_view.processes_of(workdir)
     # What a killed publisher was writing stays for the lease of an hour.
     drafts = [*workdir.glob("**/.trash-*"), *(workdir / "tmp").glob("tf*")]
     return {

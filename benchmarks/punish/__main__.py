@@ -66,9 +66,7 @@ def _options(parsed: programs.Options) -> round.Options:
 def _run(parsed: programs.Options) -> int:
     options = _options(parsed)
     if not sys.platform.startswith("linux"):
-        raise programs.UsageError(
-            "faults are injected on Linux only: it reads /proc"
-        )
+        raise programs.UsageError("faults are injected on Linux only")
     try:
         view = run_view.RunView(parsed.workdir)
         report = round.Round(view, options, measure.log).run()

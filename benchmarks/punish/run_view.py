@@ -1,92 +1,43 @@
-"""A run seen from outside: its record, its processes and its progress.
-
-Reads /proc, so Linux only.
-"""
+"""A run seen from outside: its record, its processes and its progress."""
 
 import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-import signal
 import time
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
+
 from tfdistill.cluster import signs
 from tfdistill.exchange import signing
 from tfdistill.status import directory
-from tfdistill.system import processes
+from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 
-@dataclasses.dataclass(frozen=True)
-class Process:
-    """One process, past or present.
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process has not ended; a zombie has."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
-    Attributes:
-        pid: Its id, which another process may get after its end.
-        started: When it began, in clock ticks since boot.
+
+def processes_of(workdir: pathlib.Path) -> Iterator[psutil.Process]:
+    """Yields the living processes of a run's tasks, orphans too.
+
+    They write the tasks' logs. A fork's environment is not to be seen.
     """
-
-    pid: int
-    started: int
-
-    @property
-    def alive(self) -> bool:
-        """Whether it has not ended; a zombie has."""
-        found = processes.status_of(self.pid)
-        return (
-            found is not None
-            and found.started == self.started
-            and found.is_alive
-        )
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a signal has stopped it."""
-        found = processes.status_of(self.pid)
-        return self.alive and found is not None and found.state == "T"
-
-    def send(self, number: signal.Signals) -> bool:
-        """Sends a signal; returns False if the process is gone."""
-        if not self.alive:
-            return False
-        try:
-            os.kill(self.pid, number)
-        except ProcessLookupError:
-            return False
-        return True
-
-
-def find(pid: int) -> Process | None:
-    """Returns the process with an id, or None if there is none."""
-    found = processes.status_of(pid)
-    return Process(pid, found.started) if found else None
-
-
-def with_variable(name: str, value: str) -> Iterator[Process]:
-    """Yields the living processes started with a variable of this value.
-
-    Args:
-        name: Of the environment variable.
-        value: Its whole value.
-    """
-    wanted = f"{name}={value}".encode()
-    for entry in processes.PROC.iterdir():
-        if not entry.name.isdigit():
-            continue
+    for process in psutil.process_iter():
         # Processes end while they are looked at; others are not ours to read.
-        with contextlib.suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                process = find(int(entry.name))
-                if process is not None and process.alive:
-                    yield process
-
-
-def _process(entry: Mapping[str, int] | None) -> Process | None:
-    return Process(entry["pid"], entry["started"]) if entry else None
+        with contextlib.suppress(OSError, psutil.Error):
+            output = pathlib.Path(os.readlink(f"/proc/{process.pid}/fd/1"))
+            if output.parent == workdir / "logs" and is_alive(process):
+                yield process
 
 
 class NoRunError(ValueError):
@@ -99,13 +50,11 @@ class Task:
 
     Attributes:
         name: Such as `group_0_worker_1`.
-        group: Index of its group.
         process: What it runs as.
     """
 
     name: str
-    group: int
-    process: Process
+    process: psutil.Process
 
 
 class RunView:
@@ -126,7 +75,6 @@ class RunView:
             record = json.loads(self._path.read_bytes())
             self.topology: dict[str, Any] = record["topology"]
             self._pids: Mapping[str, int] = record["pids"]
-            self.launcher = _process(record.get("launcher"))
         except (OSError, ValueError, KeyError) as cause:
             raise NoRunError(
                 f"`--workdir` must be of a run of launch.local; {self._path} "
@@ -134,12 +82,12 @@ class RunView:
             ) from cause
         self.num_groups = int(self.topology["num_groups"])
         self._metrics = [
-            untrusted.Tail(self.group_dir(g) / "metrics.jsonl")
+            untrusted.Tail(self.group_dir(g) / run_files.METRICS)
             for g in range(self.num_groups)
         ]
         self._events = untrusted.Tail(self.workdir / "logs" / "events.jsonl")
         # Every process that was a task of the run since this view was made.
-        self.seen: dict[Process, str] = {}
+        self._seen: dict[psutil.Process, str] = {}
         if not self.tasks():
             raise NoRunError(
                 f"`--workdir` must be of a run at work; none of the "
@@ -150,8 +98,7 @@ class RunView:
     @property
     def exchange(self) -> str:
         """The run's exchange."""
-        given = self.topology["exchange"]
-        return given or str(self.workdir / "exchange")
+        return self.topology["exchange"] or str(self.workdir / "exchange")
 
     @property
     def key(self) -> signing.KeyOption:
@@ -163,27 +110,21 @@ class RunView:
 
     def group_dir(self, group: int) -> pathlib.Path:
         """Returns the directory of a group's files."""
-        return self.workdir / f"group_{group}"
+        return self.workdir / run_files.group_name(group)
 
     def tasks(self, group: int | None = None) -> list[Task]:
-        """Returns the tasks that are alive now.
-
-        Args:
-            group: Of this group only. Default: of all.
-        """
-        found = []
-        try:
+        """Returns the tasks that are alive now, of one group or of all."""
+        # While it is written, what was read before is still good.
+        with contextlib.suppress(OSError, ValueError, KeyError):
             self._pids = json.loads(self._path.read_bytes())["pids"]
-        except (OSError, ValueError, KeyError):
-            pass  # What was read before is still good.
-        for name, pid in self._pids.items():
-            process = find(pid)
-            if process is None or not process.alive:
-                continue
-            task = Task(name, int(name.split("_")[1]), process)
-            self.seen.setdefault(process, name)
-            if group is None or task.group == group:
-                found.append(task)
+        found = []
+        for name, pid in sorted(self._pids.items()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if is_alive(process):
+                    self._seen.setdefault(process, name)
+                    if group in (None, int(name.split("_")[1])):
+                        found.append(Task(name, process))
         return found
 
     def chief(self, group: int) -> Task | None:
@@ -210,18 +151,14 @@ class RunView:
         return self._events.read()
 
     def left_behind(self, within_secs: float) -> dict[str, int]:
-        """Returns the replaced tasks that are still alive after a time.
-
-        Args:
-            within_secs: How long they may take to end.
-        """
+        """Returns the replaced tasks that are still alive after a time."""
         deadline = time.monotonic() + within_secs
         while True:
             current = {task.process for task in self.tasks()}
             left = {
                 name: process.pid
-                for process, name in self.seen.items()
-                if process not in current and process.alive
+                for process, name in self._seen.items()
+                if process not in current and is_alive(process)
             }
             if not left or time.monotonic() >= deadline:
                 return left

@@ -2,12 +2,10 @@
 
 Versions are whole and never go backwards, one publisher at a time; teachers
 are versions that were whole; answers of peers are of steps that were made; no
-version is mixed twice, or by one worker of a group only; losses are finite;
-steps never jump ahead; tasks that were replaced are gone.
+version is mixed twice, or by one worker of a group only; losses are finite.
 """
 
 import contextlib
-import dataclasses
 import json
 import math
 import pathlib
@@ -19,17 +17,10 @@ from typing import Any
 import tfdistill
 from benchmarks.punish import run_view
 from tfdistill.exchange import versions
+from tfdistill.system import run_files
 
 # What was read just before it was damaged may be put in place later.
 _DAMAGE_GRACE_SECS = 10.0
-
-
-@dataclasses.dataclass
-class _Published:
-    """What is known of a version."""
-
-    incarnation: str
-    damaged_at: float | None = None
 
 
 class Watch:
@@ -50,20 +41,22 @@ class Watch:
         """
         self._view = view
         self._exchange = tfdistill.Exchange(view.exchange, key=view.key)
-        self._published: dict[tuple[int, int], _Published] = {}
-        self._newest = [-1] * view.num_groups
-        self._publishers: list[list[str]] = [[] for _ in self._newest]
-        self._last_steps: list[int | None] = [None] * view.num_groups
-        self._last_times = [0.0] * view.num_groups
+        # By group and step: whose version it is, and when we damaged it.
+        self._published: dict[tuple[int, int], str] = {}
+        self._damaged: dict[tuple[int, int], float] = {}
+        groups = range(view.num_groups)
+        self._publishers: list[list[str]] = [[] for _ in groups]
+        self._newest = [-1 for _ in groups]
+        self._oldest = [
+            max(self._exchange.steps(group), default=-1) for group in groups
+        ]
+        self._last_steps: list[int | None] = [None for _ in groups]
+        self._last_times = [0.0 for _ in groups]
         # Group, its peer and the peer's version: known uses, and new ones.
         self._uses: set[tuple[int, int, int]] = set()
+        self._to_check: list[tuple[float, tuple[int, int, int]]] = []
         # Of groups whose peers send predictions, what they last said of these.
         self._peers: dict[int, list[dict[str, Any]]] = {}
-        self._to_check: list[tuple[float, tuple[int, int, int]]] = []
-        self._oldest = [
-            max(self._exchange.steps(group), default=-1)
-            for group in range(view.num_groups)
-        ]
         self.violations: list[str] = []
         self.num_versions = 0
         self.num_records = 0
@@ -71,8 +64,7 @@ class Watch:
 
     def damaged(self, group: int, step: int) -> None:
         """Takes in that a version's files were damaged just now."""
-        found = self._published.setdefault((group, step), _Published(""))
-        found.damaged_at = time.time()
+        self._damaged[group, step] = time.time()
 
     def num_refused(self, group: int) -> int:
         """Returns how many messages a group says that it has refused."""
@@ -87,9 +79,9 @@ class Watch:
         None for a group that has peers of another kind.
         """
         peers = self._peers.get(group)
-        if peers is None:
-            return None
-        return [peer["num_answers"] for peer in peers]
+        return (
+            None if peers is None else [peer["num_answers"] for peer in peers]
+        )
 
     def tell(self, violation: str) -> None:
         """Adds a violation, once."""
@@ -104,36 +96,37 @@ class Watch:
                     self._look_at(group, step)
 
     def _look_at(self, group: int, step: int) -> None:
-        known = self._published.get((group, step))
-        if known is not None and known.damaged_at is None:
+        place = group, step
+        known = self._published.get(place)
+        if known is not None and place not in self._damaged:
             return
         try:
             version = self._exchange.open(group, step)
-            if known and known.incarnation == version.manifest.incarnation:
+            incarnation = version.manifest.incarnation
+            if known == incarnation:
                 return  # Damaged by us, and still the same.
             self._exchange.verify(version)
         except versions.VersionNotFoundError:
             return
         except versions.CorruptVersionError as error:
-            if known is None and self._still_broken(group, step):
+            if known is None and self._is_still_broken(group, step):
                 self.tell(f"a broken version is visible: {error}")
             return
         self.num_versions += 1
-        incarnation = version.manifest.incarnation
-        self._published[group, step] = _Published(incarnation)
+        self._published[place] = incarnation
+        self._damaged.pop(place, None)
         if known is None:
             self._check_order(group, step, incarnation)
 
-    def _still_broken(self, group: int, step: int) -> bool:
-        """Whether a version is broken that nobody is removing just now."""
+    def _is_still_broken(self, group: int, step: int) -> bool:
+        """Whether it is after a while, neither removed nor damaged by us."""
         time.sleep(0.5)
         try:
             self._exchange.verify(self._exchange.open(group, step))
         except versions.VersionNotFoundError:
             return False
         except versions.CorruptVersionError:
-            # It may have been damaged by us between the two looks.
-            return (group, step) not in self._published
+            return (group, step) not in self._damaged
         return False
 
     def _check_order(self, group: int, step: int, incarnation: str) -> None:
@@ -166,11 +159,10 @@ class Watch:
                     yield group, record
 
     def _check_record(self, group: int, record: dict[str, Any]) -> None:
-        step = record.get("step")
+        step, last = record.get("step"), self._last_steps[group]
         if not isinstance(step, int):
             self.tell(f"group {group} logged no step: {record}")
             return
-        last = self._last_steps[group]
         if record.get("event") == "start":
             # It has no teacher yet; what it takes from now on counts anew.
             self._uses = {use for use in self._uses if use[0] != group}
@@ -185,46 +177,37 @@ class Watch:
         if peers:
             self._peers[group] = peers
         for teacher in teachers:
-            if teacher not in peers:
-                self._note_teacher(group, teacher, record["time"])
-            elif teacher["step"] > step:
-                self.tell(
-                    f"group {group} has an answer of step {teacher['step']} "
-                    f"at step {step}"
-                )
-
-    def _note_teacher(
-        self, group: int, teacher: dict[str, Any], when: float
-    ) -> None:
-        name, version = str(teacher["name"]), int(teacher["step"])
-        if version < 0 or not name.startswith("group_"):
-            return
-        use = (group, int(name.removeprefix("group_")), version)
-        if use not in self._uses:
-            self._uses.add(use)
-            self._to_check.append((when, use))
+            version = int(teacher["step"])
+            peer = run_files.group_of(str(teacher["name"]))
+            if teacher in peers:
+                if version > step:
+                    self.tell(
+                        f"group {group} has an answer of step {version} at "
+                        f"step {step}"
+                    )
+            elif version >= 0 and peer is not None:
+                use = group, peer, version
+                if use not in self._uses:
+                    self._uses.add(use)
+                    self._to_check.append((record["time"], use))
 
     def check_teachers(self) -> None:
         """Checks the versions that groups have begun to learn from.
 
         Call it after `look_at_versions`, which must have seen them.
         """
-        for when, (group, peer, version) in self._to_check:
-            known = self._published.get((peer, version))
-            if known is None:
-                if version > self._oldest[peer]:
-                    self.tell(
-                        f"group {group} learns from version {version} of "
-                        f"group {peer}, which nobody has seen published"
-                    )
-            elif known.damaged_at is not None:
-                late_secs = when - known.damaged_at
-                if late_secs > _DAMAGE_GRACE_SECS:
-                    self.tell(
-                        f"group {group} began to learn from version {version} "
-                        f"of group {peer} {late_secs:.0f} s after it was "
-                        "damaged"
-                    )
+        for when, (group, *place) in self._to_check:
+            peer, version = place
+            damaged = self._damaged.get((peer, version), math.inf)
+            learns = f"group {group} learns from {version} of group {peer}"
+            if when - damaged > _DAMAGE_GRACE_SECS:
+                self.tell(f"{learns}, damaged {when - damaged:.0f} s before")
+            elif (
+                damaged == math.inf
+                and (peer, version) not in self._published
+                and version > self._oldest[peer]
+            ):
+                self.tell(f"{learns}, which nobody has seen published")
         self._to_check.clear()
 
     def check_mixes(self, group: int, resumed: Collection[int]) -> None:
@@ -236,26 +219,18 @@ class Watch:
                 been killed between its mix and its note of it.
         """
         paths = self._view.group_dir(group).glob("backup/mixes*.jsonl")
-        notes = {path.name: _mixes(path) for path in sorted(paths)}
+        notes = [_mixes(path) for path in sorted(paths)]
         if not notes:
             return
-        chief = next(iter(notes.values()))
-        self.num_mixes += sum(map(bool, chief.values()))
-        used: set[tuple[str, int]] = set()
-        for step, versions_mixed in sorted(chief.items()):
-            for use in versions_mixed.items():
-                if use in used:
-                    self.tell(
-                        f"group {group} mixed version {use[1]} of group "
-                        f"{use[0]} again at step {step}"
-                    )
-                used.add(use)
+        self.num_mixes += sum(map(bool, notes[0].values()))
+        used = [use for found in notes[0].values() for use in found.items()]
+        for name, version in {use for use in used if used.count(use) > 1}:
+            self.tell(f"group {group} mixed version {version} of {name} again")
         # The last ones may be about to be noted.
-        last = min(max(steps, default=-1) for steps in notes.values())
-        known = {step for steps in notes.values() for step in steps}
-        for step in sorted(s for s in known - {*resumed} if s <= last):
-            found = [steps.get(step) for steps in notes.values()]
-            if any(versions_mixed != found[0] for versions_mixed in found):
+        last = min(max(steps, default=-1) for steps in notes)
+        for step in {step for steps in notes for step in steps} - {*resumed}:
+            found = [steps.get(step) for steps in notes]
+            if step <= last and any(mixed != found[0] for mixed in found):
                 self.tell(
                     f"the workers of group {group} mixed {found} at step {step}"
                 )
