@@ -112,18 +112,23 @@ def _make_logical_devices() -> None:
         )
 
 
-def _leave_data_untuned() -> None:
-    """Keeps tf.data from tuning pipelines in this process.
+def _leave_data_as_written() -> None:
+    """Keeps tf.data from tuning and rewriting pipelines in this process.
 
     Iterators of trainings that a test stopped go when garbage is collected,
-    each after up to a minute; `data.without_autotune` says why.
+    each after up to a minute; `data.without_autotune` says why. To rewrite a
+    pipeline takes longer than most pipelines of tests run.
     """
+    import tensorflow as tf
     from tensorflow.python.data.ops import dataset_ops
 
-    from tfdistill import data
-
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
     # What each iterator passes its data set through.
-    dataset_ops.DatasetV2._apply_debug_options = data.without_autotune
+    dataset_ops.DatasetV2._apply_debug_options = lambda dataset: (
+        dataset.with_options(options)
+    )
 
 
 def _forget_garbage() -> None:
@@ -160,7 +165,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # TensorFlow among them, nothing is worth its import time.
     if session.items and "tensorflow" in sys.modules:
         _make_logical_devices()
-        _leave_data_untuned()
+        _leave_data_as_written()
     _forget_garbage()
 
 
@@ -175,6 +180,22 @@ def two_replicas() -> Any:
 
     _make_logical_devices()
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets scripts of this process train on one of its two devices.
+
+    Strategies of one process share the keys of their collectives: a second
+    run with a model of another size would fail.
+    """
+    import tensorflow as tf
+
+    import tfdistill
+
+    monkeypatch.setattr(
+        tfdistill, "make_strategy", lambda *_: tf.distribute.get_strategy()
+    )
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -231,6 +252,31 @@ def exchange(tmp_path: pathlib.Path) -> Any:
     return tfdistill.Exchange(tmp_path / "exchange")
 
 
+@pytest.fixture
+def run_dir(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> pathlib.Path:
+    """The directory of a launched run that this process is a task of."""
+    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
+    monkeypatch.setenv("TFDISTILL_EXCHANGE", str(tmp_path / "exchange"))
+    return tmp_path
+
+
+class _Clock:
+    """Shows the time that it is set to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> _Clock:
+    """A clock that stands still until a test sets its `now`."""
+    return _Clock()
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> pathlib.Path:
     """The directory of the real data sets; skips where there is none."""
@@ -261,6 +307,16 @@ def _marked_processes(token: str) -> list[psutil.Process]:
     return found
 
 
+def _forks() -> list[psutil.Process]:
+    """Descendants of the kept parents, whose environment is these parents'."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if any(word.endswith("fork_server.py") for word in child.cmdline()):
+                found += child.children(recursive=True)
+    return found
+
+
 @pytest.fixture
 def no_process_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fails a test that leaves a process behind, and ends that process.
@@ -270,9 +326,14 @@ def no_process_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """
     token = uuid.uuid4().hex
     monkeypatch.setenv(_TOKEN_NAME, token)
+    before = set(_forks())
+
+    def started() -> list[psutil.Process]:
+        return [*_marked_processes(token), *(set(_forks()) - before)]
+
     yield
-    _, left = psutil.wait_procs(_marked_processes(token), timeout=END_WAIT_SECS)
-    left = _marked_processes(token) if left else left
+    _, left = psutil.wait_procs(started(), timeout=END_WAIT_SECS)
+    left = started() if left else left
     names = []
     for process in left:
         with contextlib.suppress(psutil.Error):

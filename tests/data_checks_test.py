@@ -56,6 +56,10 @@ BEFORE = {
         lambda b: {"x": b, "steps_per_epoch": 3, "epochs": 3},
         "3 steps an epoch for 3 .* received 4, .* end after step 4",
     ),
+    "labels of a data set": (
+        lambda b: {"x": b, "y": Y},
+        "`y` should not be passed",
+    ),
     "batch size of a data set": (
         lambda b: {"x": b, "batch_size": 8},
         "`batch_size` is for arrays",
@@ -81,7 +85,7 @@ def test_what_can_be_known_is_told_before_training(on, case, monkeypatch):
         parameter_server_cases.pretend(monkeypatch, 2)
         if "split" in arguments or "validation_split" in arguments:
             message = "`validation_split` does not work"
-        elif case == "batch size of a data set":
+        elif case in ("batch size of a data set", "labels of a data set"):
             message = "must be left out"
         # There each epoch reads the data from their start.
         message = message.replace(" for 3 .*", ".*")

@@ -73,7 +73,7 @@ def _language_model():
     return task, x, np.roll(tokens, -1, axis=1)
 
 
-_TASKS = [_text_classifier, _image_classifier, _language_model]
+_TASKS = [_image_classifier, _language_model]
 
 
 @pytest.mark.parametrize("make", _TASKS)

@@ -16,7 +16,10 @@ tools="$(grep -E '^(hypothesis|psutil|pytest|pytest-xdist|PyYAML|pyyaml)==' \
 # Where versions differ: the same numbers on replicas, each private name of
 # Keras, and what variables and SavedModels are made of.
 saved="tests/exports/saved_model_test.py"
-paths="tests/multi_worker_test.py tests/system/keras_internals_test.py
+trained="tests/multi_worker_test.py::test_two_replicas_train_as_keras_on_one_device"
+paths="tests/system/keras_internals_test.py
+  $trained[momentum_clipped] $trained[dictionaries] $trained[tables]
+  $trained[taught_in_memory] $trained[own_step]
   $saved::test_a_snapshot_stays_while_training_goes_on
   $saved::test_versions_load_without_this_package_from_a_graph_written_once"
 

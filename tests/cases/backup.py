@@ -53,7 +53,7 @@ class Patient(keras.callbacks.Callback):
         self._backup = backup
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        writer = self._backup._begun._worker
+        writer = self._backup.begun._worker
         assert writer is None or writer.wait_idle(60.0)
 
 

@@ -1,13 +1,9 @@
-"""Small trainings that parameter servers must not change.
-
-Each case is trained by one process and by a group of one worker, which takes
-the same steps in the same order, and returns all that can be compared.
+"""Parameter servers in one process, and trainings that they must not change.
 
 The peer's versions were published before, so that one process and a group of
 one worker can learn from the same ones at the same steps.
 """
 
-import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -25,284 +21,6 @@ from tfdistill.parameter_server import trainer
 from tfdistill.parameter_server import worker as worker_lib
 from tfdistill.parameter_server import worker_data
 from tfdistill.system import keras_internals
-
-Results = dict[str, np.ndarray]
-FIELD_SIZES = [13, 5, 7]
-BATCH_SIZE, NUM_EXAMPLES = 8, 43
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-    """One training.
-
-    Attributes:
-        optimizer: Makes the optimizer.
-        student: Makes the student.
-        data: Makes features, labels and perhaps weights.
-        steps_per_epoch: Steps of an epoch of repeated data; None for finite
-            data, whose last batch is a partial one.
-        steps_per_execution: In the group; one process takes single steps.
-        from_function: Whether the data come from a function.
-        callbacks: Makes callbacks.
-        is_plain: Whether plain Keras is the reference; its optimizers move
-            rows that a batch does not touch, where ours do not.
-        wrap: Makes the model to train of the student.
-        compiled: What else to compile with.
-        teacher: Makes a model in memory to learn from, outside of any scope.
-        tolerance: Largest difference.
-    """
-
-    optimizer: Callable[[], Any]
-    student: Callable[[], keras.Model]
-    data: Callable[[], tuple]
-    steps_per_epoch: int | None = None
-    steps_per_execution: int = 5
-    from_function: bool = False
-    callbacks: Callable[[], list] = list
-    is_plain: bool = True
-    wrap: Callable[[keras.Model], keras.Model] = tfdistill.CodistillModel
-    compiled: dict = dataclasses.field(default_factory=dict)
-    teacher: Callable[[], keras.Model] | None = None
-    tolerance: float = 2e-6
-
-
-def numbers() -> tuple[np.ndarray, np.ndarray]:
-    """Features `[n, 5]` and targets `[n, 1]`."""
-    rng = np.random.default_rng(7)
-    x = rng.normal(size=(NUM_EXAMPLES, 5)).astype("float32")
-    return x, (x @ rng.normal(size=(5, 1)) > 0).astype("float32")
-
-
-def weighted() -> tuple:
-    """The same with sample weights."""
-    weights = np.random.default_rng(8).uniform(0, 3, NUM_EXAMPLES)
-    return *numbers(), weights.astype("float32")
-
-
-def clicks() -> tuple[dict, np.ndarray]:
-    """Numbers and the ids of several fields."""
-    rng = np.random.default_rng(9)
-    x, y = numbers()
-    ids = [rng.integers(0, size, NUM_EXAMPLES) for size in FIELD_SIZES]
-    return {"x": x, "ids": np.stack(ids, axis=1)}, y
-
-
-def bags() -> tuple[tf.RaggedTensor, np.ndarray]:
-    """Bags of ids, some empty, some with ids that are out of range."""
-    rng = np.random.default_rng(10)
-    lengths = rng.integers(0, 5, NUM_EXAMPLES)
-    ids = rng.integers(-2, 25, lengths.sum())
-    return tf.RaggedTensor.from_row_lengths(ids, lengths), numbers()[1]
-
-
-def dense(**options: Any) -> keras.Model:
-    """A student of dense layers; `options` are the first one's."""
-    inputs = keras.Input((5,))
-    options = {"units": 6, "activation": "tanh", **options}
-    hidden = keras.layers.Dense(**options)(inputs)
-    return keras.Model(inputs, keras.layers.Dense(1)(hidden))
-
-
-def normalized() -> keras.Model:
-    """A student with statistics of its batches."""
-    inputs = keras.Input((5,))
-    hidden = keras.layers.BatchNormalization(momentum=0.7)(inputs)
-    hidden = keras.layers.Dense(6, activation="relu")(hidden)
-    return keras.Model(inputs, keras.layers.Dense(1)(hidden))
-
-
-def regularized() -> keras.Model:
-    return dense(kernel_regularizer=keras.regularizers.L2(0.1))
-
-
-def click_student() -> keras.Model:
-    """A student with a table of several fields and dictionaries as inputs."""
-    x = keras.Input((5,), name="x")
-    ids = keras.Input((len(FIELD_SIZES),), dtype="int64", name="ids")
-    rows = tfdistill.layers.ShardedEmbedding(FIELD_SIZES, 4)(ids)
-    both = keras.layers.Concatenate()([x, keras.layers.Flatten()(rows)])
-    hidden = keras.layers.Dense(6, activation="tanh")(both)
-    return keras.Model({"x": x, "ids": ids}, keras.layers.Dense(1)(hidden))
-
-
-def bag_student() -> keras.Model:
-    """A student of bags; ids that are out of range are id 3."""
-    ids = keras.Input((None,), dtype="int64", ragged=True)
-    table = tfdistill.layers.ShardedEmbedding(
-        20, 4, combiner="mean", oov_index=3
-    )
-    return keras.Model(ids, keras.layers.Dense(1)(table(ids)))
-
-
-def penalized() -> keras.Model:
-    """A finished model of a table and a loss of its own."""
-    inputs = keras.Input((len(FIELD_SIZES),), dtype="int64", name="ids")
-    rows = keras.layers.Embedding(max(FIELD_SIZES), 4)(inputs)
-    hidden = keras.layers.Flatten()(rows)
-    return training_cases.Penalized(
-        {"ids": inputs}, keras.layers.Dense(1)(hidden)
-    )
-
-
-def ids_only() -> tuple:
-    x, y = clicks()
-    return {"ids": x["ids"]}, y
-
-
-def _decay(rate: float) -> Any:
-    return keras.optimizers.schedules.ExponentialDecay(rate, 3, 0.7)
-
-
-def _rates() -> list:
-    return [keras.callbacks.LearningRateScheduler(lambda e: [0.2, 0.03][e])]
-
-
-CASES: dict[str, Case] = {
-    "momentum": Case(
-        optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-        student=dense,
-        data=numbers,
-        steps_per_epoch=7,
-        callbacks=_rates,
-        compiled={"metrics": ["mae", "AUC"]},
-    ),
-    "adagrad": Case(
-        optimizer=lambda: keras.optimizers.Adagrad(0.1),
-        student=click_student,
-        data=clicks,
-        steps_per_epoch=8,
-        steps_per_execution=1,
-        compiled={"metrics": ["mae"]},
-    ),
-    "lazy_adam": Case(
-        optimizer=lambda: keras.optimizers.Adam(
-            _decay(0.02), global_clipnorm=0.1
-        ),
-        student=click_student,
-        data=clicks,
-        is_plain=False,
-        compiled={"metrics": ["mae"]},
-        tolerance=2e-5,
-    ),
-    "ftrl": Case(
-        optimizer=lambda: keras.optimizers.Ftrl(0.2),
-        student=regularized,
-        data=numbers,
-        from_function=True,
-        steps_per_execution=1,
-    ),
-    "ftrl_bags": Case(
-        optimizer=lambda: keras.optimizers.Ftrl(0.2),
-        student=bag_student,
-        data=bags,
-        is_plain=False,
-    ),
-    "wrapped_own_loss": Case(
-        optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-        student=penalized,
-        data=ids_only,
-        wrap=tfdistill.DistributedModel,
-        compiled={"metrics": ["mae"]},
-    ),
-    "taught_in_memory": Case(
-        optimizer=lambda: keras.optimizers.Adagrad(0.1),
-        student=lambda: dense(name="own"),
-        data=weighted,
-        is_plain=False,
-        teacher=lambda: dense(name="theirs", units=8),
-        compiled={
-            "distillation_loss": (
-                tfdistill.losses.BinarySoftTargetCrossEntropy()
-            ),
-        },
-    ),
-    "sample_weight": Case(
-        optimizer=lambda: keras.optimizers.Adagrad(0.1),
-        student=normalized,
-        data=weighted,
-        from_function=True,
-        compiled={"metrics": ["mae"], "weighted_metrics": ["mse"]},
-    ),
-}
-
-
-def _source(case: Case, *, repeats: bool, strategy: Any) -> Any:
-    def make(context: Any) -> tf.data.Dataset:
-        dataset = tf.data.Dataset.from_tensor_slices(case.data())
-        dataset = dataset.batch(BATCH_SIZE).shard(
-            context.num_input_pipelines, context.input_pipeline_id
-        )
-        return dataset.repeat() if repeats else dataset
-
-    on_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-    if case.from_function and on_servers:
-        return make
-    return make(tf.distribute.InputContext())
-
-
-def run(case: Case, strategy: Any, *, is_reference: bool = False) -> Results:
-    """Trains one case and returns all that must be equal."""
-    keras.utils.set_random_seed(3)
-    models = [case.teacher()] if case.teacher else []
-    feature_loss = tfdistill.losses.FeatureDistillation(
-        [("own", "theirs")], projection=True
-    )
-    taught = {"feature_loss": feature_loss} if models else {}
-    with strategy.scope():
-        student = model = case.student()
-        if not (is_reference and case.is_plain):
-            teachers = list(map(tfdistill.teachers.FixedTeacher, models))
-            model = (
-                tfdistill.CodistillModel(student, teachers=teachers)
-                if models
-                else case.wrap(student)
-            )
-        model.compile(
-            case.optimizer(),
-            keras.losses.BinaryCrossentropy(from_logits=True),
-            steps_per_execution=1 if is_reference else case.steps_per_execution,
-            jit_compile=False,
-            **case.compiled,
-            **taught,
-        )
-    repeats = case.steps_per_epoch is not None
-    finite = _source(case, repeats=False, strategy=strategy)
-    history = model.fit(
-        _source(case, repeats=repeats, strategy=strategy),
-        epochs=2,
-        steps_per_epoch=case.steps_per_epoch,
-        validation_data=finite,
-        callbacks=case.callbacks(),
-        shuffle=False,
-        verbose=0,
-    )
-    found = model.evaluate(finite, verbose=0, return_dict=True)
-    results = {f"log_{k}": np.array(v) for k, v in history.history.items()}
-    results |= {f"eval_{k}": np.array(v) for k, v in found.items()}
-    results |= {f"weight_{k}": v for k, v in student_weights(student).items()}
-    results["prediction"] = np.asarray(model.predict(finite, verbose=0))
-    results["iterations"] = model.optimizer.iterations.numpy()
-    return results
-
-
-def student_weights(student: keras.Model) -> Results:
-    """Returns a student's weights by index, tables whole."""
-    found = embedding_layer.variables_of(student)
-    return {str(i): np.asarray(v.value) for i, v in enumerate(found)}
-
-
-def assert_equal(actual: Results, expected: Results, tolerance: float) -> None:
-    """Compares; ours may log more than plain Keras does, never less."""
-    assert not expected.keys() - actual.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(
-            actual[name],
-            value,
-            rtol=max(tolerance * 10, 1e-5),
-            atol=tolerance,
-            err_msg=name,
-        )
-
 
 SIZES, DIM, NUM_FEATURES = (11, 5), 4, 3
 
@@ -406,13 +124,15 @@ def pretend(
     return coordinator
 
 
-def student(*extra: keras.Layer, seed: int = 0) -> keras.Model:
+def student(
+    *extra: keras.Layer, seed: int = 0, num_shards: int = 2
+) -> keras.Model:
     """A table for two fields beside features, `extra`, and a dense layer."""
     keras.utils.set_random_seed(seed)
     features = keras.Input((NUM_FEATURES,), name="features")
     ids = keras.Input((len(SIZES),), dtype="int64", name="ids")
     layer = embedding_layer.ShardedEmbedding(
-        SIZES, DIM, num_shards=2, seed=seed, name="table"
+        SIZES, DIM, num_shards=num_shards, seed=seed, name="table"
     )
     hidden = keras.layers.Concatenate()(
         [features, keras.layers.Flatten()(layer(ids))]
@@ -549,13 +269,13 @@ class Teaching(keras.callbacks.Callback):
 
 def masters(model: tfdistill.CodistillModel) -> list[tf.Variable]:
     """The servers' copies of the teachers' dense weights."""
-    remotes = [teacher.remote for teacher in model.teachers]
-    return [v for remote in remotes for v in remote._masters.values()]
+    places = [teacher._place for teacher in model.teachers]
+    return [v for place in places for v in place._masters.values()]
 
 
 def _data() -> tf.data.Dataset:
-    dataset = tf.data.Dataset.from_tensor_slices(clicks())
-    return dataset.repeat().batch(BATCH_SIZE)
+    dataset = tf.data.Dataset.from_tensor_slices(training_cases.clicks())
+    return dataset.repeat().batch(training_cases.BATCH_SIZE)
 
 
 def _loss() -> keras.losses.Loss:
@@ -565,7 +285,7 @@ def _loss() -> keras.losses.Loss:
 def publish(directory: pathlib.Path) -> None:
     """Publishes two versions of a peer that trains in one process."""
     keras.utils.set_random_seed(11)
-    peer = tfdistill.CodistillModel(click_student())
+    peer = tfdistill.CodistillModel(training_cases.click_student())
     peer.compile(keras.optimizers.Adagrad(0.3), _loss())
     for step in VERSIONS:
         exporter = tfdistill.callbacks.StudentExporter(
@@ -593,7 +313,7 @@ def learn(directory: pathlib.Path, strategy: Any) -> tuple[dict, Any, Any]:
     on_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     with strategy.scope():
         model = TracedModel(
-            click_student(),
+            training_cases.click_student(),
             teachers=tfdistill.teachers.Peers(exchange, peers=[1]),
         )
         model.compile(
@@ -619,8 +339,8 @@ def learn(directory: pathlib.Path, strategy: Any) -> tuple[dict, Any, Any]:
         ],
     )
     results = {f"log_{k}": np.array(v) for k, v in history.history.items()}
-    results |= student_weights(model.student)
-    x, y = clicks()
+    results |= training_cases.student_weights(model.student)
+    x, y = training_cases.clicks()
     given = tf.data.Dataset.from_tensor_slices((x, y)).batch(20)
     results["prediction"] = np.asarray(model.predict(given, verbose=0))
     return results, model, teaching
@@ -640,14 +360,14 @@ class _Begin(keras.callbacks.Callback):
     """Notes what training begins with."""
 
     def on_train_begin(self, logs=None):
-        self.weights = student_weights(self.model.student)
+        self.weights = training_cases.student_weights(self.model.student)
         self.step = int(self.model.optimizer.iterations.numpy())
 
 
 def _plain_model(strategy: Any, seed: int) -> tfdistill.CodistillModel:
     keras.utils.set_random_seed(seed)
     with strategy.scope():
-        model = tfdistill.CodistillModel(click_student())
+        model = tfdistill.CodistillModel(training_cases.click_student())
         model.compile(
             keras.optimizers.Adam(0.02), _loss(), steps_per_execution=5
         )
@@ -676,7 +396,10 @@ def crash_and_resume(directory: pathlib.Path, strategy: Any) -> dict:
         "loss": np.array(history.history["loss"]),
         "iterations": model.optimizer.iterations.numpy(),
         **{f"begin_{k}": v for k, v in begin.weights.items()},
-        **{f"end_{k}": v for k, v in student_weights(model.student).items()},
+        **{
+            f"end_{k}": v
+            for k, v in training_cases.student_weights(model.student).items()
+        },
     }
 
 
@@ -696,7 +419,7 @@ def resume_by_hand() -> dict:
 
     # Halves of the two epochs.
     losses = fit(1)
-    begin = student_weights(model.student)
+    begin = training_cases.student_weights(model.student)
     losses += fit(3)
     return {
         "step": BACKED_UP_STEPS,
@@ -704,5 +427,8 @@ def resume_by_hand() -> dict:
         "loss": np.reshape(losses, [2, -1]).mean(axis=1),
         "iterations": 2 * RESUMED_STEPS,
         **{f"begin_{k}": v for k, v in begin.items()},
-        **{f"end_{k}": v for k, v in student_weights(model.student).items()},
+        **{
+            f"end_{k}": v
+            for k, v in training_cases.student_weights(model.student).items()
+        },
     }

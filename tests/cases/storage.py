@@ -55,26 +55,20 @@ class NoDirectoryRename(filesystem.LocalFileSystem):
 
 
 class Refusing(filesystem.LocalFileSystem):
-    """Storage that takes no changes while `number` is set.
-
-    It cannot be read either, unless it is `readable`.
-    """
+    """Storage that nothing can be done with while `number` is set."""
 
     number = None
 
-    def __init__(self, *, readable=False):
-        self.readable = readable
-
-    def _check(self, path, reads=False):
-        if self.number is not None and not (reads and self.readable):
+    def _check(self, path):
+        if self.number is not None:
             raise OSError(self.number, os.strerror(self.number), path)
 
     def list_dir(self, path):
-        self._check(path, reads=True)
+        self._check(path)
         return super().list_dir(path)
 
     def blocks(self, path):
-        self._check(path, reads=True)
+        self._check(path)
         return super().blocks(path)
 
     def write(self, path, blocks):

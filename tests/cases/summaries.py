@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.compat.proto import summary_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
@@ -58,6 +59,12 @@ def hyperparameters(directory: pathlib.Path) -> dict[str, Any]:
         name: getattr(value, value.WhichOneof("kind"))
         for name, value in data.session_start_info.hparams.items()
     }
+
+
+def point(tag: str, value: float) -> summary_pb2.Summary:
+    """A summary of one scalar."""
+    made = summary_pb2.Summary.Value(tag=tag, simple_value=value)
+    return summary_pb2.Summary(value=[made])
 
 
 def documented() -> set[str]:

@@ -25,8 +25,12 @@ class Notes(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.epochs.append({k: float(v) for k, v in logs.items()})
-        rate = self.model.optimizer.learning_rate
-        self.rates.append(float(keras.ops.convert_to_numpy(rate)))
+        # Read and set as plain Keras lets callbacks, on every worker.
+        optimizer = self.model.optimizer
+        optimizer.learning_rate.assign(float(optimizer.learning_rate) / 2)
+        self.rates.append(
+            [float(optimizer.learning_rate), int(optimizer.iterations)]
+        )
 
 
 class Monitor(keras.callbacks.RemoteMonitor):
@@ -38,51 +42,6 @@ class Monitor(keras.callbacks.RemoteMonitor):
 
     def on_epoch_end(self, epoch, logs=None):
         self.epochs.append(epoch)
-
-
-def averaged(strategy) -> dict:
-    """A second training, with the callbacks that the first has no room for."""
-    with strategy.scope():
-        model = tfdistill.CodistillModel(training_cases.dense(keras.Model))
-        model.compile(
-            keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5), "mse"
-        )
-    x, y = training_cases.regression(48)
-    x[32:] = np.nan  # The last two batches of the third epoch and on.
-    monitor, ends = Monitor(), []
-
-    def rows(epoch):
-        return slice(0, 48 if epoch == 2 else 32)
-
-    losses = []
-    for epoch in range(3):
-        logs = model.fit(
-            x[rows(epoch)],
-            y[rows(epoch)],
-            batch_size=8,
-            shuffle=False,
-            verbose=0,
-            validation_data=(x[:32], y[:32]),
-            callbacks=[
-                keras.callbacks.SwapEMAWeights(),
-                keras.callbacks.LearningRateScheduler(
-                    lambda e, rate, epoch=epoch: 0.1 / (1 + epoch)
-                ),
-                keras.callbacks.TerminateOnNaN(),
-                keras.callbacks.LambdaCallback(
-                    on_train_batch_end=lambda batch, logs: ends.append(batch)
-                ),
-                monitor,
-            ],
-        ).history
-        losses.append(logs["val_loss"][0])
-        rate = logs["learning_rate"][0]
-    return {
-        "averaged_losses": losses,
-        "averaged_rate": rate,
-        "averaged_batches": ends,
-        "monitored": monitor.epochs,
-    }
 
 
 def main(directory: str) -> None:
@@ -98,9 +57,12 @@ def main(directory: str) -> None:
         model = tfdistill.CodistillModel(training_cases.dense(keras.Model))
         model.compile(keras.optimizers.SGD(0.5), "mse", metrics=["mae"])
     x, y = training_cases.regression(50)
-    notes = Notes()
+    notes, monitor = Notes(), Monitor()
     checkpoint = keras.callbacks.ModelCheckpoint(
-        files / "best.keras", monitor="val_loss", save_best_only=True
+        files / "best.keras",
+        monitor="val_loss",
+        mode="max",
+        save_best_only=True,
     )
     weights = keras.callbacks.ModelCheckpoint(
         files / "{epoch}.weights.h5", save_weights_only=True
@@ -109,7 +71,7 @@ def main(directory: str) -> None:
         x,
         y,
         batch_size=8,
-        epochs=12,
+        epochs=4,
         verbose=1,
         validation_split=0.2,
         callbacks=[
@@ -117,12 +79,19 @@ def main(directory: str) -> None:
             weights,
             keras.callbacks.TensorBoard(files / "board", histogram_freq=1),
             keras.callbacks.CSVLogger(files / "log.csv"),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate),
             keras.callbacks.ReduceLROnPlateau(
-                monitor="val_loss", patience=1, factor=0.5, min_delta=0.05
+                monitor="val_loss", patience=1, factor=0.5, min_delta=100.0
             ),
+            # The loss falls, which is worse here: the first epoch was the best.
             keras.callbacks.EarlyStopping(
-                monitor="val_loss", patience=3, restore_best_weights=True
+                monitor="val_loss",
+                mode="max",
+                patience=2,
+                restore_best_weights=True,
             ),
+            keras.callbacks.TerminateOnNaN(),
+            monitor,
             notes,
         ],
     )
@@ -138,9 +107,11 @@ def main(directory: str) -> None:
         "files": sorted(
             str(p.relative_to(files)) for p in files.rglob("*") if p.is_file()
         ),
-        **averaged(strategy),
+        "monitored": monitor.epochs,
     }
     (out / f"worker_{worker}.json").write_text(json.dumps(result))
+    if not worker:
+        model.predict(x, verbose=0)  # Alone: an error, and the end.
 
 
 if __name__ == "__main__":

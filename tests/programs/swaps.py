@@ -14,7 +14,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 
-NUM_WARM_UP, NUM_SWAPS, UNITS = 15, 20, 768
+NUM_WARM_UP, NUM_SWAPS, UNITS = 8, 12, 768
 _MIB = 2**20
 
 

@@ -199,7 +199,7 @@ _SMALLER = {"docs/parameter_servers.md": [("100_000", "100")]}
 
 
 @pytest.fixture
-def short_fits(monkeypatch, tmp_path):
+def short_fits(monkeypatch, run_dir, one_device):
     """Cuts `fit` to two steps, of one process on one device, in a run."""
     fit = tfdistill.DistributedModel.fit
 
@@ -212,11 +212,7 @@ def short_fits(monkeypatch, tmp_path):
         )
 
     monkeypatch.setattr(tfdistill.DistributedModel, "fit", cut)
-    monkeypatch.setattr(
-        tfdistill, "make_strategy", lambda *_: tf.distribute.get_strategy()
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
+    monkeypatch.chdir(run_dir)
     monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
 
 
@@ -289,13 +285,10 @@ def _spec(x):
 
 
 @pytest.mark.timeout_secs(600)
-def test_the_page_runs(tmp_path, monkeypatch):
+def test_the_page_runs(tmp_path, monkeypatch, one_device):
     pytest.importorskip("keras_hub", reason="needs keras-hub (extra: hub)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
-    monkeypatch.setattr(
-        tfdistill, "make_strategy", lambda *_: tf.distribute.get_strategy()
-    )
     page = Page()
 
     def train(block, root, build, x, model):

@@ -1,9 +1,9 @@
-"""The pages of the guide, typed as they stand into an empty directory.
+"""The guide and the script of the README, typed as they stand.
 
-Only `/tmp` is another directory here, and programs that a reader would wait for
-to import TensorFlow are forks, but for the first of each kind. What each
-command must leave behind or print stands in `_EXPECTED`, so that a command that
-does nothing is found.
+Only `/tmp` is another directory here, a group has one worker where a page says
+two, and programs that import TensorFlow are forks, but for the first launcher.
+What each command must leave behind or print stands in `_EXPECTED`, so that a
+command that does nothing is found.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from launch import local
 from tests.cases import docs_blocks
 from tests.programs import commands
 
-# The first test runs the pages, about 50 s on two idle cores.
+# The first test runs the pages.
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(800)]
 # In the order in which a reader types them; later pages use earlier files.
 _PAGES = (
@@ -35,6 +35,7 @@ _PAGES = (
     "docs/guide_troubleshooting.md",
 )
 _LIMIT_SECS = 300
+_IN_THE_README = "## In your own script"
 # For a part of each command: what it prints.
 _EXPECTED = {
     "plain_train.py": "val_accuracy",
@@ -50,8 +51,8 @@ _EXPECTED = {
     "launch.promote": "/served/digits/300",
     "ask.py": "'outputs': TensorSpec(shape=(None, 10)",
 }
-# The plain script, and the first run: their commands are typed into a shell.
-_IN_A_SHELL = ("python plain_train.py", "--workdir=/tmp/my_run")
+# The first run, whose command is typed into a shell.
+_IN_A_SHELL = "--workdir=/tmp/my_run"
 
 
 def _in_a_shell(text, directory):
@@ -95,10 +96,18 @@ def _by_a_fork(words, directory):
     )
 
 
+def _here(text, tmp):
+    """A page's text with another /tmp, and one worker in a group."""
+    workers = "--workers_per_group="
+    return text.replace("/tmp/", f"{tmp}/").replace(
+        f"{workers}2", f"{workers}1"
+    )
+
+
 def _printed(block, text, directory):
     """Runs the commands of a block, line by line."""
     lines = text.replace("\\\n", " ").splitlines()
-    in_a_shell = any(part in block.text for part in _IN_A_SHELL)
+    in_a_shell = _IN_A_SHELL in block.text
     found = []
     for line in lines:
         words = [] if in_a_shell else shlex.split(line, comments=True)
@@ -117,7 +126,7 @@ def typed(tmp_path_factory):
     for block in blocks:
         if block.not_run:
             continue
-        text = block.text.replace("/tmp/", f"{tmp}/")
+        text = _here(block.text, tmp)
         if block.file_name:
             (directory / block.file_name).write_text(text)
         elif block.commands:
@@ -158,3 +167,31 @@ def test_its_models_are_saved_and_served(typed):
     served = typed / "served" / "digits" / "300"
     assert (served / "saved_model.pb").is_file()
     assert os.listdir(served.parent) == ["300"]
+
+
+def test_the_script_of_the_readme_runs_alone_and_in_groups(
+    tmp_path, no_process_left
+):
+    (script,) = (
+        block
+        for block in docs_blocks.blocks("README.md")
+        if block.file_name == "my_train.py"
+    )
+    (tmp_path / script.file_name).write_text(script.text)
+    printed = _by_a_fork(["python", script.file_name], tmp_path)
+    assert "accuracy: 0.9" in printed
+
+    section = docs_blocks.read("README.md").partition(_IN_THE_README)[2]
+    (command,) = (
+        line
+        for line in section.partition("\n## ")[0].splitlines()
+        if "launch.local" in line
+    )
+    assert "group 1 done" in _by_a_fork(
+        shlex.split(_here(command, tmp_path)), tmp_path
+    )
+    run = tmp_path / "run"
+    for group in ("group_0", "group_1"):
+        # Of the default callbacks.
+        assert any((run / group / "backup").iterdir())
+        assert any((run / "exchange" / group).iterdir())

@@ -128,7 +128,6 @@ _LIGHT_FILES = (
     "system.background",
     "system.processes",
     "system.programs",
-    "system.registration",
     "system.run_files",
     "system.untrusted",
 )

@@ -1,4 +1,4 @@
-"""Keras' ordinary callbacks on two real workers."""
+"""Keras' ordinary callbacks on two real workers, which end apart."""
 
 import json
 import math
@@ -13,12 +13,16 @@ from tests.programs import commands
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(300)]
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(300),
+    pytest.mark.usefixtures("no_process_left"),
+]
 
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory):
-    """What each of two workers noted, and where their files are."""
+    """What each of two workers noted, where their files are, what one said."""
     directory = tmp_path_factory.mktemp("callbacks")
     topology = local_cluster.LocalCluster(
         command=commands.of(callback_program, directory),
@@ -27,12 +31,13 @@ def workers(tmp_path_factory):
     )
     with local_run.LocalRun(topology) as run:
         result = run.wait(timeout_secs=240)
-    assert result.exit_code == 0, result.groups
+    assert result.exit_code, "The last line of the program is an error."
     notes = [
         json.loads((directory / f"worker_{w}.json").read_text())
         for w in range(2)
     ]
-    return directory, notes
+    log = topology.logs_dir / "group_0_worker_0.log"
+    return directory, notes, log.read_text(errors="replace")
 
 
 def _same(one, other):
@@ -55,29 +60,25 @@ def _same(one, other):
         "rates",
         "weights",
         "prediction",
-        "averaged_losses",
-        "averaged_batches",
     ],
 )
 def test_both_workers_see_the_same(workers, what):
-    _, (first, second) = workers
+    _, (first, second), _ = workers
     assert first[what], what
     assert _same(first[what], second[what])
 
 
-def test_averages_schedules_and_nan_reach_all_workers(workers):
-    _, (chief, other) = workers
-    losses = chief["averaged_losses"]
-    assert losses[1] < losses[0]
-    assert chief["averaged_rate"] == pytest.approx(0.1 / 3)
-    # Four batches twice, then four and the first that is not finite.
-    assert chief["averaged_batches"] == [*range(4), *range(4), *range(5)]
-    assert chief["monitored"] == [0, 0, 0]
+def test_rates_and_best_weights_are_of_the_callbacks(workers):
+    _, (chief, other), _ = workers
+    # Five batches an epoch; from the second on, the plateau halves it as well.
+    rates = [0.25, 0.0625, 0.015625]
+    assert chief["rates"] == [[r, 5 * n] for n, r in enumerate(rates, 1)]
+    assert chief["monitored"] == [0, 1, 2]
     assert other["monitored"] == []
 
 
 def test_only_the_chief_wrote_files(workers):
-    _, (chief, other) = workers
+    _, (chief, other), _ = workers
     assert other["files"] == []
     names = chief["files"]
     assert "best.keras" in names
@@ -88,7 +89,7 @@ def test_only_the_chief_wrote_files(workers):
 
 
 def test_the_checkpoint_is_the_plain_student(workers):
-    directory, (notes, _) = workers
+    directory, (notes, _), _ = workers
     student = keras.models.load_model(directory / "files_0" / "best.keras")
     # Early stopping restored the same best weights.
     for saved, restored in zip(
@@ -99,3 +100,10 @@ def test_the_checkpoint_is_the_plain_student(workers):
     np.testing.assert_allclose(
         student.predict(x, verbose=0), notes["prediction"], atol=1e-6
     )
+
+
+def test_a_prediction_by_the_chief_alone_is_refused_in_words(workers):
+    _, _, said = workers
+    assert "`predict` must be called by all workers" in said
+    assert "while others ended their program" in said
+    assert "Collective" not in said

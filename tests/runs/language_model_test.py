@@ -5,9 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
-import tfdistill
 from launch import predictions
 from launch import train
 from tests.cases import language_model as cases
@@ -28,12 +26,7 @@ SHORT = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_device(monkeypatch):
-    """Trains on one of the two devices that tests have."""
-    monkeypatch.setattr(
-        tfdistill, "make_strategy", lambda cluster: tf.distribute.get_strategy()
-    )
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def _run(tmp_path, *changes):

@@ -111,9 +111,9 @@ def _run(*arguments):
     return json.loads(found.stdout)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.parametrize("scenario", ["prune", "replace"])
-@pytest.mark.parametrize("storage", ["rename", "manifest_last"])
+@pytest.mark.parametrize(
+    ("storage", "scenario"), [("rename", "prune"), ("manifest_last", "replace")]
+)
 def test_a_crash_at_any_file_operation_is_survived(
     tmp_path, no_process_left, storage, scenario
 ):
@@ -127,11 +127,10 @@ def test_a_crash_at_any_file_operation_is_survived(
     )
 
 
-@pytest.mark.multiprocess
 def test_random_kills_show_no_bad_version(tmp_path, no_process_left):
     """The full number is `python -m benchmarks.exchange_kills`."""
-    found = _run("-m", "benchmarks.exchange_kills", "--kills=150", "--seed=7")
-    assert (found["kills"], found["bad"]) == (150, 0), found
-    assert found["versions"] > 20
-    assert found["interrupted"] > 10
-    assert found["reads"] > 20
+    found = _run("-m", "benchmarks.exchange_kills", "--kills=60", "--seed=7")
+    assert (found["kills"], found["bad"]) == (60, 0), found
+    assert found["versions"] > 10
+    assert found["interrupted"] > 5
+    assert found["reads"] > 10

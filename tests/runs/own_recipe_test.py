@@ -1,11 +1,13 @@
 """A user's own file runs by the same commands as our recipes."""
 
+import dataclasses
 import json
 import shutil
 
 import pytest
 
 from launch import local
+from launch import recipes
 from tests.programs import own_recipe
 
 pytestmark = [
@@ -33,5 +35,6 @@ def test_two_groups_train_by_a_file_of_the_user(tmp_path, monkeypatch):
     assert config["recipe"] == str(tmp_path / "mine.py")
     assert config["arguments"]["units"] == 8
     # The file is enough to repeat the run.
-    again = ["--num_groups=1", "--workdir=again", "--recipe=run/config.json"]
-    assert local.main(again) == 0
+    again = recipes.read("run/config.json")
+    assert dataclasses.asdict(again) == config
+    assert again.workload().seed == 3

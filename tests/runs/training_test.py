@@ -16,31 +16,23 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_two_workers_train_as_keras_in_one_process(devices, tmp_path):
+@pytest.mark.parametrize("place", ["two_workers", "two_workers_of_two"])
+def test_two_workers_train_as_keras_in_one_process(place, tmp_path):
     topology = local_cluster.LocalCluster(
-        command=commands.of(training_cases, tmp_path, devices),
+        command=commands.of(training_cases, tmp_path, place),
         workdir=str(tmp_path / "run"),
         workers_per_group=2,
         # Each case is traced anew, in a blink; beside a test that starts ten
         # processes at once, a blink can take ten times as long.
         stuck_secs=60,
     )
-    cases = training_cases.cases(devices)
     with local_run.LocalRun(topology) as run:
         result = run.wait(timeout_secs=480)
     assert result.exit_code == 0, result.groups
+    found = [np.load(tmp_path / f"worker_{i}.npz") for i in range(2)]
     strategy = tf.distribute.get_strategy()
-    expected = {
-        name: training_cases.run(case, case.reference, strategy)
-        for name, case in cases.items()
-    }
-    for worker in range(2):
-        found = np.load(tmp_path / f"worker_{worker}.npz")
-        for name, case in cases.items():
-            actual = {
-                key.removeprefix(f"{name}/"): found[key]
-                for key in found.files
-                if key.startswith(f"{name}/")
-            }
-            training_cases.assert_equal(actual, expected[name], case.tolerance)
+    for name, case in training_cases.of(place).items():
+        expected = training_cases.run(case, strategy, is_reference=True)
+        for arrays in found:
+            actual = training_cases.found_in(arrays, name)
+            training_cases.assert_equal(actual, expected, case.tolerance)
