@@ -119,4 +119,4 @@ def _command_page(name: str) -> str:
     if hasattr(module, "__path__"):
         module = importlib.import_module(f"{path}.__main__")
     title = name if name in _scripts() else f"python -m {name}"
-    return f"# {title}\n\n```text\n{module.PROGRAM.help()}```\n"
+    return f"# {title}\n\n```text\n{module.PROGRAM.parser().format_help()}```\n"
