@@ -17,27 +17,53 @@ pytestmark = [
     pytest.mark.usefixtures("no_process_left"),
 ]
 NUM_STEPS = 300
+# On a busy machine one group may be ten times as fast as the other, and done
+# before that has published anything that is not worse than its own student. So
+# each waits in its second half for a version from which it may learn.
+RECIPE = f"""
+import dataclasses
+import time
+
+import keras
+
+from models import criteo
+
+
+class Patience(keras.callbacks.Callback):
+    num_left = 40
+
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) <= {NUM_STEPS // 2}:
+            return
+        (teacher,) = self.model.teachers.status()
+        if self.num_left and teacher["health"] != "good":
+            self.num_left -= 1
+            time.sleep(3)
+
+
+def workload(**others):
+    return dataclasses.replace(
+        criteo.small(**others), callbacks=lambda: [Patience()]
+    )
+"""
 
 
 def test_two_groups_on_parameter_servers_learn_from_each_other(
     data_dir, tmp_path
 ):
     (path,) = (data_dir / "criteo").glob("*.tsv")
+    recipe = tmp_path / "patient.py"
+    recipe.write_text(RECIPE)
     code = local.main(
         [
             f"--workdir={tmp_path}",
             *("--num_groups=2", "--workers_per_group=1", "--ps_per_group=1"),
-            "--recipe=criteo_small",
+            f"--recipe={recipe}",
             f"--override=data.path={path}",
             f"--override=num_steps={NUM_STEPS}",
             f"--override=evaluate_every_steps={NUM_STEPS // 2}",
-            # So few steps may be over before the other group begins, or
-            # before its second version, of which an export takes seconds: a
-            # peer that is late is neither worse nor silent here.
             "--override=start_together_secs=60",
             "--override=exchange.every_steps=20",
-            # Any version is one to learn from: where other work delays
-            # exports, only early ones come before the end.
             "--override=codistillation.burn_in_steps=5",
             "--override=codistillation.ramp_steps=0",
         ]
@@ -75,12 +101,12 @@ def _check_group(workdir, group):
     assert lines[-1]["event"] == "end" and lines[-1]["step"] == NUM_STEPS
     ends = [line for line in lines if line.get("event") == "epoch_end"]
     assert [line["step"] for line in ends] == [NUM_STEPS // 2, NUM_STEPS]
-    # The peer's versions came while training ran, and were obeyed.
+    # The peer's versions came while training ran, and were learned from: the
+    # mean of the second half has steps that had a teacher.
     steps = [line["teachers"][0]["step"] for line in lines]
     assert steps == sorted(steps) and steps[-1] > 0
     assert not any(line["teachers"][0]["quarantined"] for line in lines)
-    assert lines[-1]["distillation_weight"] > 0
-    assert lines[-1]["distillation_loss"] > 0
+    assert ends[-1]["distillation_loss"] > 0
     exchange = tfdistill.Exchange(workdir / "exchange")
     newest = exchange.latest(group)
     exchange.verify(newest)

@@ -62,7 +62,7 @@ def _silent(silence, *steps):
     found = []
     for step in steps:
         silence.refreshed(step)
-        found.append(silence.share(step))
+        found.append(silence.share(step, version=0))
     return found
 
 
@@ -74,6 +74,20 @@ def test_a_slow_peer_is_not_silent():
     restored = staleness.Silence()
     restored.restore(json.loads(json.dumps(silence.state())))
     assert restored.state() == silence.state()
+
+
+def test_versions_that_were_held_up_do_not_make_a_peer_silent():
+    """Two arrive at once, and those of a slow peer come as slowly as before."""
+    silence = _silence(90, 91)
+    assert _silent(silence, *range(95, 195, 5)) == [1.0] * 20
+
+
+def test_a_version_that_is_ahead_of_the_student_does_not_fade(exchange):
+    """Its group may have finished, which is no reason to learn less from it."""
+    model = cases.following(exchange)
+    _version(model, exchange, 300, step=20)
+    assert _shares(model, *range(25, 405, 5)) == [1.0] * 76
+    assert _shares(model, *range(405, 455, 5))[-1] == 0.5
 
 
 def test_few_refreshes_prove_nothing():

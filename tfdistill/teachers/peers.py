@@ -423,7 +423,7 @@ class Peer(teacher.Teacher):
             return teacher.TOO_STALE, reason, 0.0
         share = 1.0
         if self._options.bound == staleness.AUTO and self._now is not None:
-            share = self._silence.share(self._now)
+            share = self._silence.share(self._now, version=step)
         if share == 1:
             return teacher.GOOD, "", share
         every = self._silence.interval

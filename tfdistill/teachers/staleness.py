@@ -39,20 +39,23 @@ class Silence:
     """How long a peer has published nothing, by the student's own steps.
 
     It is counted in intervals of that peer: the steps from one version to the
-    next as they arrived here. Before the second version, the interval is what
-    the first one's manifest says. All workers count alike.
-
-    Attributes:
-        interval: Steps from one version to the next; None if unknown.
+    next as they arrived here, but at least what manifests say: versions that a
+    busy machine held up arrive one right after the other. All workers count
+    alike.
     """
 
     def __init__(self) -> None:
         """Knows of no version yet."""
-        self.interval: float | None = None
         self._since: int | None = None
-        # Measured here, not taken from a manifest.
-        self._is_measured = False
+        self._measured: float | None = None
+        self._announced: int | None = None
         self._num_refreshes = 0
+
+    @property
+    def interval(self) -> float | None:
+        """Steps from one version to the next; None if unknown."""
+        known = self._measured, self._announced
+        return max((each for each in known if each is not None), default=None)
 
     def arrived(self, step: int | None, every_steps: Any) -> None:
         """Notes that a version was put in place at a step, None if unknown.
@@ -61,11 +64,10 @@ class Silence:
         """
         if self._since is not None and step is not None:
             last = max(step - self._since, 1)
-            before = (self._is_measured and self.interval) or last
-            self.interval = before + _WEIGHT_OF_LAST * (last - before)
-            self._is_measured = True
-        elif self.interval is None and type(every_steps) is int:
-            self.interval = max(every_steps, 1)
+            before = self._measured or last
+            self._measured = before + _WEIGHT_OF_LAST * (last - before)
+        if type(every_steps) is int:
+            self._announced = max(every_steps, 1)
         self._since = step
         self._num_refreshes = 0
 
@@ -75,20 +77,23 @@ class Silence:
             self._since = step
         self._num_refreshes += 1
 
-    def share(self, step: int) -> float:
+    def share(self, step: int, *, version: int) -> float:
         """What the peer's silence leaves its version, in [0, 1].
+
+        A version that is ahead of the student is not old: the peer may have
+        finished. Its silence counts from there on.
 
         Example:
             >>> silence = Silence()
             >>> silence.arrived(0, every_steps=10)
             >>> for refresh in range(20):
             ...     silence.refreshed(10 * refresh)
-            >>> [silence.share(step) for step in (100, 150, 200)]
+            >>> [silence.share(step, version=0) for step in (100, 150, 200)]
             [1.0, 0.5, 0.0]
         """
         if self.interval is None:
             return 1.0
-        since = step if self._since is None else self._since
+        since = max(step if self._since is None else self._since, version)
         intervals = min((step - since) / self.interval, self._num_refreshes)
         over = intervals / _SILENT_INTERVALS - 1
         return 1.0 - min(max(over, 0.0), 1.0)
@@ -97,12 +102,12 @@ class Silence:
         """Returns all of it, for a backup, as JSON has it."""
         return [
             self._since,
-            self.interval,
-            self._is_measured,
+            self._measured,
+            self._announced,
             self._num_refreshes,
         ]
 
     def restore(self, state: Sequence[Any]) -> None:
         """Takes what `state` returned."""
-        self._since, self.interval = state[:2]
-        self._is_measured, self._num_refreshes = state[2:]
+        self._since, self._measured = state[:2]
+        self._announced, self._num_refreshes = state[2:]
