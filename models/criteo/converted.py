@@ -113,26 +113,26 @@ def validates(num_rows: int, *, options: Options) -> np.ndarray:
 
 
 def convert(
-    reader: files.Reader, options: Options, directory: pathlib.Path
+    sources: Sequence[Any], options: Options, directory: pathlib.Path
 ) -> dict[str, Any]:
     """Fills a directory: one pass over the text, two over numbers.
 
     Memory is bounded but for some bytes per row, most of them while rare
     categories are looked for.
 
-    Returns rows of each split, rows read, and malformed lines by reason.
+    Returns the rows of each split.
     """
     everything = directory / "everything.tmp"
-    progress = data_files.Progress()
+    progress, num_rows = data_files.Progress(), 0
     with everything.open("wb") as opened:
-        for rows in reader.rows():
-            # Still with fingerprints for categories.
-            records = records_of(rows, rows.fingerprints.view(np.int32))
-            opened.write(records.tobytes())
-            progress.report(
-                f"Criteo: converting once: {reader.num_rows} rows, "
-                f"{reader.share_read:.0%} of the files"
-            )
+        for source in sources:
+            for batch in source.batches():
+                # Still with fingerprints for categories.
+                opened.write(criteo_rows.records(batch).tobytes())
+                num_rows += len(batch)
+                progress.report(
+                    f"Criteo: converting {source.name}: {num_rows} rows so far"
+                )
     records = np.memmap(everything, "<i4", "r").reshape(
         -1, criteo_rows.NUM_COLUMNS
     )
@@ -149,18 +149,8 @@ def convert(
     del records
     everything.unlink()
     return {
-        "num_rows": {split: len(numbers) for split, numbers in found.items()},
-        "num_rows_read": reader.num_rows,
-        "malformed": dict(reader.counts),
+        "num_rows": {split: len(numbers) for split, numbers in found.items()}
     }
-
-
-def records_of(rows: criteo_rows.Rows, categories: np.ndarray) -> np.ndarray:
-    """Returns int32 `[rows, 40]`, as they stand in the files."""
-    floats = np.empty((len(rows), criteo_rows.FIRST_CATEGORY), "<f4")
-    floats[:, 0] = rows.labels
-    floats[:, 1:] = criteo_rows.log_integers(rows)
-    return np.concatenate([floats.view("<i4"), categories], axis=1)
 
 
 def _frequent(
@@ -241,16 +231,16 @@ def open_or_convert(
     makes for another form. It takes as much disk as the text, and half as much
     again while it is made.
     """
-    reader = files.Reader(paths)
+    sources = files.sources(paths)
     directory = data_files.open_or_make(
         "criteo",
         lambda: {
             "version": _VERSION,
             "part_rows": PART_ROWS,
             "options": dataclasses.asdict(options),
-            "sources": [source.identity() for source in reader.sources],
+            "sources": [source.identity() for source in sources],
         },
-        lambda aside: convert(reader, options, aside),
+        lambda aside: convert(sources, options, aside),
         root=data_files.directory(cache_dir),
     )
     binary = Binary(

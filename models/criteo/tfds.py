@@ -5,11 +5,11 @@ Importing this module registers the builder `criteo_display_ads`.
 
 import os
 import pathlib
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
@@ -31,10 +31,7 @@ dataset), and put the rows with labels into `manual_dir`: `train.txt` or any
 
 
 class CriteoDisplayAds(tfds.core.GeneratorBasedBuilder):
-    """Rows of Criteo's display advertising challenge, from your own copy.
-
-    Faulty lines are counted, skipped and reported, as in `files.Reader`.
-    """
+    """Rows of Criteo's display advertising challenge, from your own copy."""
 
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES = {"1.0.0": "First version."}
@@ -76,23 +73,19 @@ class CriteoDisplayAds(tfds.core.GeneratorBasedBuilder):
         self, path: str | os.PathLike[str]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         number = 0
-        for block, parsed in files.Reader(path):
-            rows = parsed.rows
-            integers = np.where(rows.missing, np.nan, rows.integers)
-            good = np.flatnonzero(parsed.reasons == 0)
-            for row, line in enumerate(good.tolist()):
-                start, end = parsed.line_starts[line], parsed.line_ends[line]
-                text = block[start:end].removesuffix(b"\r").decode()
-                fields = text.split("\t")[-criteo_rows.NUM_CATEGORIES :]
-                yield (
-                    number,
-                    {
-                        "label": int(rows.labels[row]),
-                        "integers": integers[row],
-                        "categories": fields,
-                    },
-                )
-                number += 1
+        for source in files.sources(path):
+            for batch in source.batches():
+                columns = (column.to_pylist() for column in batch)
+                for label, *values in zip(*columns, strict=True):
+                    integers = values[: criteo_rows.NUM_INTEGERS]
+                    example = {
+                        "label": int(label),
+                        # None becomes NaN.
+                        "integers": np.array(integers, np.float64),
+                        "categories": values[criteo_rows.NUM_INTEGERS :],
+                    }
+                    yield number, example
+                    number += 1
 
 
 def prepare(
@@ -123,15 +116,14 @@ _ROWS_AT_ONCE = 4096
 
 
 class Rows(data_files.Prepared):
-    """A prepared data set with those features, as the lines of a click log.
+    """A prepared data set with those features, as the rows of a click log.
 
-    `files.Source`: the same rows are converted to the same bytes, whether they
-    come from text or from here.
+    The same rows are converted to the same bytes, whether they come from text
+    or from here.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name, features=_FEATURES)
-        self.size = self.num_examples
 
     @property
     def _remedy(self) -> str:
@@ -139,21 +131,20 @@ class Rows(data_files.Prepared):
             return super()._remedy
         return "Run models.criteo.tfds.prepare(DIR) with DIR/train.txt"
 
-    def blocks(self, *, on_read: Callable[[int], None]) -> Iterator[bytes]:
-        """Yields whole lines, many at a time."""
-        texts = self.examples().batch(_ROWS_AT_ONCE).map(_lines)
-        for num_rows, text in texts.as_numpy_iterator():
-            on_read(int(num_rows))
-            yield text
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yields the rows in order, in the columns of `rows.SCHEMA`."""
+        examples = self.examples().batch(_ROWS_AT_ONCE)
+        for batch in examples.as_numpy_iterator():
+            yield pa.RecordBatch.from_arrays(
+                [
+                    pa.array(batch["label"].astype(bool)),
+                    *map(_integers, batch["integers"].T),
+                    *(pa.array(texts) for texts in batch["categories"].T),
+                ],
+                schema=criteo_rows.SCHEMA,
+            )
 
 
-def _lines(examples: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the number of lines, and their text."""
-    values = tf.cast(examples["integers"], tf.float64)
-    known = tf.math.is_finite(values)
-    whole = tf.cast(tf.where(known, values, 0.0), tf.int64)
-    integers = tf.where(known, tf.strings.as_string(whole), "")
-    labels = tf.strings.as_string(examples["label"])[:, tf.newaxis]
-    columns = tf.concat([labels, integers, examples["categories"]], axis=1)
-    lines = tf.strings.reduce_join(columns, axis=1, separator="\t")
-    return tf.size(lines), tf.strings.reduce_join(lines + "\n")
+def _integers(values: np.ndarray) -> pa.Array:
+    known = np.isfinite(values)
+    return pa.array(np.where(known, values, 0).astype(np.int64), mask=~known)

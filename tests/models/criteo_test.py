@@ -42,19 +42,13 @@ def numbers(batches):
 
 def streamed(places):
     """The rows as read from the text, by their numbers."""
-    sizes = np.array(FIELD_SIZES, np.uint32)
-    inputs, labels = batches._features(
-        tf.constant(
-            np.concatenate(
-                [
-                    converted.records_of(
-                        rows, criteo_rows.hashed_rows(rows.fingerprints, sizes)
-                    )
-                    for rows in files.Reader(places["path"]).rows()
-                ]
-            )
-        )
+    (source,) = files.sources(places["path"])
+    found = np.concatenate(list(map(criteo_rows.records, source.batches())))
+    found[:, criteo_rows.FIRST_CATEGORY :] = criteo_rows.hashed_rows(
+        found[:, criteo_rows.FIRST_CATEGORY :].view(np.uint32),
+        np.array(FIELD_SIZES, np.uint32),
     )
+    inputs, labels = batches._features(tf.constant(found))
     return tf.nest.map_structure(np.asarray, (inputs, labels))
 
 

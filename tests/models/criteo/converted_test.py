@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from models.criteo import converted
+from models.criteo import files
 from models.criteo import rows as criteo_rows
 from tests.cases import criteo as criteo_cases
 
@@ -35,8 +36,22 @@ def numbers(found):
     return np.rint(np.expm1(logs)).astype(int).tolist()
 
 
-def parsed(num_rows):
-    return criteo_rows.parse(criteo_cases.lines(num_rows)).rows
+def read(path):
+    """The rows of a log, with fingerprints for categories."""
+    return np.concatenate(
+        [
+            criteo_rows.records(batch)
+            for source in files.sources(path)
+            for batch in source.batches()
+        ]
+    )
+
+
+def hashed(rows, size):
+    rows = rows.copy()
+    prints = rows[:, 14:].view(np.uint32)
+    rows[:, 14:] = criteo_rows.hashed_rows(prints, [size] * 26)
+    return rows
 
 
 def cached(tmp_path):
@@ -50,9 +65,7 @@ def cached(tmp_path):
 def test_all_rows_are_kept_with_their_values(source, tmp_path):
     binary = convert(source, tmp_path)
     assert binary.num_rows == {"train": 250, "validation": 50}
-    rows = parsed(300)
-    categories = criteo_rows.hashed_rows(rows.fingerprints, [100] * 26)
-    expected = converted.records_of(rows, categories)
+    expected = hashed(read(source), 100)
     seen = []
     for split in ("train", "validation"):
         found = records(binary, split)
@@ -110,22 +123,22 @@ def test_many_parts(tmp_path, monkeypatch):
 
 def test_rare_categories_are_counted_in_the_training_rows(source, tmp_path):
     binary = convert(source, tmp_path, min_count=6, field_sizes=2000)
-    rows = parsed(300)
-    hashed = criteo_rows.hashed_rows(rows.fingerprints, [2000] * 26)
+    rows = read(source)
+    rows_of_tables = hashed(rows, 2000)
     train, validation = (
         records(binary, split) for split in ("train", "validation")
     )
     order = numbers(train)
     num_rare = 0
     for column in range(26):
-        prints = rows.fingerprints[:, column]
+        prints = rows[:, 14 + column]
         counts = {
             value: int(np.sum(prints[order] == value)) for value in set(prints)
         }
         for found in (train, validation):
             for row, number in zip(found, numbers(found), strict=True):
                 value = prints[number]
-                expected = hashed[number, column]
+                expected = rows_of_tables[number, 14 + column]
                 if value and counts[value] < 6:
                     expected = criteo_rows.RARE_ROW
                     num_rare += 1
@@ -156,7 +169,7 @@ def test_what_does_not_fit_the_rows_leaves_nothing(source, tmp_path):
 
 def test_a_faulty_log_leaves_nothing(source, tmp_path):
     source.write_bytes(b"1\t2\n" * 10)
-    with pytest.raises(ValueError, match="0 good rows and 10 others"):
+    with pytest.raises(ValueError, match="must hold lines of 40 columns"):
         convert(source, tmp_path)
     assert cached(tmp_path) == []
 

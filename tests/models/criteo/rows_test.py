@@ -1,73 +1,54 @@
-""""""
+"""Tests of rows of a click log as numbers."""
 
 import itertools
-import random
-import re
 
 import numpy as np
-import pytest
+import pyarrow as pa
 
 from models.criteo import rows as criteo_rows
-from tests.cases import criteo as criteo_cases
-
-ROW = ["1", "5", "-2", *[""] * 37]
 
 
-def block(*rows):
-    return b"".join("\t".join(row).encode() + b"\n" for row in rows)
+def batch(integers, texts=None, labels=None):
+    """Rows with these first integers, and these texts in all categories."""
+    texts = texts or [b""] * len(integers)
+    columns = [
+        labels or [True] * len(integers),
+        *([integers] * criteo_rows.NUM_INTEGERS),
+        *([texts] * criteo_rows.NUM_CATEGORIES),
+    ]
+    kinds = criteo_rows.SCHEMA.types
+    return pa.RecordBatch.from_arrays(
+        [pa.array(c, kind) for c, kind in zip(columns, kinds, strict=True)],
+        schema=criteo_rows.SCHEMA,
+    )
 
 
-def changed(column, value):
-    row = list(ROW)
-    row[column] = value
-    return row
+def prints(*texts):
+    """The fingerprints of texts, each in all 26 columns."""
+    found = criteo_rows.records(batch([0] * len(texts), list(texts)))
+    return found[:, criteo_rows.FIRST_CATEGORY :].view(np.uint32)
 
 
-def reason_of(line, **kwargs):
-    parsed = criteo_rows.parse(line, **kwargs)
-    assert len(parsed.reasons) == 1
-    assert len(parsed.rows) == (parsed.reasons[0] == 0)
-    return criteo_rows.REASONS[parsed.reasons[0]]
+def test_labels_and_logarithms():
+    values = [0, 5, -2, None, 10**18]
+    found = criteo_rows.records(
+        batch(values, labels=[True, False, True, True, False])
+    )
+    assert found.dtype == np.int32 and found.shape == (5, 40)
+    floats = found[:, :14].copy().view(np.float32)
+    assert floats[:, 0].tolist() == [1, 0, 1, 1, 0]
+    expected = [0, np.log(6), -np.log(3), np.nan, np.log1p(1e18)]
+    for column in range(1, 14):
+        np.testing.assert_allclose(floats[:, column], expected, rtol=1e-6)
+    assert not found[:, 14:].any()
 
 
-def test_fields_of_a_row():
-    rows = criteo_rows.parse(block(ROW, changed(39, "abc"))).rows
-    assert rows.labels.tolist() == [1, 1]
-    assert rows.integers[0].tolist() == [5, -2] + [0] * 11
-    assert rows.missing[0].tolist() == [False] * 2 + [True] * 11
-    assert not rows.fingerprints[0].any()
-    assert np.flatnonzero(rows.fingerprints[1]).tolist() == [25]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["0", "7", "-1", "-0", "00012", "99999999", "-99999999", "123456789"]
-    + ["-123456789012", "999999999999999999", "-999999999999999999"],
-)
-def test_integers_of_any_length(text):
-    for column in (1, 13):
-        rows = criteo_rows.parse(block(changed(column, text))).rows
-        assert rows.integers[0, column - 1] == int(text)
-        assert not rows.missing[0, column - 1]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["x", "-", "--1", "1-", "+1", "1.5", " 1", "1 ", "1e3", "0x10", "NA", "½"]
-    + ["12345678x", "-12345678x", "9" * 19, "-" + "9" * 19, "9" * 5000, "\0"]
-    + ["1\r", ":", "/"],
-)
-def test_what_is_no_integer(text):
-    for column in (1, 13):
-        assert reason_of(block(changed(column, text))) == "bad_integer"
-
-
-def test_carriage_returns_are_no_part_of_the_last_column():
-    for last in ("", "abc", "abcdefgh", "abcdefghi"):
-        plain = block(changed(39, last))
-        windows = plain.replace(b"\n", b"\r\n")
-        one, other = (criteo_rows.parse(text).rows for text in (plain, windows))
-        np.testing.assert_array_equal(one.fingerprints, other.fingerprints)
+def test_a_part_of_a_batch_has_its_own_values():
+    whole = batch(list(range(9)), [f"{n}".encode() for n in range(9)])
+    np.testing.assert_array_equal(
+        criteo_rows.records(whole.slice(4, 3)),
+        criteo_rows.records(whole)[4:7],
+    )
 
 
 def test_texts_that_differ_in_any_way_have_other_fingerprints():
@@ -75,13 +56,9 @@ def test_texts_that_differ_in_any_way_have_other_fingerprints():
     texts += ["abcdefgh\0", "abcdefghi", "abcdefghj", "ibcdefgha", "ü", "u"]
     texts += ["x" * n for n in (15, 16, 17, 31, 32, 33, 500)]
     texts += ["x" * 16 + "y" * 8 + "z" * 8, "x" * 16 + "z" * 8 + "y" * 8]
-    rows = criteo_rows.parse(
-        block(*(changed(c, t) for t in texts for c in (14, 39)))
-    ).rows
-    first = rows.fingerprints[0::2, 0].tolist()
-    last = rows.fingerprints[1::2, 25].tolist()
-    assert len(set(first) | set(last)) == 2 * len(texts)
-    assert 0 not in first + last
+    found = prints(*(text.encode() for text in texts))[:, [0, 25]]
+    assert len(set(found.ravel().tolist())) == 2 * len(texts)
+    assert found.all() and not prints(b"").any()
 
 
 def mixed(word):
@@ -116,19 +93,16 @@ def test_fingerprints_stay_as_they_are():
         "exactly 8",
         "17 bytes of text.",
     ]
-    row = [*ROW[:14], *texts, *[""] * 20]
-    found = criteo_rows.parse(block(row)).rows.fingerprints[0, :6]
-    expected = [plain_fingerprint(n, t.encode()) for n, t in enumerate(texts)]
-    assert found.tolist() == expected
+    for text, found in zip(texts, prints(*map(str.encode, texts)), strict=True):
+        expected = [plain_fingerprint(n, text.encode()) for n in range(26)]
+        assert found.tolist() == expected
 
 
 def test_hashed_rows_are_spread_evenly_within_each_size():
-    texts = [f"{n:08x}" for n in range(4000)]
-    rows = criteo_rows.parse(
-        block(*([*ROW[:14], *[t] * 25, ""] for t in texts))
-    ).rows
+    found = prints(*(f"{n:08x}".encode() for n in range(4000)))
+    found[:, 25] = 0
     sizes = np.array([3, 102, *[10_000] * 24])
-    hashed = criteo_rows.hashed_rows(rows.fingerprints, sizes)
+    hashed = criteo_rows.hashed_rows(found, sizes)
     assert hashed.dtype == np.int32
     assert (hashed[:, 0] == 2).all() and (hashed[:, 25] == 0).all()
     counts = np.bincount(hashed[:, 1], minlength=102)
@@ -142,58 +116,3 @@ def test_hashed_rows_are_spread_evenly_within_each_size():
         for a, b in itertools.combinations(range(2, 8), 2)
     ]
     assert max(same) < 0.01
-
-
-def reference(line):
-    """What a line holds or lacks, found in the plainest way."""
-    text = line.removesuffix(b"\n").removesuffix(b"\r")
-    if not text:
-        return "blank_line"
-    columns = text.count(b"\t") + 1
-    try:
-        parts = text.decode().split("\t")
-    except UnicodeDecodeError:
-        return "invalid_utf8"
-    if columns != 40:
-        return "too_few_columns" if columns < 40 else "too_many_columns"
-    if parts[0] not in ("0", "1"):
-        return "bad_label"
-    for part in parts[1:14]:
-        if part and not re.fullmatch("-?[0-9]+", part):
-            return "bad_integer"
-    return [int(parts[0]), [int(p or 0) for p in parts[1:14]], parts[14:]]
-
-
-def damaged(line, rng):
-    """Changes, adds or takes away some bytes, separators above all."""
-    line = bytearray(line)
-    for _ in range(rng.choice([0, 0, 1, 2])):
-        place = rng.randrange(len(line))
-        byte = rng.choice([9, 9, 13, 0, 0xC3, 0xFF, *b"-0a"])
-        if rng.random() < 0.4:
-            line[place : place + 1] = b""
-        else:
-            line[place : place + rng.randrange(2)] = bytes([byte])
-    return bytes(line).replace(b"\n", b"") + rng.choice([b"\n", b"\r\n"])
-
-
-def test_damaged_lines_are_judged_as_in_a_plain_parser():
-    rng = random.Random(0)
-    lines = [damaged(criteo_cases.line(n), rng) for n in range(3000)]
-    parsed = criteo_rows.parse(b"".join(lines))
-    expected = [reference(line) for line in lines]
-    found = [criteo_rows.REASONS[code] for code in parsed.reasons]
-    reasons = [e if isinstance(e, str) else "" for e in expected]
-    # Which of several faults is named is of no importance.
-    assert [bool(r) for r in found] == [bool(r) for r in reasons]
-    assert np.mean([f == r for f, r in zip(found, reasons, strict=True)]) > 0.9
-    assert 500 < sum(map(bool, reasons)) < 2500
-    good = [e for e in expected if not isinstance(e, str)]
-    assert parsed.rows.labels.tolist() == [g[0] for g in good]
-    assert parsed.rows.integers.tolist() == [g[1] for g in good]
-    prints = parsed.rows.fingerprints
-    known = {}
-    for row, (_, _, texts) in zip(prints.tolist(), good, strict=True):
-        for column, (text, value) in enumerate(zip(texts, row, strict=True)):
-            assert (value == 0) == (text == "")
-            assert known.setdefault((column, text), value) == value
