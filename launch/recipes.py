@@ -155,6 +155,11 @@ class Recipe:
         """
         try:
             made = _function(self.recipe)(**self.arguments)
+            if not isinstance(made, workload_lib.Workload):
+                raise ValueError(
+                    "The recipe's function must return a tfdistill.Workload; "
+                    f"received {made!r:.200}."
+                )
             made = dataclasses.replace(made, **self.settings)
             if self.method is None:
                 return made

@@ -27,7 +27,7 @@ def computed(rate=2 * 3):
 
 
 def any_(rate=1.0, **others):
-    pass
+    return [rate]
 '''
 
 
@@ -123,6 +123,14 @@ def test_what_is_no_recipe_says_what_one_is(own, tmp_path):
         path.write_text(broken)
         with pytest.raises(ValueError, match=words):
             recipes.get(str(path))
+
+
+def test_a_function_that_returns_no_workload_is_refused(own):
+    recipe = recipes.get(f"{own}:any_")
+    with pytest.raises(
+        recipes.OptionsError, match=r"return a tfdistill.Workload.*\[1.0\]"
+    ):
+        recipe.workload()
 
 
 def test_a_shorter_run_has_all_of_its_schedule():

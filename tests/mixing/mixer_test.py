@@ -489,7 +489,7 @@ def test_a_group_that_began_with_other_weights_ends_the_training(tmp_path):
     with pytest.raises(
         RuntimeError,
         match=f"received {_digest(cases.deep(0))} in this group and {'0' * 64} "
-        "in group 1. Set seed_groups_alike",
+        "in group 1. Call keras.utils.set_random_seed",
     ):
         _fit(_still(), exchange, mixer, _Read(mixer))
 

@@ -106,13 +106,23 @@ def test_it_teaches_a_group_of_parameter_servers(monkeypatch):
     assert found["distillation_weight"] == [1]
 
 
-def test_an_answer_of_another_number_of_outputs_says_whose():
-    class Silent(tfdistill.teachers.Teacher):
+@pytest.mark.parametrize(
+    ("answer", "received"),
+    [
+        ([], "nothing"),
+        (None, "nothing"),
+        (np.zeros(3), r"\(3,\)"),
+        (np.zeros([1, 4]), r"\(1, 4\)"),
+    ],
+)
+def test_an_answer_that_does_not_fit_says_whose(answer, received):
+    class Odd(tfdistill.teachers.Teacher):
         def ask(self, batch):
-            return []
+            return answer
 
-    model = cases.codistill(cases.linear(0), Silent())
-    with pytest.raises(ValueError, match="silent must answer.*1 outputs.*0"):
+    model = cases.codistill(cases.linear(0), Odd())
+    words = rf"teacher odd must answer.* \(None, 3\); received {received}\."
+    with pytest.raises(ValueError, match=words):
         cases.fit(model, _X, _Y)
 
 

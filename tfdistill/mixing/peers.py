@@ -148,10 +148,9 @@ class Origin:
         raise RuntimeError(
             "All groups that mix their weights must begin with equal ones; "
             f"received {self.weights} in this group and {', '.join(theirs)}. "
-            "Set seed_groups_alike in the configuration, or in a script call "
-            "keras.utils.set_random_seed with the same number in all groups "
-            "before the model is built; and use a new exchange directory for a "
-            "new run."
+            "Call keras.utils.set_random_seed with the same number in all "
+            "groups before the model is built, and use a new exchange "
+            "directory for a new run."
         )
 
 

@@ -243,12 +243,13 @@ def _is_ours_or_wrong(record: python_logging.LogRecord) -> bool:
 
 def listing(title: str, items: Mapping[str, str]) -> str:
     """Returns names and what they are, for the notes of a program."""
+    width = max(map(len, items))
     lines = [
         textwrap.fill(
             text,
             _WIDTH,
-            initial_indent=f"  {name:<18} ",
-            subsequent_indent=" " * 21,
+            initial_indent=f"  {name:<{width}} ",
+            subsequent_indent=" " * (width + 3),
         )
         for name, text in items.items()
     ]

@@ -184,14 +184,25 @@ def _ask(
     """Asks one teacher, or nothing at all while it is not in use."""
 
     def answer() -> list[tf.Tensor]:
-        found = keras.tree.flatten(teacher.ask(batch))
-        if len(found) != len(like):
+        found = [
+            tf.cast(output, tf.float32)
+            for output in keras.tree.flatten(teacher.ask(batch))
+            if output is not None
+        ]
+        wanted = [output.shape for output in like]
+        received = [output.shape for output in found]
+        fits = len(received) == len(wanted) and all(
+            shape.is_compatible_with(own)
+            for shape, own in zip(received, wanted, strict=True)
+        )
+        if not fits:
             raise ValueError(
                 f"The teacher {teacher.name} must answer with one tensor for "
-                f"each of the student's {len(like)} outputs; received "
-                f"{len(found)}."
+                "each of the student's outputs, of the shapes "
+                f"{', '.join(map(str, wanted))}; received "
+                f"{', '.join(map(str, received)) or 'nothing'}."
             )
-        return [tf.cast(output, tf.float32) for output in found]
+        return found
 
     def nothing() -> list[tf.Tensor]:
         return [tf.zeros(tf.shape(wanted), tf.float32) for wanted in like]
