@@ -184,8 +184,8 @@ PROGRAM = programs.Program(
     name="python -m launch.compare",
     usage="--recipe=NAME --workdir=DIR [options]",
     about="Trains a recipe by several methods, each several times with "
-    "different seeds, and reports quality, steps to a target, churn and cost "
-    "in report.md, report.json and plots.",
+    "different\nseeds, and reports quality, steps to a target, churn and cost "
+    "in report.md,\nreport.json and plots.",
     notes=_notes(),
     define=_add_options,
     run=_run,

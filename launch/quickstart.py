@@ -223,8 +223,8 @@ def _tell(runs: Sequence[Any], directory: pathlib.Path, *, secs: float) -> None:
 PROGRAM = programs.Program(
     name="launch/quickstart.sh",
     about="Trains two groups of workers on handwritten digits, each on its "
-    "own half of the data: first apart, then codistilled, with the same seeds "
-    "and steps. Prints a table. Earlier runs are kept.",
+    "own half of\nthe data: first apart, then codistilled, with the same seeds "
+    "and steps. Prints a\ntable. Earlier runs are kept.",
     define=_add_options,
     run=run,
 )

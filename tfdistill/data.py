@@ -226,7 +226,7 @@ def by_element(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Switches tf.data's autotuning off, for an end of `fit` without a stall.
 
-    See `keras_internals.pass_batches_on_without_autotune`. What asks for
+    See `keras_internals.prepare`. What asks for
     `tf.data.AUTOTUNE` gets TensorFlow's default parallelism.
     """
     options = tf.data.Options()

@@ -53,7 +53,7 @@ from tfdistill.training import steps
 from tfdistill.training import trainer as replica_trainer
 
 keras_internals.check_keras()
-keras_internals.make_scalars_readable()
+keras_internals.prepare()
 
 Logs = steps.Logs
 # What would never be run of a model inside another.

@@ -75,8 +75,6 @@ def run(options):
     logging.getLogger("tfdistill.x").info("library info")
     logging.getLogger("tfdistill.x").warning("library warning")
     absl_logging.info("program info")
-    code = compile("log.info('theirs')", "/x/keras/saved.py", "exec")
-    exec(code, {"log": absl_logging})
     if len(options.command) == 2:
         os.kill(os.getpid(), int(options.command[1]))
     if options.command == ["raise"]:

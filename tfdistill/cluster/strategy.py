@@ -70,7 +70,7 @@ def make_strategy(
             "URL that all groups reach, for each task.",
         )
     limit_secs = ending.limit_from_env("TFDISTILL_START_TIMEOUT_SECS", 300.0)
-    keras_internals.pass_batches_on_without_autotune()
+    keras_internals.prepare()
     if signs.own().is_heard:  # Its output is a log in the workdir.
         lossy_output.install()
     signs.announce_starting()

@@ -89,7 +89,6 @@ class Exchange:
         self.signer = signing.signer_for(key) if self.enabled else None
         self.incarnation = uuid.uuid4().hex
         self._file_system = file_system
-        self._warns = key is not None
         self._passed_over: Counter[tuple[int, int]] = Counter()
         self._retention = commit.Retention(
             max_to_keep=max_to_keep, min_keep_secs=min_keep_secs, clock=clock
@@ -102,8 +101,9 @@ class Exchange:
         return self
 
     def groups(self) -> list[int]:
-        """Returns the groups that have a directory; OSError without a root."""
-        found = map(run_files.group_of, self._file_system.list_dir(self.root))
+        """Returns the groups that have a directory."""
+        names = self._names(self.root)
+        found = map(run_files.group_of, names)
         return sorted(group for group in found if group is not None)
 
     def notes(self, group: int) -> notes.Notes:
@@ -387,21 +387,14 @@ class Exchange:
         )
 
     def _check_signature(self, found: versions.Version) -> None:
-        if self.signer is not None:
-            try:
-                self.signer.check(found.manifest)
-            except signing.SignatureError as error:
-                raise versions.CorruptVersionError(
-                    f"The manifest of {found.path} cannot be trusted: {error}"
-                ) from error
-        elif self._warns and signing.is_signed(found.manifest):
-            self._warns = False
-            _log.warning(
-                "Versions in %s are signed, and this process has no key: their "
-                "signatures are not checked. Set %s.",
-                self.root,
-                signing.FILE_VARIABLE,
-            )
+        if self.signer is None:
+            return
+        try:
+            self.signer.check(found.manifest)
+        except signing.SignatureError as error:
+            raise versions.CorruptVersionError(
+                f"The manifest of {found.path} cannot be trusted: {error}"
+            ) from error
 
     def _log_once(self, group: int, step: int, error: Exception) -> None:
         # The first time it may be about to come, or to go.
@@ -411,14 +404,17 @@ class Exchange:
         _log.log(level, "Skipping a version: %s", error)
 
     def _listed(self, group: int) -> list[int]:
+        names = self._names(self.group_path(group))
+        steps = map(versions.step_of_name, names)
+        return sorted(step for step in steps if step is not None)
+
+    def _names(self, directory: str) -> list[str]:
         if not self.enabled:
             return []
         try:
-            names = self._file_system.list_dir(self.group_path(group))
+            return self._file_system.list_dir(directory)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        steps = [versions.step_of_name(name) for name in names]
-        return sorted(step for step in steps if step is not None)
 
     def _is_gone(self, version: versions.Version) -> bool:
         try:

@@ -28,20 +28,14 @@ class NewestVersions:
         *,
         clock: Callable[[], float] = time.monotonic,
         file_system: filesystem.FileSystem | None = None,
-        must_be_there: bool = False,
     ) -> None:
-        """Touches no storage yet.
-
-        If the directory `must_be_there`, it is a `problem` that it is not;
-        otherwise the first version makes it.
-        """
+        """Touches no storage yet; the first version makes the directory."""
         # Why the last look failed, and which groups it has seen.
         self.problem = ""
         self.groups: Collection[int] = ()
         self._root = root
         self._clock = clock
         self._file_system = file_system
-        self._must_be_there = must_be_there
         self._thread = threading.Thread()
         self._began = -float("inf")
         self._found: Mapping[int, versions.Version] = {}
@@ -70,18 +64,10 @@ class NewestVersions:
             exchange = publisher.Exchange(
                 self._root, key=None, file_system=self._file_system
             )
-            try:
-                groups = exchange.groups()
-            except (FileNotFoundError, NotADirectoryError):
-                if self._must_be_there:
-                    raise
-                groups = []
-            found = {
-                group: newest
-                for group in groups
-                if (newest := exchange.latest(group)) is not None
-            }
+            groups = exchange.groups()
+            newest = [exchange.latest(group) for group in groups]
         except (ImportError, OSError, ValueError) as error:
             self.problem = untrusted.one_line(f"{self._root}: {error}")
             return
+        found = {version.group: version for version in newest if version}
         self.groups, self._found, self.problem = groups, found, ""

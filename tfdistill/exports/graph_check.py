@@ -9,6 +9,7 @@ How long it runs is not judged: a loop may have no end. A task that makes no
 more steps is for a watchdog to end.
 """
 
+import operator
 import os
 import re
 from collections.abc import Iterable
@@ -31,10 +32,8 @@ _OPAQUE = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 
 GRAPH = "saved_model.pb"
 _INDEX = "variables/variables.index"
-# What a peer may publish whose graph is not the student's.
-MAX_OTHER_BYTES = 4 * 1024**3
-# A graph's file, and vocabularies.
-_SPARE_BYTES = MAX_GRAPH_BYTES + 64 * 1024**2
+# Of a version: this, or sixteen times what the student's variables have.
+MAX_BYTES = 4 * 1024**3
 
 # No saved_model.pbtxt or saved_model.cpb, which TensorFlow loads too; nothing
 # that is unpickled or that Keras loads. Assets are texts for lookup tables.
@@ -49,18 +48,15 @@ _UNREAD = re.compile(
     r"|assets\.extra/[A-Za-z0-9_.-]+"
 )
 
-# What draws random numbers; an inference that does was exported for training.
-_DRAWS = re.compile(
-    "Random|Rng|Multinomial|TruncatedNormal|Stateful(Standard|Uniform)"
+# What is added of operations that functions hold which only training calls.
+_IN_TRAINING = (
+    " Keras' `model.export` exports layers that augment in training mode: "
+    "export the model again by tfdistill.CodistillModel(model).export(DIR)."
 )
 
 
 class GraphError(ValueError):
     """A graph that must not be loaded; the message says what is in it."""
-
-
-class TrainingModeError(GraphError):
-    """A graph that predicts as if it trained, whoever made it."""
 
 
 def check(content: bytes) -> None:
@@ -81,7 +77,6 @@ def check(content: bytes) -> None:
         for node in function.node_def:
             called.update(_called(node.attr), {node.op} & own)
     run = _reachable(_run_functions(objects), callees)
-    _refuse_training(f for f in definitions if f.signature.name in run)
     for function in definitions:
         name = function.signature.name
         allowed = graph_ops.RUN if name in run else graph_ops.UNCALLED
@@ -184,24 +179,12 @@ def _run_functions(objects: Any) -> Iterator[str]:
         raise GraphError(f"its object {error} is missing.") from error
 
 
-def _refuse_training(functions: Iterable[Any]) -> None:
-    for function in functions:
-        for node in function.node_def:
-            if _DRAWS.search(node.op):
-                raise TrainingModeError(
-                    "it must predict the same for the same inputs; it draws "
-                    f"random numbers ({node.op}, {node.name!r}), as a model "
-                    "does that was exported in training mode. Keras' "
-                    "`model.export` does so with layers that augment: export "
-                    "it again by tfdistill.CodistillModel(model).export(DIR)."
-                )
-
-
 def _check_node(node: Any, allowed: frozenset[str], *, where: str) -> None:
     if node.op not in allowed:
         raise GraphError(
             f"{where} must hold only operations that cannot reach beyond the "
             f"model; found {node.op} ({node.name!r})."
+            + (_IN_TRAINING if node.op in graph_ops.UNCALLED else "")
         )
     if any(dtype in _OPAQUE for dtype in _tensor_dtypes(node.attr)):
         raise GraphError(
@@ -247,27 +230,18 @@ def check_names(names: Iterable[str]) -> None:
         raise GraphError(f"its files must include {GRAPH}.")
 
 
-def check_size(
-    num_bytes: int, graph: student_graph.StudentGraph, *, own_graph: bool
-) -> None:
-    """Checks the bytes that a version has by its manifest.
-
-    No more than it can need, given whether it is of the student's own graph.
-    """
-    ours = sum(_num_bytes(variable) for variable in graph.variables)
-    most = 2 * ours + _SPARE_BYTES
-    if not own_graph:
-        most = max(8 * most, MAX_OTHER_BYTES)
+def check_size(num_bytes: int, graph: student_graph.StudentGraph) -> None:
+    """Checks that a version has no more bytes, by its manifest, than it can."""
+    variables = graph.variables
+    elements = [tf.TensorShape(v.shape).num_elements() or 0 for v in variables]
+    sizes = [tf.as_dtype(v.dtype).size for v in variables]
+    ours = sum(map(operator.mul, elements, sizes))
+    most = max(MAX_BYTES, 16 * ours)
     if num_bytes > most:
         raise GraphError(
             f"it must have at most {most} bytes, for a student of {ours}; its "
             f"manifest names {num_bytes}."
         )
-
-
-def _num_bytes(variable: Any) -> int:
-    elements = tf.TensorShape(variable.shape).num_elements() or 0
-    return int(elements) * tf.as_dtype(variable.dtype).size
 
 
 def check_directory(directory: str) -> None:

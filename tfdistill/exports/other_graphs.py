@@ -160,7 +160,7 @@ def check_named(directory: str, *, trust: bool, remedy: str) -> None:
     """
     if filesystem.in_object_store(directory):
         raise ValueError(
-            "`saved_models` must be where TensorFlow itself can read; received "
+            "A SavedModel must be where TensorFlow itself can read; received "
             f"{directory!r}. Copy it to a local directory first."
         )
     try:
@@ -173,10 +173,6 @@ def check_named(directory: str, *, trust: bool, remedy: str) -> None:
         ) from error
     except (graph_check.GraphError, checkpoints.CheckpointError) as error:
         if not trust:
-            if isinstance(error, graph_check.TrainingModeError):
-                raise ValueError(
-                    f"The SavedModel {directory} is not loaded: {error}"
-                ) from error
             raise ValueError(
                 f"The SavedModel {directory} is not loaded: {error} If you "
                 f"trust it as you would trust a program, set {remedy}."

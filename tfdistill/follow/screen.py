@@ -52,11 +52,7 @@ class Screen:
         try:
             graph_check.check_names(found.files)
             if isinstance(ours, student_graph.StudentGraph):
-                graph_check.check_size(
-                    version.num_bytes,
-                    ours,
-                    own_graph=found.graph_fingerprint == ours.fingerprint,
-                )
+                graph_check.check_size(version.num_bytes, ours)
         except ValueError as error:
             raise Refused(str(error)) from error
         for what, spec, said in (

@@ -92,7 +92,7 @@ def _run(options: programs.Options) -> int:
         }
         print(json.dumps(record), flush=True)
 
-    newest = reader.NewestVersions(options.exchange, must_be_there=True)
+    newest = reader.NewestVersions(options.exchange)
 
     def warn() -> None:
         found = newest.look(limit_secs=_LOOK_SECS)

@@ -73,10 +73,7 @@ class ObservedRun:
             exchange or self._launched("exchange") or str(path / "exchange")
         )
         self._published = reader.NewestVersions(
-            self.exchange,
-            file_system=file_system,
-            # One that was named is there, or the name is wrong.
-            must_be_there=exchange is not None,
+            self.exchange, file_system=file_system
         )
         self._follow_events()
         if not self._groups() and self._record is None:

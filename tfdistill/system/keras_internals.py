@@ -5,7 +5,7 @@ Nothing else in the package touches a private name of Keras or TensorFlow.
 """
 
 import contextlib
-import inspect
+import functools
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -13,14 +13,12 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import optimizer as tf_optimizer
-from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.export import export_utils
 from keras.src.losses import loss as loss_module
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import values as distributed_values
 
-TESTED_KERAS = ("3.12", "3.16")
+_TESTED_KERAS = (3, 12), (3, 16)
 
 
 def check_keras() -> None:
@@ -31,34 +29,30 @@ def check_keras() -> None:
             f"{keras.backend.backend()!r}. Unset KERAS_BACKEND or set it to "
             "'tensorflow'."
         )
-    missing = [
-        f"{owner.__name__}.{name}"
-        for owner, name in (
-            (tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build"),
-            (tf_trainer.TensorFlowTrainer, "_symbolic_build"),
-            (tf_trainer.TFEpochIterator, "_enumerate_iterator"),
-            (tf_trainer.TFEpochIterator, "_get_iterator"),
-            (tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients"),
-            (tf_optimizer.TFOptimizer, "_get_variable_index"),
-            (keras.Layer, "_flatten_layers"),
-            (loss_module, "scale_loss_for_distribution"),
-            (loss_module, "unscale_loss_for_distribution"),
-            (export_utils, "get_input_signature"),
-        )
-        if not hasattr(owner, name)
-    ]
-    if missing or "data_batch" not in _symbolic_build_arguments():
+    first, last = _TESTED_KERAS
+    major, minor = map(int, keras.__version__.split(".")[:2])
+    if not first <= (major, minor) <= last:
         raise RuntimeError(
-            f"Keras {keras.__version__} lacks what tfdistill builds on "
-            f"({', '.join(missing) or '_symbolic_build(data_batch=)'}). "
-            f"Tested with Keras {TESTED_KERAS[0]} to {TESTED_KERAS[1]}: "
-            "install one of these."
+            "tfdistill builds on private names of Keras, and was tested with "
+            f"Keras {first[0]}.{first[1]} to {last[0]}.{last[1]}; received "
+            f"{keras.__version__}. Install one of these."
         )
 
 
-def _symbolic_build_arguments() -> list[str]:
-    build = tf_trainer.TensorFlowTrainer._symbolic_build
-    return list(inspect.signature(build).parameters)
+@functools.cache
+def prepare() -> None:
+    """Changes, once in a process, what Keras and TensorFlow have no option for.
+
+    Whoever makes a strategy or a model calls it first.
+    """
+    _make_scalars_readable()
+    _pass_batches_on_without_autotune()
+    for name in (
+        "scale_loss_for_distribution",
+        "unscale_loss_for_distribution",
+    ):
+        original = getattr(loss_module, name)
+        setattr(loss_module, name, _with_switch(original))
 
 
 def _inner(optimizer: keras.Optimizer) -> keras.Optimizer:
@@ -116,36 +110,24 @@ class _Scaling(threading.local):
 _scaling = _Scaling()
 
 
+def _with_switch(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: value if _scaling.is_off else original(value)
+
+
 @contextlib.contextmanager
 def losses_of_one_replica() -> Iterator[None]:
     """Leaves Keras' losses of this thread means over one replica's rows.
 
     Keras divides its own losses and regularizers by the number of replicas,
     and cannot know of a mean that a model computes by itself. A sum of both
-    has one meaning only if neither is divided. There is no public switch.
+    has one meaning only if neither is divided. There is no public switch, so
+    `prepare` adds one.
     """
-    for name in (
-        "scale_loss_for_distribution",
-        "unscale_loss_for_distribution",
-    ):
-        original = getattr(loss_module, name)
-        if not hasattr(original, "has_switch"):
-            setattr(loss_module, name, _with_switch(original))
-    before = _scaling.is_off
-    _scaling.is_off = True
+    before, _scaling.is_off = _scaling.is_off, True
     try:
         yield
     finally:
         _scaling.is_off = before
-
-
-def _with_switch(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def scale(value: Any) -> Any:
-        is_off = _scaling.is_off
-        return value if is_off else original(value)
-
-    scale.has_switch = True  # type: ignore[attr-defined]
-    return scale
 
 
 def lend_compiled_loss(model: keras.Model, inner: keras.Model) -> None:
@@ -218,7 +200,7 @@ def overwrites_weights(optimizer: keras.Optimizer | None) -> bool:
     return bool(inner and inner.use_ema and inner.ema_overwrite_frequency)
 
 
-def make_scalars_readable() -> None:
+def _make_scalars_readable() -> None:
     """Lets `float` and `int` read variables that replicas share.
 
     A variable of one device has both, by which callbacks read
@@ -320,53 +302,34 @@ def global_seed() -> int | None:
     return None if seed is None else int(seed)
 
 
-def pass_batches_on_without_autotune() -> None:
+def _pass_batches_on_without_autotune() -> None:
     """Has strategies pass batches on to their devices without autotuning.
 
     An iterator that goes away waits for its autotuning thread, which may miss
     its wake-up and sleep on for as long as the iterator has lived: on 2 busy
     cores 2 of 12 iterators of 12 s took 9 s and 20 s to go, 0 of 24 without
     autotuning. `tf.distribute` makes these data sets itself and has no option
-    for it. Without the private function nothing is changed.
+    for it.
     """
-    original = getattr(
-        multi_device_iterator_ops, "_create_device_dataset", None
-    )
-    if original is None or getattr(original, "has_no_autotune", False):
-        return
+    original = multi_device_iterator_ops._create_device_dataset
 
     def create(*args: Any, **kwargs: Any) -> tf.data.Dataset:
         options = tf.data.Options()
         options.autotune.enabled = False
         return original(*args, **kwargs).with_options(options)
 
-    create.has_no_autotune = True  # type: ignore[attr-defined]
     multi_device_iterator_ops._create_device_dataset = create
 
 
-def read_past(iterator: Any, num_batches: int) -> None:
+@tf.function
+def _read_past(iterator: Any, num_batches: tf.Tensor) -> None:
     """Reads batches and drops them.
 
     A loop inside TensorFlow: asked from Python, an iterator over several
     workers took 20 ms for each batch, minutes for a long training.
     """
-    if not num_batches:
-        return
-
-    @tf.function(autograph=False)
-    def read(source: Any, count: tf.Tensor) -> None:
-        def step(done: tf.Tensor) -> tf.Tensor:
-            source.get_next()
-            return done + 1
-
-        tf.while_loop(
-            lambda done: done < count,
-            step,
-            [tf.zeros((), tf.int64)],
-            parallel_iterations=1,
-        )
-
-    read(iterator, tf.constant(num_batches, tf.int64))
+    for _ in tf.range(num_batches):
+        iterator.get_next()
 
 
 class EpochData:
@@ -406,8 +369,8 @@ class EpochData:
         # Each iterator moves the seeds of shuffles on, read or not.
         for _ in range(position["iterators"]):
             current = iter(it._get_iterator())
-        if batch or position["is_kept"]:
-            read_past(current, position["batches"])
+        if position["batches"] and (batch or position["is_kept"]):
+            _read_past(current, tf.constant(position["batches"], tf.int64))
         it._steps_seen = position["batches"]
         it._num_batches = it._num_batches or position["num_batches"]
         it._current_iterator = current if position["is_kept"] else None

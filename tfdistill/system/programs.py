@@ -164,7 +164,6 @@ class Program:
             if is_quiet:
                 # Programs report their progress, libraries only what is wrong.
                 logging.get_absl_logger().setLevel(python_logging.INFO)
-                logging.get_absl_handler().addFilter(_is_ours_or_wrong)
                 python_logging.getLogger().setLevel(python_logging.WARNING)
             return self._run(options)
 
@@ -192,10 +191,7 @@ class Program:
         made = Flags(
             prog=self.name,
             usage=f"{self.name} {forms}".replace("%", "%%"),
-            description="\n\n".join(
-                textwrap.fill(text, _WIDTH)
-                for text in inspect.cleandoc(self.about).split("\n\n")
-            ),
+            description=inspect.cleandoc(self.about),
             epilog=self.notes,
         )
         self.define(made)
@@ -233,12 +229,6 @@ def _with_underscores(argument: str) -> str:
 def forget_output() -> None:
     """Drops what cannot be printed, now and at the interpreter's end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _is_ours_or_wrong(record: python_logging.LogRecord) -> bool:
-    """TensorFlow and Keras write each file they save to absl's log, too."""
-    theirs = "/tensorflow/" in record.pathname or "/keras/" in record.pathname
-    return record.levelno > python_logging.INFO or not theirs
 
 
 def listing(title: str, items: Mapping[str, str]) -> str:
