@@ -346,48 +346,6 @@ def test_files_open_in_a_plain_keras(exchange, tmp_path):
     assert cases.run_python(_PLAIN, str(tmp_path)).strip() == "same"
 
 
-def test_a_saved_student_is_compiled_as_keras_would(tmp_path):
-    found = []
-    for wrap in (tfdistill.CodistillModel, lambda student: student):
-        model = wrap(cases.deep(0))
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, metrics=["accuracy"])
-        model.fit(_X, _Y, batch_size=8, shuffle=False, verbose=0)
-        path = tmp_path / f"{len(found)}.keras"
-        model.save(path)
-        loaded = keras.models.load_model(path)
-        logs = cases.fit(loaded, _X, _Y, batch_size=8, callbacks=[])
-        assert set(logs) == {"loss", "accuracy"}
-        found.append([v.numpy() for v in loaded.optimizer.variables])
-        found[-1] += loaded.get_weights()
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
-class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    def __call__(self, step):
-        return 0.1
-
-    def get_config(self):
-        return {}
-
-
-@pytest.mark.parametrize(
-    "compiled",
-    [
-        {"optimizer": lambda: keras.optimizers.SGD(_Schedule()), "loss": "mse"},
-        {"optimizer": keras.optimizers.SGD, "loss": lambda y, p: p},
-    ],
-    ids=["schedule", "loss"],
-)
-def test_a_file_needs_no_class_beyond_keras(tmp_path, compiled):
-    model = tfdistill.CodistillModel(cases.linear())
-    model.compile("sgd", "mse")
-    model.compile(compiled["optimizer"](), compiled["loss"])
-    model.save(tmp_path / "a.keras")
-    assert not keras.models.load_model(tmp_path / "a.keras").compiled
-
-
 def test_export_is_the_students(tmp_path):
     model = cases.codistill(cases.linear(0))
     model.export(str(tmp_path / "export"), verbose=False)
@@ -501,11 +459,6 @@ def _reads_no_labels(here, there):
     cases.fit(model, data.map(lambda *e: attached.attach(e, {"big": label})))
 
 
-def _measures_logits(here, there):
-    loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    cases.codistill(cases.linear(), loss=loss, metrics=["AUC"])
-
-
 @pytest.mark.parametrize(
     ("train", "message"),
     [
@@ -520,7 +473,6 @@ def _measures_logits(here, there):
         (_mixes_elsewhere, "Mixer reads .*here and group_1 teaches .*there"),
         (_distils_while_it_mixes, "must be the `distillation_weight` as well"),
         (_reads_no_labels, "labels of big, which no teacher reads"),
-        (_measures_logits, r"keras.metrics.AUC\(from_logits=True\)"),
     ],
 )
 def test_mistakes_that_train_wrongly_are_told(tmp_path, train, message):

@@ -14,10 +14,8 @@ reduces a batch tuple over the workers, and averages logs over a missing axis.
 `CodistillModel` adds teachers to a step, and nothing else.
 """
 
-import json
+import inspect
 import os
-import re
-import types
 import warnings
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -31,7 +29,6 @@ from tfdistill.backup import callback as backup
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
-from tfdistill.embedding import layer as embedding_layer
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.labels import attached
@@ -48,7 +45,6 @@ from tfdistill.teachers import term
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
 from tfdistill.training import guards
-from tfdistill.training import own_steps
 from tfdistill.training import steps
 from tfdistill.training import trainer as replica_trainer
 
@@ -59,6 +55,7 @@ Logs = steps.Logs
 # What would never be run of a model inside another.
 _STEPS = ("train_step", "compute_metrics", "test_step", "predict_step")
 _LOOPS = (
+    "compile",
     "evaluate",
     "fit",
     "make_predict_function",
@@ -66,8 +63,6 @@ _LOOPS = (
     "make_train_function",
     "predict",
 )
-# Arguments of Keras' `compile` that files say.
-_COMPARING = ("loss", "metrics", "weighted_metrics")
 # What is logged of the loss besides `loss` itself.
 _PARTS = ("task_loss", "distillation_loss")
 
@@ -87,13 +82,12 @@ class DistributedModel(steps.Trained, keras.Model):
     batch normalization normalizes over each replica's own rows
     (`keras.layers.BatchNormalization(synchronized=True)` over all). `save`,
     `save_weights`, `load_weights` and `export` are those of the model, whose
-    files plain Keras loads; they say how it was compiled if optimizer, loss and
-    metrics are Keras' own.
+    files plain Keras loads. They do not say how it was compiled.
 
-    A model may have a `compute_loss`, `test_step`, `compute_metrics` or
-    `compile` of its own, and outside of parameter servers a `train_step`. On
-    several replicas each runs on its own rows, and results count by rows: they
-    equal those of one process if each loss is a mean over the rows of a batch.
+    A model may have a `compute_loss` of its own. On several replicas each calls
+    it with its own rows, and results count by rows: they equal those of one
+    process if its loss is a mean over the rows of a batch. Steps of its own are
+    refused.
 
     Attributes:
         model: The model that was given.
@@ -108,8 +102,8 @@ class DistributedModel(steps.Trained, keras.Model):
     train_function: Any
     test_function: Any
     _trainer: Any = None
-    _INSIDE, _PREFIX, _MAY_COMPILE = "model", "distributed", True
-    _NEVER_RUN: tuple[str, ...] = _LOOPS
+    _INSIDE, _PREFIX = "model", "distributed"
+    _NEVER_RUN: tuple[str, ...] = (*_STEPS, *_LOOPS)
 
     def __init__(self, model: keras.Model, *, name: str | None = None) -> None:
         """Wraps a model. Make both inside the strategy's scope.
@@ -121,14 +115,13 @@ class DistributedModel(steps.Trained, keras.Model):
         Raises:
             ValueError: `model` is not a `keras.Model`, trains on several
                 workers already, or has methods that would never be run, such
-                as a `fit` of its own.
+                as a `fit` or a `train_step` of its own.
         """
         _check_inside(model, self._INSIDE, self._NEVER_RUN)
         super().__init__(name=name or f"{self._PREFIX}_{model.name}")
         self.model = model
         self.built = model.built
-        self._own = own_steps.Own(model, may_compile=self._MAY_COMPILE)
-        self._is_told_to_files = False
+        self._has_own_loss = _is_own(model, "compute_loss")
 
     @property
     def trainer(self) -> Any:
@@ -179,7 +172,7 @@ class DistributedModel(steps.Trained, keras.Model):
         return self.model.get_layer(name=name, index=index)
 
     def get_compile_config(self) -> None:
-        """Returns nothing: the model inside says how it was compiled."""
+        """Returns nothing: files are those of the model inside."""
         return None
 
     def get_config(self) -> dict[str, Any]:
@@ -203,48 +196,39 @@ class DistributedModel(steps.Trained, keras.Model):
     # ---- Keras' methods ----
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Configures training; takes what the model's own `compile` takes.
+        """Configures training; takes what `keras.Model.compile` takes.
 
         Args:
-            *args: As for the model's `compile`.
-            **kwargs: As for the model's `compile`. `jit_compile="auto"`, the
+            *args: As for `keras.Model.compile`.
+            **kwargs: As for `keras.Model.compile`. `jit_compile="auto"`, the
                 default, is Keras' own choice on one device, which is XLA on a
                 GPU if all layers support it. Several replicas, workers and
                 parameter servers train without XLA, which cannot compile what
                 they exchange.
 
         Raises:
-            ValueError: The model's own `train_step` or the optimizer's
-                `ema_overwrite_frequency` cannot run under the strategy.
+            ValueError: The optimizer's `ema_overwrite_frequency` cannot run
+                under the strategy.
         """
-        if not self._own.is_compiled:
-            self._compile(fit_arguments.bind(super().compile, args, kwargs))
-            return
-        self.model.compile(*args, **kwargs)
-        names = ("optimizer", "run_eagerly", "steps_per_execution")
-        arguments = {name: getattr(self.model, name) for name in names}
-        xla = kwargs.get("jit_compile", "auto")
-        self._compile({**arguments, "jit_compile": xla})
-
-    def _compile(self, arguments: dict[str, Any]) -> None:
+        arguments = fit_arguments.bind(super().compile, args, kwargs)
         strategy = self.distribute_strategy
-        own_steps.check(self.model, strategy)
         loss = global_batch.over_global_batch(arguments.get("loss"))
-        given = {**arguments, "loss": loss}
+        arguments["loss"] = loss
         is_alone = strategy.num_replicas_in_sync == 1
-        if given.get("jit_compile", "auto") == "auto" and (
+        if arguments.get("jit_compile", "auto") == "auto" and (
             not is_alone or replicas.on_servers(strategy)
         ):
-            given["jit_compile"] = False
-        super().compile(**given)
+            arguments["jit_compile"] = False
+        super().compile(**arguments)
         if not is_alone and keras_internals.overwrites_weights(self.optimizer):
             raise ValueError(
                 "`ema_overwrite_frequency` must be left out of the optimizer; "
                 f"received it with {strategy.num_replicas_in_sync} replicas. "
                 "With use_ema=True `fit` leaves the averages at its end."
             )
+        if self._has_own_loss:
+            keras_internals.lend_compiled_loss(self, self.model)
         self.trainer.compiled()
-        _tell_files(self, arguments)
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains the model; takes what `keras.Model.fit` takes.
@@ -347,25 +331,16 @@ class DistributedModel(steps.Trained, keras.Model):
         spec = data_batch
         if iterator is not None:
             spec = keras_internals.distributed_element_spec(iterator)
-        own_steps.mark_built(self.model)
         if self.model.built:
             self.built = True
         self.trainer.build(spec, iterator)
-
-    def _symbolic_build(
-        self, iterator: Any = None, data_batch: Any = None
-    ) -> None:
-        super()._symbolic_build(iterator, data_batch)
-        if self._own.is_compiled:
-            # Its own metrics and losses.
-            self.model._symbolic_build(data_batch=data_batch)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Builds what `fit` calls for each execution; kept and returned."""
         if self.train_function is None or force:
             super().make_train_function(force=True)  # Traces nothing.
             self.train_function = self.trainer.train_function(
-                self._own.step_of(self, "train_step"), self.train_function
+                self.train_step, self.train_function
             )
         return self.train_function
 
@@ -374,7 +349,7 @@ class DistributedModel(steps.Trained, keras.Model):
         if self.test_function is None or force:
             super().make_test_function(force=True)  # Traces nothing.
             self.test_function = self.trainer.test_function(
-                self._own.step_of(self, "test_step"), self.test_function
+                self.test_step, self.test_function
             )
         return self.test_function
 
@@ -382,14 +357,12 @@ class DistributedModel(steps.Trained, keras.Model):
 
     def train_step(self, data: Any) -> Logs:
         """Runs one update on one replica's part of the global batch."""
-        if "train_step" in self._own:
-            return self.model.train_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
         with batch.scope(), self.trainer.tape() as tape:
             y_pred = self(x, training=True)
-            loss = self._own.share_of_loss(
-                self, batch, x, y, y_pred, sample_weight, training=True
+            loss = self._share_of_loss(
+                batch, x, y, y_pred, sample_weight, training=True
             )
             scaled = self.optimizer.scale_loss(loss)
         self.trainer.apply(tape, scaled, batch)
@@ -406,15 +379,14 @@ class DistributedModel(steps.Trained, keras.Model):
         Returns:
             The metrics' results.
         """
-        data = self.bare(data)
-        if "test_step" in self._own:
-            return self.model.test_step(data)
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
+            self.bare(data)
+        )
         batch = global_batch.GlobalBatch.of(x)
         with batch.scope():
             y_pred = self(x, training=False)
-            loss = self._own.share_of_loss(
-                self, batch, x, y, y_pred, sample_weight, training=False
+            loss = self._share_of_loss(
+                batch, x, y, y_pred, sample_weight, training=False
             )
         batch.record(self.metrics, {"loss": loss})
         return self.compute_metrics(x, y, y_pred, sample_weight)
@@ -425,9 +397,24 @@ class DistributedModel(steps.Trained, keras.Model):
         On several workers it answers in a dtype that collectives can gather,
         which `predict` turns back.
         """
-        is_own = "predict_step" in self._own
-        step = self.model.predict_step if is_own else super().predict_step
-        return self.trainer.sendable(step(self.bare(data)))
+        return self.trainer.sendable(super().predict_step(self.bare(data)))
+
+    def _share_of_loss(
+        self,
+        batch: global_batch.GlobalBatch,
+        x: Any,
+        y: Any,
+        y_pred: Any,
+        weights: Any,
+        *,
+        training: bool,
+    ) -> tf.Tensor:
+        """Returns this replica's share of what `compute_loss` gives."""
+        if not self._has_own_loss or not replicas.in_replica():
+            return self.compute_loss(x, y, y_pred, weights, training=training)
+        with batch.alone():
+            loss = self.compute_loss(x, y, y_pred, weights, training=training)
+        return loss * tf.cast(batch.share, loss.dtype)
 
     def compute_loss(
         self,
@@ -443,22 +430,28 @@ class DistributedModel(steps.Trained, keras.Model):
         it with its own rows, and its value is taken for a mean over these.
         """
         given = (x, y, y_pred, sample_weight)
-        if self._own.has_loss:
-            return self._own.loss(*given, training=training)
-        return super().compute_loss(*given, training=training)
+        if not self._has_own_loss:
+            return super().compute_loss(*given, training=training)
+        function = self.model.compute_loss
+        # Those of before Keras 3.3 do not take it.
+        if "training" in inspect.signature(function).parameters:
+            return function(*given, training=training)
+        return function(*given)
 
     @property
     def metrics(self) -> list[keras.Metric]:
-        """The metrics that a step updates."""
-        if self._own.is_compiled:
-            return self.model.metrics
-        return super().metrics
+        """The metrics of `compile`, and those of the model's own loss."""
+        found = super().metrics
+        if not self._has_own_loss or self.model.compiled:
+            return found
+        known = set(map(id, found))
+        return [*found, *(m for m in self.model.metrics if id(m) not in known)]
 
-    def compute_metrics(self, *args: Any, **kwargs: Any) -> Logs:
-        """Updates the metrics; see `keras.Model.compute_metrics`."""
-        if self._own.is_compiled:
-            return self.model.compute_metrics(*args, **kwargs)
-        return super().compute_metrics(*args, **kwargs)
+
+def _is_own(model: keras.Model, name: str) -> bool:
+    """Whether neither Keras nor this package wrote a method of a model."""
+    home = next(k for k in type(model).__mro__ if name in vars(k)).__module__
+    return home.partition(".")[0] not in ("keras", "tfdistill")
 
 
 def _check_inside(model: Any, inside: str, never_run: tuple[str, ...]) -> None:
@@ -474,7 +467,7 @@ def _check_inside(model: Any, inside: str, never_run: tuple[str, ...]) -> None:
             f"workers by itself; received {type(model).__name__}. Call "
             "`fit` on it as it is, or pass the model inside it."
         )
-    own = [n for n in never_run if own_steps.is_own(model, n)]
+    own = [n for n in never_run if _is_own(model, n)]
     if own:
         raise ValueError(
             f"`{inside}` must leave its training to the model that "
@@ -501,53 +494,6 @@ def _check_preprocessor(student: Any) -> None:
         )
 
 
-def _tell_files(model: DistributedModel, arguments: Mapping[str, Any]) -> None:
-    """Has files of the model say how it was compiled, as Keras' do.
-
-    Unless that needs classes beyond Keras' own, without which the file
-    would not load; the model has a `compile` of its own, which Keras could
-    not call again; or the optimizer's state is not in this process, or
-    partly that of a `ShardedEmbedding`. A `compute_loss` of the model's own
-    uses what this model is compiled with.
-    """
-    inside = model.model
-    if model._own.is_compiled:
-        return
-    if model._own.has_loss:
-        keras_internals.lend_compiled_loss(model, inside)
-    parts = [model.optimizer, *(arguments.get(name) for name in _COMPARING)]
-    if (
-        not model._own.has_loss
-        and "compile" not in model._own
-        and not replicas.on_servers(model.distribute_strategy)
-        and not embedding_layer.layers_of(inside)
-        and all(map(_is_keras, keras.tree.flatten(parts)))
-    ):
-        model._is_told_to_files = True
-        # Not the model's own method, which may do anything else.
-        keras.Model.compile(
-            inside, **{**arguments, "optimizer": model.optimizer}
-        )
-    elif model._own.has_loss or model._is_told_to_files:
-        # What was said of it before is not true any more.
-        model._is_told_to_files = False
-        inside.compiled, inside.optimizer = False, None
-
-
-def _is_keras(part: Any) -> bool:
-    """Whether plain Keras can load an optimizer, loss or metric from a file."""
-    if part is None or isinstance(part, str):
-        return True
-    if isinstance(part, types.FunctionType | type):
-        return part.__module__.startswith("keras.")
-    try:
-        text = json.dumps(keras.saving.serialize_keras_object(part))
-    except Exception:  # A user's class may do anything, or lack a config.
-        return False
-    homes = re.findall(r'"module": "([^"]*)"', text)
-    return all(home.partition(".")[0] == "keras" for home in homes)
-
-
 @keras.saving.register_keras_serializable(package="tfdistill")
 class CodistillModel(steps.Codistilled, DistributedModel):
     """Trains a student on its task and on what its teachers predict.
@@ -561,9 +507,8 @@ class CodistillModel(steps.Codistilled, DistributedModel):
     Teachers run in inference mode on the student's own batch.
 
     `evaluate`, `predict`, `save`, `save_weights`, `load_weights` and `export`
-    use only the student. Its files contain nothing of the teachers. A saved
-    student loads compiled with the task's part of `compile`, if optimizer,
-    loss and metrics are Keras' own.
+    use only the student. Its files contain nothing of the teachers, nor how it
+    was compiled.
 
     `fit` logs `loss`, `task_loss`, `distillation_loss` (unweighted),
     `distillation_weight` (the weight in force at the last step),
@@ -579,9 +524,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
     """
 
     # Loops of its own may do the same as Keras', as those of KerasHub.
-    # Its own loss uses what this model is compiled with.
-    _INSIDE, _PREFIX, _MAY_COMPILE = "student", "codistill", False
-    _NEVER_RUN = _STEPS
+    _INSIDE, _PREFIX, _NEVER_RUN = "student", "codistill", _STEPS
 
     def __init__(
         self,
@@ -677,18 +620,14 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 f"teachers; received None with {len(self.teachers)} of them. "
                 "For classes: tfdistill.losses.SoftTargetCrossEntropy()."
             )
-        arguments = fit_arguments.bind(
-            super(DistributedModel, self).compile, args, kwargs
-        )
         if self.teachers.swaps_predictions:
-            _leave_out_xla(arguments)
-        self._compile(arguments)
+            _leave_out_xla(kwargs)
+        super().compile(*args, **kwargs)
         self.codistillation.compile(
             distillation_loss,
             schedules.get(distillation_weight),
             task_loss=self.loss,
         )
-        _check_scale(self.loss, arguments)
         # Attributes, by which Keras finds metrics.
         self._task_tracker = keras.metrics.Mean("task_loss")
         self._distillation_tracker = keras.metrics.Mean("distillation_loss")
@@ -719,7 +658,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
 
         See `DistributedModel.compute_loss`.
         """
-        has_task = self._own.has_loss or self.loss is not None or self.losses
+        has_task = self._has_own_loss or self.loss is not None or self.losses
         if not has_task and self.codistillation:
             return tf.zeros([], keras.config.floatx())
         return super().compute_loss(
@@ -736,8 +675,8 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         step = tf.convert_to_tensor(counter)
         with batch.scope(), self.trainer.tape() as tape:
             y_pred = self(x, training=True)
-            task_loss = self._own.share_of_loss(
-                self, batch, x, y, y_pred, weights, training=True
+            task_loss = self._share_of_loss(
+                batch, x, y, y_pred, weights, training=True
             )
             paid = self.codistillation.term(
                 tape,
@@ -794,19 +733,6 @@ def _leave_out_xla(arguments: dict[str, Any]) -> None:
             "cannot compile what the groups send each other."
         )
     arguments["jit_compile"] = False
-
-
-def _check_scale(loss: Any, arguments: Mapping[str, Any]) -> None:
-    """Warns of a metric of probabilities beside a loss of logits."""
-    given = (arguments.get("metrics"), arguments.get("weighted_metrics"))
-    has_area = any(m in ("AUC", "auc") for m in keras.tree.flatten(given))
-    logits = set(map(term.gives_logits, keras.tree.flatten(loss)))
-    if has_area and logits == {True}:
-        warnings.warn(
-            "The metric 'AUC' takes outputs for probabilities; received a loss "
-            "of logits. Pass keras.metrics.AUC(from_logits=True).",
-            stacklevel=3,
-        )
 
 
 def _check_labels(labels: Mapping[str, Any], taught: Any) -> None:
