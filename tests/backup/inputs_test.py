@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
-from tfdistill.backup import inputs
+from tfdistill.backup import callback
 
 service_lib = tf.data.experimental.service
 _SIZE, _BATCH, _BACKUP_STEP = 20, 4, 7
@@ -31,9 +31,9 @@ def service():
     dispatcher._stop()
 
 
-def _of_service(target, **more):
+def _of_service(target):
     distribute = service_lib.distribute(
-        processing_mode=service_lib.ShardingPolicy.OFF, service=target, **more
+        processing_mode=service_lib.ShardingPolicy.OFF, service=target
     )
     # Keras would warn at the end of data whose size it does not know.
     data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat().batch(_BATCH)
@@ -91,17 +91,8 @@ def _check_resumes(make, tmp_path, **more):
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_data_service_of_one_worker_resumes(tmp_path, service, caplog):
+def test_a_data_service_of_one_worker_resumes(tmp_path, service):
     _check_resumes(lambda: _of_service(service), tmp_path, steps_per_epoch=5)
-    assert "A tf.data service with several workers delivers" in caplog.text
-
-
-def test_a_shared_job_of_a_data_service_is_refused(tmp_path, service):
-    data = _of_service(service, job_name="ours").map(lambda x, y: (x, y))
-    with pytest.raises(
-        ValueError, match="no `job_name` if .* received b'ours'"
-    ):
-        _fit(data.prefetch(1), tmp_path, steps_per_epoch=5)
 
 
 def test_grain_resumes(tmp_path):
@@ -119,5 +110,5 @@ def test_grain_resumes(tmp_path):
 def test_a_shuffled_pydataset_is_told_of(tmp_path, caplog):
     _check_resumes(Batches, tmp_path, shuffle=False)
     assert "PyDataset" not in caplog.text
-    inputs.check({"x": Batches()})
+    callback._check_order({"x": Batches()})
     assert "shuffles the batches of a PyDataset anew" in caplog.text

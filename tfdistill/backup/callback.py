@@ -4,12 +4,12 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from tfdistill.backup import inputs
 from tfdistill.backup import replicas
 from tfdistill.backup import store
 from tfdistill.cluster import ending
@@ -48,7 +48,7 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
         callbacks = [*others, backup]
         point = backup.begin(model, others)
         if not replicas_lib.on_servers(strategy):
-            inputs.check(arguments)
+            _check_order(arguments)
             if point is not None:
                 arguments["initial_epoch"] = point.epoch
             callbacks = [backup.begun, *callbacks]
@@ -60,6 +60,19 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
         model.trainer.backup = backup
         stack.callback(setattr, model.trainer, "backup", None)
         yield
+
+
+def _check_order(arguments: Mapping[str, Any]) -> None:
+    """Warns of batches that come in another order after a resume."""
+    data = arguments.get("x")
+    is_python = isinstance(data, keras.utils.PyDataset)
+    if is_python and arguments.get("shuffle", True):
+        _log.warning(
+            "Keras shuffles the batches of a PyDataset anew after a resume: of "
+            "the epoch in progress, some come twice and others not at all. "
+            "Pass shuffle=False to `fit`, and shuffle in the PyDataset with a "
+            "seed."
+        )
 
 
 class Backup(steps.SteppedCallback):

@@ -181,8 +181,7 @@ class ServerTrainer(trainer.Trainer):
         shuffle = bool(arguments.get("shuffle", True))
         source = _source(arguments, shuffle=shuffle)
         validation = _validation(arguments)
-        # Here each epoch reads the data from their start.
-        fit_arguments.check(arguments, starts_over=True)
+        fit_arguments.check(arguments)
         data = worker_data.WorkerData(
             self._workers.coordinator,
             source,

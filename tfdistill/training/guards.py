@@ -356,7 +356,7 @@ class _DataWatch(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self._num_steps = self._num_test_batches = 0
-        self._is_first, self._has_begun = True, False
+        self._has_begun = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._num_steps, self._has_begun = 0, False
@@ -367,22 +367,6 @@ class _DataWatch(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._num_steps = batch + 1
-        if self._is_first:
-            self._is_first = False
-            self._check_batch()
-
-    def _check_batch(self) -> None:
-        replicas = self.model.distribute_strategy.num_replicas_in_sync
-        examples = self.model.trainer.last.examples
-        if replicas == 1 or examples is None:
-            return
-        size = round(float(examples) / self.model.steps_per_execution)
-        if size < replicas:
-            raise ValueError(
-                "A global batch must hold an example for each of "
-                f"{replicas} replicas; received {size}. Batches are global: "
-                "use a larger size, or fewer workers."
-            )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._has_begun and not self._num_steps:

@@ -11,7 +11,6 @@ before an export, an evaluation and a file.
 """
 
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -433,16 +432,8 @@ def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
     seed = keras_internals.global_seed()
     own = int.from_bytes(os.urandom(4), "big") if seed is None else seed
     seeds = replicas.WorkerValues(strategy).gathered(own % 2**31)
-    if len(set(seeds)) == 1 and seed is not None:
-        return
-    if seed is not None:
-        warnings.warn(
-            "The workers set different random seeds; the first worker's "
-            f"({seeds[0]}) is used by all, so that they shuffle alike. "
-            "Call keras.utils.set_random_seed with one seed on all workers.",
-            stacklevel=6,
-        )
-    tf.random.set_seed(seeds[0])
+    if seed is None or len(set(seeds)) > 1:
+        tf.random.set_seed(seeds[0])
 
 
 def own_statistics(model: keras.Model) -> list[Any]:
