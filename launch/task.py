@@ -54,7 +54,6 @@ def run(
     with strategy.scope():
         model = make_model(workload, cluster, exchange, loss=loss)
     watched = _Watched(
-        recipe,
         workload,
         cluster,
         exchange,
@@ -219,7 +218,6 @@ class _Watched:
 
     def __init__(
         self,
-        recipe: recipes.Recipe,
         workload: Workload,
         cluster: tfdistill.Cluster,
         exchange: tfdistill.Exchange,
@@ -259,10 +257,7 @@ class _Watched:
             *([self._mixer] if self._mixer else []),
             self._backup,
             run_log.RunLog(str(directory)),
-            callbacks.Summaries(
-                directory / summaries.DIRECTORY,
-                configuration=dataclasses.asdict(recipe),
-            ),
+            callbacks.Summaries(directory / summaries.DIRECTORY),
             *([loader] if has_teachers else []),
             *(
                 [callbacks.BestEffort(checkpoint)]

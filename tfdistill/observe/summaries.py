@@ -10,55 +10,14 @@ from typing import Any
 
 import keras
 from tensorboard.compat.proto import summary_pb2
-from tensorboard.plugins.hparams import api as hparams
-from tensorboard.plugins.text import summary_v2 as text_summary
 
 from tfdistill.cluster import replicas
-from tfdistill.cluster import strategy as strategy_lib
-from tfdistill.observe import run_description
 from tfdistill.observe import summary_file
 from tfdistill.observe import tags
 from tfdistill.system import processes
-from tfdistill.system import run_files
 from tfdistill.teachers import labels
 from tfdistill.teachers import term
 from tfdistill.training import steps
-
-
-class TeacherNews:
-    """What has changed about the teachers since the last look."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[str, frozenset[int]]] = {}
-
-    def of(
-        self, status: Sequence[Mapping[str, Any]], step: int
-    ) -> dict[str, str]:
-        """Returns what is new, as Markdown, by tag."""
-        news = {}
-        names = tags.teacher_tags(status)
-        for name, teacher in zip(names, status, strict=True):
-            health, refused = teacher["health"], teacher["quarantined"]
-            before, known = self._known.get(name, ("absent", frozenset()))
-            self._known[name] = health, frozenset(refused)
-            lines = [
-                f"version {version} is quarantined: {_quoted(refused[version])}"
-                for version in sorted(refused.keys() - known)
-            ]
-            if health != before:
-                why = teacher["reason"] and f": {_quoted(teacher['reason'])}"
-                health = health.replace("_", " ")
-                lines.append(f"version {teacher['step']} is **{health}**{why}")
-            if lines:
-                news[f"teachers/{name}/news"] = "\n".join(
-                    f"- step {step}: {line}" for line in lines
-                )
-        return news
-
-
-def _quoted(reason: str) -> str:
-    """As code: a reason may repeat what a peer has written."""
-    return f"`{' '.join(reason.replace('`', chr(39)).split())}`"
 
 
 class IntervalMeans:
@@ -149,8 +108,7 @@ class Summaries(steps.SteppedCallback):
     """Writes what a codistilled training does, for TensorBoard.
 
     Losses, each teacher's staleness, health and agreement, exports and
-    refreshes, speed and memory, at the student's global step; quarantines and
-    the configuration, as text and hyperparameters; a layout of the charts.
+    refreshes, speed and memory, at the student's global step.
     `docs/tensorboard.md` lists the tags. `CodistillModel.fit` adds one by
     itself if `TFDISTILL_WORKDIR` is set.
 
@@ -170,15 +128,12 @@ class Summaries(steps.SteppedCallback):
         directory: str | os.PathLike[str],
         *,
         every_steps: int = 50,
-        configuration: Mapping[str, Any] | None = None,
     ) -> None:
         """Writes nothing yet.
 
         Args:
             directory: Of the TensorBoard run; a path or a URL.
             every_steps: Steps between points, >= 1. Default 50.
-            configuration: What the run consists of, in types of JSON. Defaults
-                to the compiled model's own.
 
         Raises:
             ValueError: An argument is not as above.
@@ -186,13 +141,11 @@ class Summaries(steps.SteppedCallback):
         super().__init__()
         self._directory = os.fspath(directory)
         self._schedule = steps.EverySteps(every_steps)
-        self._configuration = configuration
         self._exporter: Any = None
         self._loader: Any = None
         self._mixer: Any = None
         self._file: summary_file.SummaryFile | None = None
         self._means = IntervalMeans(_LOSSES)
-        self._news = TeacherNews()
         self._pace = TrainingPace()
         # What the last executions measured, since the last point at most.
         self._compared: collections.deque[tuple[str, list[Any]]] = (
@@ -218,26 +171,11 @@ class Summaries(steps.SteppedCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Writes what is known before the first step."""
         super().on_train_begin(logs)
-        model = self.codistilled  # Refuses other models.
+        _ = self.codistilled  # Refuses other models.
         self._schedule.start(self.step)
         if self._file is not None:
             self._file.close()  # Of a training that an error has ended.
         self._file = summary_file.SummaryFile(self._directory, step=self.step)
-        configuration = self._configuration
-        if configuration is None:
-            configuration = run_description.of_model(model)
-        cluster = strategy_lib.cluster_of(model.distribute_strategy)
-        self._text(
-            {"run/configuration": run_description.markdown(configuration)}
-        )
-        self._add(tags.layout())
-        settings = {"group": cluster.group, **configuration}
-        self._add(
-            hparams.hparams_pb(
-                run_description.hyperparameters(settings),
-                trial_id=run_files.group_name(cluster.group),
-            )
-        )
         self._num_done = 0
         self._compared.clear()
         others = (self._exporter, self._loader, self._mixer)
@@ -317,7 +255,6 @@ class Summaries(steps.SteppedCallback):
                 "host/rss_bytes": processes.resident_bytes(),
             }
         )
-        self._text(self._news.of(status, self.step))
 
     def _agreement(self, status: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Means over the batches since the last point."""
@@ -344,14 +281,8 @@ class Summaries(steps.SteppedCallback):
             for tag, value in values.items()
             if value is not None
         ]
-        self._add(summary_pb2.Summary(value=points))
-
-    def _text(self, texts: Mapping[str, str]) -> None:
-        for tag, text in texts.items():
-            self._add(text_summary.text_pb(tag, text))
-
-    def _add(self, summary: Any) -> None:
         if self._file is not None:
+            summary = summary_pb2.Summary(value=points)
             self._file.add(summary, step=self.step)
 
 

@@ -9,9 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tensorboard.compat.proto import summary_pb2
-from tensorboard.plugins.custom_scalar import layout_pb2
-from tensorboard.plugins.custom_scalar import summary as custom_scalars
 
 Scalars = dict[str, Any]
 _HEALTH_CODES = {
@@ -27,31 +24,6 @@ _OF_ANSWERS = (
     *("num_answers", "num_missed", "num_unsent", "num_forged"),
     "sent_bytes",
 )
-# The pages of the CUSTOM SCALARS dashboard, a chart for each tag.
-_PAGES = {
-    "Does it pay?": (
-        *("validation/loss", "codistillation/task_loss"),
-        *("codistillation/distillation_loss", "codistillation/loss"),
-        *("codistillation/distillation_weight", "teachers/*/agreement"),
-        "teachers/*/mean_absolute_difference",
-    ),
-    "Teachers": (
-        *("teachers/*/staleness_steps", "teachers/*/health"),
-        *("teachers/*/share", "teachers/*/taught_rows"),
-        *("teachers/*/num_quarantined", "teachers/*/num_missed"),
-    ),
-    "Exchange": (
-        *("exchange/export_secs", "exchange/export_bytes"),
-        *("teachers/*/read_secs", "teachers/*/read_bytes"),
-        *("exchange/blocked_share", "exchange/num_failed"),
-        "exchange/num_skipped",
-    ),
-    "Mixing": (
-        *("mixing/num_mixes", "mixing/num_skipped", "mixing/num_waits"),
-        "mixing/staleness_steps",
-    ),
-    "Host": ("host/examples_per_second", "host/rss_bytes"),
-}
 
 
 def teacher_tags(status: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -142,25 +114,3 @@ def of_mixing(mixer: Any) -> Scalars:
         "mixing/blocked_secs": mixer.blocked.last_secs,
         "mixing/wait_secs": mixer.waits.last_secs,
     }
-
-
-def layout() -> summary_pb2.Summary:
-    """Returns the summary that lays out the custom-scalars dashboard."""
-    pages = [
-        layout_pb2.Category(
-            title=page,
-            chart=[
-                layout_pb2.Chart(
-                    title=tag,
-                    multiline=layout_pb2.MultilineChartContent(
-                        tag=[f"^{tag.replace('*', '[^/]+')}$"]
-                    ),
-                )
-                for tag in shown
-            ],
-        )
-        for page, shown in _PAGES.items()
-    ]
-    made = custom_scalars.pb(layout_pb2.Layout(category=pages))
-    # From TensorFlow's class of the same message to TensorBoard's.
-    return summary_pb2.Summary.FromString(made.SerializeToString())
