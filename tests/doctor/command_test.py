@@ -8,10 +8,10 @@ import errno
 import json
 import os
 import socket
-import threading
+import subprocess
+import sys
 
 import pytest
-import rich.console
 
 from tests.cases import free_ports
 from tests.cases import storage as storage_cases
@@ -37,19 +37,42 @@ def _only(results, status, name):
 # ---- one check ----
 
 
-def test_a_check_that_hangs_is_given_up_and_what_it_found_is_kept():
-    release = threading.Event()
+_HANGS = """
+import threading
+from tfdistill.doctor import check
 
+def make():
+    yield check.ok("x", "first")
+    threading.Event().wait()
+
+for result in check.run(check.Check("x", make, 0.3, "do this")):
+    check.show(result)
+"""
+
+
+def test_a_check_that_hangs_ends_the_process_after_what_it_found():
+    done = subprocess.run(
+        [sys.executable, "-c", _HANGS],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "ok       x: first",
+        "failed   x: it has not ended within 0.3 s",
+        "         remedy: do this",
+    ]
+
+
+def test_a_check_that_breaks_has_found_a_fault():
     def make():
         yield check.ok("x", "first")
-        release.wait(60)
+        raise KeyError("y")
 
-    results, ended = check.run(check.Check("x", make, 0.3, "do this"))
-    release.set()
+    results = list(check.run(check.Check("x", make, 60.0, "do this")))
     assert [r.status for r in results] == [check.OK, check.FAILED]
-    assert results[1].seen == "it has not ended within 0.3 s"
-    assert results[1].remedy == "do this"
-    assert not ended
+    assert results[1].seen == "KeyError: 'y'"
 
 
 # ---- environment ----
@@ -209,18 +232,6 @@ def test_an_exchange_that_fails_in_one_way(tmp_path, fault, seen):
 # ---- the whole ----
 
 
-def test_the_command_says_all_in_json(monkeypatch, capsys, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path / "file"))
-    code = command.main(["--json", "--no_tensorflow"])
-    found = json.loads(capsys.readouterr().out)
-    assert code == 1
-    assert found["failed"] == 2  # The exchange lies in the workdir.
-    assert [result["name"] for result in found["results"]] == [
-        *("environment", "key", "address", "exchange", "workdir")
-    ]
-
-
 def test_the_command_for_people(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
     monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
@@ -230,13 +241,18 @@ def test_the_command_for_people(monkeypatch, capsys, tmp_path):
     assert "ok       workdir: " in out
     assert "remedy: export TFDISTILL_EXCHANGE_KEY_FILE" in out
     assert out.splitlines()[-1] == "3 ok, 1 warning, 0 failed, 1 skipped"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path / "file"))
+    assert command.main(["--no_tensorflow"]) == 1
+    # The exchange lies in the workdir.
+    assert "1 warning, 2 failed" in capsys.readouterr().out
     monkeypatch.setenv("TF_CONFIG", "{")
     assert command.main(["--no_tensorflow"]) == 1
 
 
 def test_text_of_others_cannot_steer_the_terminal(capsys):
     bad = "\x1b]0;x\x07[bold]y[/bold][/z]\nnext"
-    command.show(rich.console.Console(), check.failed("x", bad, bad))
+    check.show(check.failed("x", bad, bad))
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\x07" not in out
     assert "[bold]y[/bold][/z] next" in out

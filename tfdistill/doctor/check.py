@@ -2,14 +2,17 @@
 
 import dataclasses
 import functools
+import os
+import sys
 import threading
-import time
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 
 from tfdistill.system import untrusted
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
+EXIT_FAILED = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +23,6 @@ class Result:
     name: str
     seen: str
     remedy: str = ""
-    secs: float = 0.0
 
 
 ok = functools.partial(Result, OK)
@@ -39,33 +41,38 @@ class Check:
     remedy: str = "Raise --limit_secs if this machine is only slow."
 
 
-def run(check: Check) -> tuple[list[Result], bool]:
-    """Returns the results of a check so far, and whether it ended in time.
+def run(check: Check) -> Iterator[Result]:
+    """Yields the results of a check.
 
-    A storage that hangs cannot be interrupted, so each check has a thread of
-    its own, which is left behind if it does not end.
+    A storage that hangs cannot be interrupted: a check that does not end in
+    time is reported, and ends the process.
     """
-    found: list[Result] = []
-    start = time.monotonic()
+    timer = threading.Timer(check.limit_secs, _give_up, [check])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield from check.make()
+    except Exception as error:  # A doctor that breaks has found a fault.
+        yield failed(
+            check.name, f"{type(error).__name__}: {error}", check.remedy
+        )
+    finally:
+        timer.cancel()
 
-    def make() -> None:
-        begin = start
-        try:
-            for result in check.make():
-                now = time.monotonic()
-                found.append(dataclasses.replace(result, secs=now - begin))
-                begin = now
-        except Exception as error:  # A doctor that breaks has found a fault.
-            text = untrusted.one_line(f"{type(error).__name__}: {error}")
-            found.append(failed(check.name, text, check.remedy))
 
-    thread = threading.Thread(target=make, daemon=True, name=check.name)
-    thread.start()
-    thread.join(check.limit_secs)
-    ended = not thread.is_alive()
-    results = list(found)
-    if not ended:
-        seen = f"it has not ended within {check.limit_secs:g} s"
-        late = failed(check.name, seen, check.remedy, check.limit_secs)
-        results.append(late)
-    return results, ended
+def _give_up(check: Check) -> None:
+    seen = f"it has not ended within {check.limit_secs:g} s"
+    show(failed(check.name, seen, check.remedy))
+    sys.stdout.flush()
+    os._exit(EXIT_FAILED)
+
+
+def show(result: Result) -> None:
+    """Prints one result: its status, what was seen, and the remedy."""
+    seen, remedy = (
+        untrusted.one_line(text, max_chars=2000)
+        for text in (result.seen, result.remedy)
+    )
+    print(f"{result.status:<7}  {result.name}: {seen}", flush=True)
+    if remedy:
+        print(f"         remedy: {remedy}", flush=True)

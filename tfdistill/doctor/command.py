@@ -1,19 +1,12 @@
 """The command `tfdistill-doctor`: its checks, in order, and their report."""
 
 import collections
-import contextlib
-import dataclasses
-import json
 import os
-import sys
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
-
-import rich.console
-import rich.text
 
 from tfdistill.cluster import identity
 from tfdistill.doctor import check
@@ -21,7 +14,6 @@ from tfdistill.doctor import environment
 from tfdistill.doctor import reach
 from tfdistill.doctor import storage
 from tfdistill.system import programs
-from tfdistill.system import untrusted
 
 DATA = "data"
 TEACHERS = "teachers"
@@ -29,15 +21,6 @@ _SLOW_STORAGE = (
     "The storage does not answer: look at the mount (mount, nfsstat, dmesg) "
     "and at the network; raise --limit_secs if it is only slow."
 )
-FORMAT = 1
-_STYLES = {
-    check.OK: "green",
-    check.WARNING: "yellow",
-    check.FAILED: "bold red",
-    check.SKIPPED: "dim",
-}
-_WIDTH = max(map(len, _STYLES))
-_INDENT = " " * (_WIDTH + 2)
 # Makes the checks of what the library does not know, such as recipes.
 More = Callable[[identity.Cluster], Iterable[check.Check]]
 
@@ -100,19 +83,6 @@ def teachers_check(
     return check.Check(TEACHERS, make, limit_secs, _SLOW_STORAGE)
 
 
-def show(console: rich.console.Console, result: check.Result) -> None:
-    """Prints one result: its status, what was seen, and the remedy."""
-    line = rich.text.Text()
-    line.append(f"{result.status:<{_WIDTH}}", _STYLES[result.status])
-    line.append(f"  {result.name}: ")
-    line.append(untrusted.one_line(result.seen, max_chars=2000))
-    if result.remedy:
-        line.append(f"\n{_INDENT}remedy: ", "bold")
-        line.append(untrusted.one_line(result.remedy, max_chars=2000))
-    console.print(line, soft_wrap=True)
-
-
-EXIT_FAILED = 1
 _NOTES = """\
 Run it exactly as each task will run: on its host, as its user, with its
 TF_CONFIG and TFDISTILL_* variables. Run it for all tasks of a group at the same
@@ -126,7 +96,6 @@ Exit code: 0 if no check has failed, 1 if one has, 2 for wrong options.
 def add_options(options: programs.Flags) -> None:
     """Adds the options that the doctor always has."""
     add = options.add
-    add("json", "print one JSON document", False)
     add(
         "no_tensorflow",
         "run only the checks that need no TensorFlow: no teachers, no data",
@@ -143,41 +112,14 @@ def examine(options: programs.Options, *, more: More | None = None) -> int:
     """Examines this task as the options say; `more` makes further checks."""
     # What TensorFlow says of itself at its start is no finding.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    console = rich.console.Console(file=sys.stdout, soft_wrap=True)
-    results: list[check.Result] = []
-    all_ended = True
-    # What data and libraries print must not break the document.
-    aside = sys.stderr if options.json else sys.stdout
-    with contextlib.redirect_stdout(aside):
-        for asked in checks(options, more):
-            found, ended = check.run(asked)
-            results += found
-            all_ended = all_ended and ended
-            for result in () if options.json else found:
-                show(console, result)
-    counts = collections.Counter(result.status for result in results)
-    if options.json:
-        document = {
-            "format": FORMAT,
-            "failed": counts[check.FAILED],
-            "warnings": counts[check.WARNING],
-            "results": [
-                dataclasses.asdict(result) | {"remedy": result.remedy or None}
-                for result in results
-            ],
-        }
-        print(json.dumps(document, indent=2), flush=True)
-    else:
-        console.print(
-            ", ".join(f"{counts[name]} {name}" for name in _STYLES),
-            highlight=False,
-        )
-    code = EXIT_FAILED if counts[check.FAILED] else 0
-    if not all_ended:
-        # The thread of a check that hangs would keep the process.
-        sys.stdout.flush()
-        os._exit(code)
-    return code
+    counts: collections.Counter[str] = collections.Counter()
+    for asked in checks(options, more):
+        for result in check.run(asked):
+            check.show(result)
+            counts[result.status] += 1
+    names = check.OK, check.WARNING, check.FAILED, check.SKIPPED
+    print(", ".join(f"{counts[name]} {name}" for name in names))
+    return check.EXIT_FAILED if counts[check.FAILED] else 0
 
 
 PROGRAM = programs.Program(
