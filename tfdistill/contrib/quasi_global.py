@@ -12,24 +12,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tfdistill import data
-from tfdistill import optimizers
 from tfdistill.cluster import identity
 from tfdistill.system import keras_internals
 
 # Draws of proportions among which each group's part of the data is balanced.
 _MOST_DRAWS = 100
-# What Keras' optimizers do before and after `update_step`.
-_AROUND_UPDATES = (
-    "weight_decay",
-    "clipnorm",
-    "global_clipnorm",
-    "clipvalue",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-    "loss_scale_factor",
-    "gradient_accumulation_steps",
-)
 
 
 @keras.saving.register_keras_serializable("tfdistill")
@@ -54,41 +41,38 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
     authors' code has it at a constant rate.
 
     The buffer and the kept weights are two variables of the size of the model.
-    `inner` does everything else: its learning rate, clipping, weight decay
-    and average of weights are kept. Weight decay is part of the difference, as
-    in the authors' code. Models with `ShardedEmbedding` or on parameter servers
-    refuse this optimizer: a table's rows move only if a batch has their ids,
-    and the weights of the last step would be a second table.
+    Weight decay is part of the difference, as in the authors' code, and may be
+    one of kernels: `with_kernel_decay(QuasiGlobalMomentum, coupled=True)`.
+    Models with `ShardedEmbedding` or on parameter servers refuse this
+    optimizer: a table's rows move only if a batch has their ids, and the
+    weights of the last step would be a second table.
 
     Args:
-        inner: A `keras.optimizers.SGD` without momentum, or one that
-            `with_kernel_decay(SGD, coupled=True)` made.
+        learning_rate: Float or `LearningRateSchedule`. Default 0.01.
         momentum: In [0, 1). Default 0.9, as in the authors' experiments.
         nesterov: Whether to look ahead, as QG-DSGDm-N does:
             x' = x - r (g + momentum (momentum m + g)). Default False.
         every_steps: Steps over which a difference is taken, >= 1. Default 1.
             Give the mixer's number.
-        name: Name of the optimizer.
+        **kwargs: `weight_decay`, clipping, `use_ema` and others of
+            `keras.optimizers.Optimizer`.
 
     Raises:
-        ValueError: If a number is out of range, or `inner` is another optimizer
-            or has momentum of its own.
+        ValueError: If a number is out of range.
 
     Example:
-        >>> sgd = keras.optimizers.SGD(0.1, clipnorm=1.0)
-        >>> optimizer = QuasiGlobalMomentum(sgd, nesterov=True)
+        >>> optimizer = QuasiGlobalMomentum(0.1, nesterov=True, clipnorm=1.0)
     """
 
     def __init__(
         self,
-        inner: keras.optimizers.SGD,
+        learning_rate: Any = 0.01,
         *,
         momentum: float = 0.9,
         nesterov: bool = False,
         every_steps: int = 1,
-        name: str = "quasi_global_momentum",
+        **kwargs: Any,
     ) -> None:
-        _check_inner(inner)
         if not 0 <= momentum < 1:
             raise ValueError(
                 f"`momentum` must be in [0, 1); received {momentum}."
@@ -97,15 +81,7 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
             raise ValueError(
                 f"`every_steps` must be >= 1; received {every_steps}."
             )
-        config = inner.get_config()
-        # Itself: in a copy, nothing would move the factor of a `ScaledRate`.
-        rate = keras_internals.schedule_of(inner) or config["learning_rate"]
-        around = {key: config[key] for key in _AROUND_UPDATES}
-        if isinstance(inner, optimizers.CoupledKernelDecay):
-            around["weight_decay"] = None  # Part of its `update_step`.
-        super().__init__(learning_rate=rate, name=name, **around)
-        keras_internals.share_steps(self, inner)
-        self.inner = inner
+        super().__init__(learning_rate=learning_rate, **kwargs)
         self.momentum = momentum
         self.nesterov = nesterov
         self.every_steps = every_steps
@@ -115,7 +91,6 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        self.inner.build(variables)
         self._buffers = self.add_optimizer_variables(variables, "buffer")
         self._lasts = self.add_optimizer_variables(variables, "last")
         # Sums of the rates of the steps since; 0 before the first step.
@@ -131,15 +106,13 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
         index = keras_internals.variable_index(self, variable)
         dtype = variable.dtype
         weights = tf.convert_to_tensor(variable)
-        rate = tf.cast(learning_rate, dtype)
+        slope = tf.cast(tf.convert_to_tensor(gradient), dtype)
         momentum = tf.cast(self.momentum, dtype)
-        ahead = momentum * self._followed(index, weights, learning_rate)
-        self.inner.update_step(gradient, variable, learning_rate)
-        change = rate * ahead
+        buffer = self._followed(index, weights, learning_rate)
+        change = momentum * buffer + slope
         if self.nesterov:
-            plain = weights - tf.convert_to_tensor(variable)
-            change = momentum * (change + plain)
-        self.assign_sub(variable, change)
+            change = slope + momentum * change
+        self.assign_sub(variable, tf.cast(learning_rate, dtype) * change)
 
     def _followed(
         self, index: int, weights: tf.Tensor, learning_rate: Any
@@ -170,47 +143,12 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns what makes an equal optimizer; for `from_config`."""
-        inner = keras.saving.serialize_keras_object(self.inner)
-        # Callbacks may have changed it here.
-        rate = super().get_config()["learning_rate"]
-        inner["config"]["learning_rate"] = rate
         return {
-            "inner": inner,
+            **super().get_config(),
             "momentum": self.momentum,
             "nesterov": self.nesterov,
             "every_steps": self.every_steps,
-            "name": self.name,
         }
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Any = None
-    ) -> Any:
-        """Returns the optimizer that `get_config` has described."""
-        inner = keras.saving.deserialize_keras_object(
-            config["inner"], custom_objects=custom_objects
-        )
-        return cls(**{**config, "inner": inner})
-
-
-def _check_inner(inner: Any) -> None:
-    is_sgd = isinstance(inner, keras.optimizers.SGD)
-    apart = isinstance(inner, optimizers.KernelDecay) and not isinstance(
-        inner, optimizers.CoupledKernelDecay
-    )
-    if not is_sgd or apart:
-        raise ValueError(
-            "`inner` must be a keras.optimizers.SGD, or one made by "
-            "with_kernel_decay(SGD, coupled=True); received "
-            f"{type(inner).__name__}. A step of another optimizer is no "
-            "gradient times the learning rate."
-        )
-    if inner.momentum:
-        raise ValueError(
-            "`inner` must have no momentum, which would follow this group's "
-            f"gradients; received momentum={inner.momentum}. Pass `momentum` "
-            "and `nesterov` to QuasiGlobalMomentum."
-        )
 
 
 def dirichlet_shard(

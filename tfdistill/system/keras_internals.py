@@ -138,23 +138,6 @@ def num_batches(optimizer: keras.Optimizer) -> Any:
     return _inner(optimizer)._iterations
 
 
-def share_steps(optimizer: keras.Optimizer, inner: keras.Optimizer) -> None:
-    """Has `inner` count the steps of an optimizer that calls its update.
-
-    Schedules of `inner` follow its own count, which only `apply` moves.
-    """
-    inner._iterations = optimizer._iterations
-
-
-def schedule_of(optimizer: keras.Optimizer) -> Any:
-    """Returns the schedule of an optimizer's rate, or None if it has none.
-
-    `learning_rate` is the rate of now, and `get_config` has a copy.
-    """
-    rate = optimizer._learning_rate
-    return rate if callable(rate) else None
-
-
 def moving_averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
     """Returns the trained variables, each with its average if it has one.
 
