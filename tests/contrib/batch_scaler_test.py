@@ -1,5 +1,7 @@
 """Tests of batches that follow the speeds of groups."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import tensorflow as tf
 
 import tfdistill
 from tfdistill.contrib import batch_scaler as batch_scaler
+from tfdistill.training import steps
 
 EVERY = 5
 NO_EXCHANGE = tfdistill.Exchange(None)
@@ -20,8 +23,9 @@ def simulated(speeds, *, secs, noise=0.1, export=25, every=50, latency=0.5):
     rng, groups = np.random.default_rng(0), range(len(speeds))
     clock, steps, examples = ([0.0 for _ in groups] for _ in range(3))
     sizes = [[64, 64] for _ in groups]
-    # Of each group, what it knows of all.
-    paces = [[batch_scaler.Pace() for _ in groups] for _ in groups]
+    # Of each group, the speeds that it knows, and when it measured its own.
+    known = [{} for _ in groups]
+    measured = [(0, 0.0) for _ in groups]
     mail = [[] for _ in groups]
     while min(clock) < secs:
         here = int(np.argmin(clock))
@@ -33,18 +37,19 @@ def simulated(speeds, *, secs, noise=0.1, export=25, every=50, latency=0.5):
         examples[here] += size
         now = clock[here]
         while mail[here] and mail[here][0][0] <= now:
-            _, other, seen, then = mail[here].pop(0)
-            paces[here][other].note(examples=seen, secs=then, now=now)
-        if steps[here] % export == 0:
-            for other in groups:
-                news = (now + latency, here, examples[here], now)
-                mail[other].append(news)
+            _, other, speed = mail[here].pop(0)
+            known[here][other] = speed
+        if steps[here] % export == 0 and here in known[here]:
+            for other in set(groups) - {here}:
+                mail[other].append((now + latency, here, known[here][here]))
                 mail[other].sort()
         if steps[here] % every == 0:
-            size, known = sizes[here][-1], sizes[here][-2]
-            found = [paces[here][here], *paces[here][:here]]
-            found = [p.speed(now) for p in found + paces[here][here + 1 :]]
-            if size == known and None not in found:
+            (seen, then), measured[here] = measured[here], (examples[here], now)
+            known[here][here] = (examples[here] - seen) / (now - then)
+            size, last = sizes[here][-1], sizes[here][-2]
+            found = [known[here][here]]
+            found += [v for k, v in known[here].items() if k != here]
+            if size == last and len(found) == len(speeds):
                 size = batch_scaler.next_size(size, found, start=64)
             sizes[here].append(size)
     return sizes, [
@@ -65,16 +70,38 @@ def test_sizes_settle_where_all_groups_update_equally_often():
         assert max(late) / min(late) < 1.15
 
 
-def test_a_peer_that_fell_silent_or_was_resumed_sets_no_pace():
-    pace = batch_scaler.Pace()
-    assert pace.speed(0.0) is None
-    for examples, secs in ((100, 1.0), (200, 2.0)):
-        pace.note(examples=examples, secs=secs, now=secs)
-    assert pace.speed(15.0) == 100.0
-    assert pace.speed(17.0) is None
-    for examples, secs in ((150, 1.5), (250, 2.5)):
-        pace.note(examples=examples, secs=secs, now=17.0 + secs)
-        assert pace.speed(20.0) == 100.0
+class Version:
+    """What is looked at of a version."""
+
+    def __init__(self, step, **extras):
+        self.step, self.manifest, self.extras = step, self, extras
+
+
+def test_speeds_are_without_waits_and_of_peers_that_publish(monkeypatch):
+    now = [0.0]
+    scaler = batch_scaler.BatchScaler(
+        NO_EXCHANGE, batch_size=8, every_steps=EVERY, clock=lambda: now[0]
+    )
+    mixer = steps.Mixer()
+    mixer.waits = types.SimpleNamespace(total_secs=0.0)
+    scaler.meet([mixer])
+    versions = {
+        1: Version(5, examples_per_second=3.0),
+        2: Version(5, examples_per_second="fast"),
+        3: None,
+    }
+    monkeypatch.setattr(NO_EXCHANGE, "latest", versions.get)
+    scaler._peers, scaler._measured = (1, 2, 3), (0, 0.0)
+    scaler._look()
+    scaler.step, now[0], mixer.waits.total_secs = 5, 30.0, 20.0
+    assert scaler._speeds(5) == [4.0, 3.0]
+    assert scaler.manifest_extras() == {"examples_per_second": 4.0}
+    scaler.step, now[0] = 21, 50.0
+    assert scaler._speeds(10)[1:] == []
+    versions[1] = Version(2, examples_per_second=3.0)  # Resumed.
+    scaler._look()
+    now[0] = 60.0
+    assert scaler._speeds(15)[1:] == [3.0]
 
 
 def test_bounds_and_units_hold():
@@ -151,7 +178,7 @@ def decisions(monkeypatch):
     )
     # As if there was a peer.
     monkeypatch.setattr(
-        batch_scaler.BatchScaler, "_speeds", lambda self: [1.0, 1.0]
+        batch_scaler.BatchScaler, "_speeds", lambda self, done: [1.0, 1.0]
     )
 
 

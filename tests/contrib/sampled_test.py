@@ -91,7 +91,7 @@ def test_all_classes_are_the_dense_loss():
 
 
 def test_z_is_unbiased_and_its_logarithm_too_small():
-    layer, x = make(proposal="log_uniform"), features(2)
+    layer, x = make(), features(2)
     y = labels(2, k=1)
     logits = layer(x).numpy()
     own = np.take_along_axis(logits, y["ids"], 1)[:, 0]

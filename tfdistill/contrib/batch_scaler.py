@@ -1,6 +1,7 @@
 """BatchScaler: batches as large as a group is fast; all update alike."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -13,59 +14,23 @@ import tensorflow as tf
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import publisher
-from tfdistill.exchange import versions
 from tfdistill.follow import follower
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
-# Of a manifest's `extras`: seconds that the group has trained, without waits.
-BUSY_FIELD = "busy_secs"
+# Of a manifest's `extras`: examples a second that its group trains on, without
+# waits for others.
+SPEED_FIELD = "examples_per_second"
 # A size stays as it is unless it is off by this share, and by this part of the
 # unit it is rounded to: noise must not move it to and fro.
 _TOLERANCE = 0.05
 _TOLERANCE_UNITS = 0.75
 # The largest factor of one change, and its inverse.
 _MOST_CHANGE = 1.5
-# A peer's speed is a running mean, of which each version makes up a quarter.
+# The group's speed is a running mean, of which each block makes up a quarter.
 _WEIGHT_OF_LAST = 0.25
-# A peer that published nothing for so many of its intervals, and so many
-# seconds on top, sets no pace.
-_SILENT_INTERVALS = 4.0
-_GRACE_SECS = 10.0
-
-
-class Pace:
-    """How many examples a second a group trains on, while it does not wait."""
-
-    def __init__(self) -> None:
-        """Knows of nothing yet."""
-        self._last: tuple[float, float, float] | None = None
-        self._interval = 0.0
-        self._speed: float | None = None
-
-    def note(self, *, examples: float, secs: float, now: float) -> None:
-        """Takes the examples that a group had after so many seconds of work.
-
-        `now` is this task's clock, by which `speed` sees that news stay away.
-        """
-        before, self._last = self._last, (examples, secs, now)
-        if before is None:
-            return
-        had, worked = examples - before[0], secs - before[1]
-        if had <= 0 or worked <= 0:
-            return  # The group was resumed from an earlier step.
-        speed = had / worked
-        if self._speed is not None:
-            speed = self._speed + _WEIGHT_OF_LAST * (speed - self._speed)
-        self._speed, self._interval = speed, now - before[2]
-
-    def speed(self, now: float) -> float | None:
-        """Examples a second; None if unknown, or if the group fell silent."""
-        if self._speed is None or self._last is None:
-            return None
-        silence = now - self._last[2]
-        is_silent = silence > _SILENT_INTERVALS * self._interval + _GRACE_SECS
-        return None if is_silent else self._speed
+# A peer that published nothing for so many blocks sets no pace.
+_SILENT_BLOCKS = 4
 
 
 def next_size(
@@ -101,8 +66,9 @@ def next_size(
     target = start * len(speeds) * speeds[0] / sum(speeds)
     target = min(max(target, size / _MOST_CHANGE), size * _MOST_CHANGE)
     target = min(max(target, least), most)
-    off = abs(target - size)
-    if off <= _TOLERANCE * size or off <= _TOLERANCE_UNITS * multiple_of:
+    if abs(target - size) <= max(
+        _TOLERANCE * size, _TOLERANCE_UNITS * multiple_of
+    ):
         return size
     rounded = round(target / multiple_of) * multiple_of
     return int(min(max(rounded, least), most))
@@ -127,10 +93,6 @@ class _Plan:
         """Takes the sizes of all blocks that are decided."""
         self.sizes = sizes
         self._sizes.assign(sizes)
-
-    def is_short(self, done: int) -> bool:
-        """Whether the block after the next is to be decided by now."""
-        return len(self.sizes) < done // self.block + 2
 
     def size(self, number: int) -> int:
         """Returns the size of a batch; the last one's of those beyond."""
@@ -179,13 +141,13 @@ class BatchScaler(steps.SteppedCallback):
     """Moves this group's batch size until all groups update equally often.
 
     Each group looks at its peers' versions, whose manifests say how many
-    examples a group has had in how much time, without waits for others. It
-    takes larger batches if it is faster than the mean of all groups, smaller
-    ones if it is slower; the examples of all groups together stay about the
-    same. The aim is that of batch size scaling in
-    Adaptive SGD (Ma et al. 2021, arXiv:2110.07029), where one scheduler counts
-    all updates; here every group decides for itself. The learning rate follows
-    the batch size. A peer that has published nothing for a while is left out.
+    examples a second a group trains on, without waits for others. It takes
+    larger batches if it is faster than the mean of all groups, smaller ones if
+    it is slower; the examples of all groups together stay about the same. The
+    aim is that of batch size scaling in Adaptive SGD (Ma et al. 2021,
+    arXiv:2110.07029), where one scheduler counts all updates; here every group
+    decides for itself. The learning rate follows the batch size. A peer that
+    has published nothing for four blocks is left out.
 
     Every `every_steps` steps, the group's workers agree on the size of a block
     of as many batches, which begins `every_steps` later: by then no pipeline
@@ -234,7 +196,7 @@ class BatchScaler(steps.SteppedCallback):
                 "`strategy.scope()`: pipelines read its sizes; received a call "
                 f"in that of {type(tf.distribute.get_strategy()).__name__}."
             )
-        self._schedule = steps.EverySteps(every_steps)
+        block = steps.EverySteps(every_steps).every_steps
         if not batch_size >= 1:
             raise ValueError(
                 f"`batch_size` must be >= 1; received {batch_size}."
@@ -242,22 +204,19 @@ class BatchScaler(steps.SteppedCallback):
         self._exchange = exchange
         self._clock = clock
         self._first_size = batch_size
-        self._plan = _Plan(batch_size, self._schedule.every_steps)
+        self._plan = _Plan(batch_size, block)
         with tf.device("CPU:0"):
             self._factor = tf.Variable(1.0, trainable=False)
         self._is_scaled = False
         self._multiple = 1
         self._start = 0  # The step at which batch 0 was read.
-        self._done = 0  # Steps since, at the last look.
-        self._examples = 0
-        self._own = Pace()
-        self._paces: dict[int, Pace] = {}
-        # By group, the step of the version that was looked at last.
-        self._seen: dict[int, int] = {}
+        self._speed: float | None = None
+        # After how many steps, and when, the speed was measured last.
+        self._measured: tuple[int, float] | None = None
+        # Of each peer: its newest version's step and speed, and one's own step
+        # when it was first seen.
+        self._news: dict[int, tuple[int, float, int]] = {}
         self._mixers: list[Any] = []
-        # When the first step had ended, and the time of work before it.
-        self._began: float | None = None
-        self._busy_before = 0.0
         self._following: follower.Following | None = None
         self.num_changes = 0
 
@@ -301,7 +260,12 @@ class BatchScaler(steps.SteppedCallback):
         num_shares = worker.num_replicas_in_sync if worker else 1
         # All of a worker's replicas read from the same pipeline, in turn.
         num_local = num_shares // (worker.num_input_pipelines if worker else 1)
-        self._share(num_shares)
+        if self._first_size % num_shares:
+            raise ValueError(
+                "`batch_size` must be a multiple of the number of replicas; "
+                f"received {self._first_size} for {num_shares}."
+            )
+        self._multiple = num_shares
 
         def size(number: tf.Tensor) -> tf.Tensor:
             return self._plan.size_of(number // num_local) // num_shares
@@ -346,15 +310,6 @@ class BatchScaler(steps.SteppedCallback):
         self._is_scaled = True
         return ScaledRate(rate, self._factor)
 
-    def _share(self, num_shares: int) -> None:
-        """Has all sizes be ones that so many replicas can share."""
-        self._multiple = num_shares
-        if self._first_size % num_shares:
-            raise ValueError(
-                "`batch_size` must be a multiple of the number of replicas; "
-                f"received {self._first_size} for {num_shares}."
-            )
-
     # ---- Keras' hooks ----
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -365,14 +320,13 @@ class BatchScaler(steps.SteppedCallback):
         if replicas.on_servers(strategy):
             raise ValueError(
                 "A BatchScaler must not be used with parameter servers, whose "
-                " workers have no step in common; received "
+                "workers have no step in common; received "
                 f"{type(strategy).__name__}. Leave it out."
             )
-        if self._schedule.every_steps % model.steps_per_execution:
+        if self._plan.block % model.steps_per_execution:
             raise ValueError(
                 "`every_steps` of the BatchScaler must be a multiple of "
-                "steps_per_execution; received "
-                f"{self._schedule.every_steps} and "
+                f"steps_per_execution; received {self._plan.block} and "
                 f"{model.steps_per_execution}."
             )
         if not self._is_scaled:
@@ -382,15 +336,15 @@ class BatchScaler(steps.SteppedCallback):
             )
         # A change that is on its way from an earlier `fit` is none of this one.
         self._plan.set(2 * [self.batch_size if self.step else self._first_size])
-        self._start, self._done, self._examples = self.step, 0, 0
-        self._began, self._busy_before = None, 0.0
-        self._own = Pace()
+        self._start = self.step
+        self._speed = self._measured = None
         self._set_factor(self._plan.size(0))
         # Only the chief's sizes count.
         is_chief = replicas.is_chief(strategy)
-        watched = strategy_lib.cluster_of(strategy).peers if is_chief else ()
-        self._paces = {group: Pace() for group in watched}
-        self._seen.clear()
+        self._peers = (
+            strategy_lib.cluster_of(strategy).peers if is_chief else ()
+        )
+        self._news.clear()
         self._values = replicas.WorkerValues(strategy)
         self._following = follower.Following(
             [], proposes=False, also=self._look
@@ -400,15 +354,11 @@ class BatchScaler(steps.SteppedCallback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Decides on the next block, and moves the learning rate with it."""
         super().on_train_batch_end(batch, logs)
-        before, done = self._done, self.step - self._start
-        self._done = done
-        for number in range(before, done):
-            self._examples += self._plan.size(number)
-        if self._began is None:
-            # The first step is traced.
-            self._began = self._clock() - self._waited_secs
+        done = self.step - self._start
+        # The first step is traced.
+        self._measured = self._measured or (done, self._worked_secs)
         # The last execution of an epoch may have passed the step in question.
-        while self._plan.is_short(done):
+        while len(self._plan.sizes) < done // self._plan.block + 2:
             self._plan.set([*self._plan.sizes, self._agreed(done)])
         self._set_factor(self._plan.size(done))
 
@@ -424,7 +374,7 @@ class BatchScaler(steps.SteppedCallback):
         size = newest
         # A change that is on its way shows what it does first.
         if newest == now:
-            speeds = self._speeds()
+            speeds = self._speeds(done)
             if len(speeds) > 1:
                 size = next_size(
                     now,
@@ -438,29 +388,29 @@ class BatchScaler(steps.SteppedCallback):
             _log.info("Batches of %d examples instead of %d.", size, newest)
         return size
 
-    def _speeds(self) -> list[float]:
+    def _speeds(self, done: int) -> list[float]:
         """This group's speed and those of its peers, as far as known."""
-        now = self._clock()
-        self._own.note(examples=self._examples, secs=self._busy_secs, now=now)
-        found = [each.speed(now) for each in (self._own, *self._paces.values())]
-        known = [speed for speed in found if speed is not None]
-        return known if found[0] is not None else []
+        before, then = self._measured or (done, 0.0)
+        self._measured = done, self._worked_secs
+        secs = self._measured[1] - then
+        if done <= before or secs <= 0:
+            return []
+        speed = sum(map(self._plan.size, range(before, done))) / secs
+        if self._speed is not None:
+            speed = self._speed + _WEIGHT_OF_LAST * (speed - self._speed)
+        self._speed = speed
+        oldest = self.step - _SILENT_BLOCKS * self._plan.block
+        news = list(self._news.values())
+        return [speed, *(theirs for _, theirs, seen in news if seen >= oldest)]
 
     @property
-    def _busy_secs(self) -> float:
-        """Seconds of training since the first step, without waits."""
-        if self._began is None:
-            return self._busy_before
-        worked = self._clock() - self._began - self._waited_secs
-        return self._busy_before + worked
-
-    @property
-    def _waited_secs(self) -> float:
-        return sum(mixer.waits.total_secs for mixer in self._mixers)
+    def _worked_secs(self) -> float:
+        """What the clock shows, without waits of mixers."""
+        return self._clock() - sum(m.waits.total_secs for m in self._mixers)
 
     def manifest_extras(self) -> dict[str, Any]:
         """Returns what versions say to those who keep pace with them."""
-        return {BUSY_FIELD: self._busy_secs}
+        return {} if self._speed is None else {SPEED_FIELD: self._speed}
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Finds who may wait between steps."""
@@ -471,40 +421,27 @@ class BatchScaler(steps.SteppedCallback):
 
     def _look(self) -> None:
         """Notes the peers' versions as they arrive; errors are tried again."""
-        for group, theirs in self._paces.items():
+        for group in self._peers:
             try:
                 version = self._exchange.latest(group)
             except OSError as error:
                 _log.debug("Cannot look for group %d: %s", group, error)
                 continue
-            if version and self._seen.get(group) != version.step:
-                self._seen[group] = version.step
-                self._note(theirs, version)
-
-    def _note(self, theirs: Pace, version: versions.Version) -> None:
-        extras, now = version.manifest.extras, self._clock()
-        # Of a group without a BatchScaler, the time between its versions.
-        examples, secs = extras.get("examples"), extras.get(BUSY_FIELD, now)
-        if not isinstance(examples, int | float) or examples < 0:
-            return
-        if isinstance(secs, int | float) and secs >= 0:
-            theirs.note(examples=examples, secs=secs, now=now)
+            step, *_ = self._news.get(group, (-1,))
+            if version is None or version.step == step:
+                continue
+            speed = version.manifest.extras.get(SPEED_FIELD)
+            if isinstance(speed, int | float) and 0 < speed < math.inf:
+                self._news[group] = version.step, speed, self.step
 
     # ---- kept by `tfdistill.callbacks.Backup` ----
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed training goes on with, as JSON has it."""
-        return {
-            "sizes": self._plan.sizes,
-            "start": self._start,
-            "examples": self._examples,
-            BUSY_FIELD: self._busy_secs,
-        }
+        return {"sizes": self._plan.sizes, "start": self._start}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned."""
         self._plan.set(state["sizes"])
-        self._start, self._examples = state["start"], state["examples"]
-        self._done = self.step - self._start
-        self._busy_before = state[BUSY_FIELD]
+        self._start = state["start"]
         self._set_factor(self.batch_size)

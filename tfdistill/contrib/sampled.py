@@ -1,17 +1,15 @@
 """Many classes at the price of a few: an output layer and a loss that draw."""
 
+import math
 import numbers
 import threading
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdistill import losses
 from tfdistill.embedding import rows as rows_lib
-
-_PROPOSALS = ("uniform", "log_uniform")
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -72,7 +70,6 @@ class SampledOutput(keras.layers.Layer):
         num_classes: int,
         *,
         num_sampled: int = 1024,
-        proposal: str = "uniform",
         use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         seed: int | None = None,
@@ -84,9 +81,6 @@ class SampledOutput(keras.layers.Layer):
             num_classes: Number of classes, >= 2.
             num_sampled: Classes drawn for a batch, >= 1, all different. The
                 whole batch shares them, and so do replicas. Default 1024.
-            proposal: How often a class is drawn. `"uniform"` (default): all
-                alike. `"log_uniform"`: as Zipf's law has it, for classes that
-                are in the order of their frequency, the most frequent first.
             use_bias: Whether there is a bias. Default True.
             kernel_initializer: Of the kernel, `[num_classes, features]`.
             seed: Of the draws. Default: from Keras' own seed.
@@ -98,14 +92,8 @@ class SampledOutput(keras.layers.Layer):
         super().__init__(**kwargs)
         _check_count("num_classes", num_classes, least=2)
         _check_count("num_sampled", num_sampled, least=1)
-        if proposal not in _PROPOSALS:
-            raise ValueError(
-                f"`proposal` must be one of {_PROPOSALS}; received "
-                f"{proposal!r}."
-            )
         self.num_classes = int(num_classes)
         self.num_sampled = int(num_sampled)
-        self.proposal = proposal
         self.use_bias = bool(use_bias)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
@@ -114,11 +102,6 @@ class SampledOutput(keras.layers.Layer):
         # Threads, as replicas have, in which features that `call` returned have
         # not come back to `cross_entropy` yet.
         self._handed_out: set[int] = set()
-        self._inclusion = inclusion_probabilities(
-            self.num_classes,
-            num_sampled=min(self.num_sampled, self.num_classes),
-            proposal=proposal,
-        )
 
     def build(self, input_shape: Any) -> None:
         """Makes kernel and bias."""
@@ -224,7 +207,7 @@ class SampledOutput(keras.layers.Layer):
         self, rows: tf.Tensor, classes: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the logits of rows' own classes, and an estimate of log Z."""
-        drawn, chances = self._draw()
+        drawn = self._draw()
         own_size = tf.size(classes)
         ids = tf.concat([tf.reshape(classes, [-1]), drawn], axis=0)
         kernel = self._look_up(self.kernel, ids)
@@ -237,7 +220,7 @@ class SampledOutput(keras.layers.Layer):
             bias = self._look_up(self.bias, ids)
             own += tf.reshape(bias[:own_size], tf.shape(classes))
             others += bias[own_size:]
-        others -= tf.math.log(chances)
+        others += math.log(self.num_classes / drawn.shape[0])
         lowest = rows.dtype.min
         # All other classes, so without the row's own.
         others = _without(others, drawn, classes, lowest)
@@ -258,23 +241,18 @@ class SampledOutput(keras.layers.Layer):
             dtype=variable.dtype,
         )
 
-    def _draw(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Draws classes, all different; returns them, sorted, with chances.
+    def _draw(self) -> tf.Tensor:
+        """Draws classes, all different and equally likely; returns them sorted.
 
-        Systematic sampling: marks at distance 1 on a line on which each class
-        is as long as the probability that it is drawn.
+        Systematic sampling: one random number, and classes at equal distances.
         """
-        ends = np.cumsum(self._inclusion)
-        num_sampled = min(self.num_sampled, self.num_classes)
+        num_drawn = min(self.num_sampled, self.num_classes)
         first = keras.random.uniform((), seed=self.seed_generator)
         marks = tf.cast(first, tf.float64) + tf.range(
-            num_sampled, dtype=tf.float64
+            num_drawn, dtype=tf.float64
         )
-        drawn = tf.searchsorted(tf.constant(ends), marks, side="right")
-        # The last end is a sum of rounded numbers.
-        drawn = tf.minimum(drawn, self.num_classes - 1)
-        chances = tf.constant(self._inclusion, self.kernel.dtype)
-        return drawn, tf.gather(chances, drawn)
+        drawn = tf.cast(marks * (self.num_classes / num_drawn), tf.int32)
+        return tf.minimum(drawn, self.num_classes - 1)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, for serialisation."""
@@ -282,7 +260,6 @@ class SampledOutput(keras.layers.Layer):
             **super().get_config(),
             "num_classes": self.num_classes,
             "num_sampled": self.num_sampled,
-            "proposal": self.proposal,
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(
                 self.kernel_initializer
@@ -369,28 +346,6 @@ class SampledSoftTargetCrossEntropy(losses.SoftTargetCrossEntropy):
         drawn = tf.searchsorted(ends, uniform * ends[..., -1:], side="right")
         drawn = tf.minimum(drawn, tf.shape(target)[-1] - 1)
         return tf.ensure_shape(drawn, [*target.shape[:-1], self.num_samples])
-
-
-def inclusion_probabilities(
-    num_classes: int, *, num_sampled: int, proposal: str
-) -> np.ndarray:
-    """Returns how likely each class is among those drawn, float64.
-
-    They add up to `num_sampled`, and none is above 1.
-    """
-    ranks = np.arange(num_classes, dtype=np.float64)
-    sizes = np.ones(num_classes)
-    if proposal == "log_uniform":
-        sizes = np.log1p(1.0 / (ranks + 1.0))
-    # The first ones may be so likely that they are always drawn; the others
-    # share what is left.
-    left = np.maximum(num_sampled - ranks, 0.0)
-    scales = left / np.cumsum(sizes[::-1])[::-1]
-    is_certain = np.logical_and.accumulate(sizes * scales >= 1.0)
-    num_certain = int(is_certain.sum())
-    if num_certain == num_classes:
-        return np.ones(num_classes)
-    return np.where(is_certain, 1.0, sizes * scales[num_certain])
 
 
 def _without(
