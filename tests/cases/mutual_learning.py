@@ -15,8 +15,8 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tfdistill.labels import attached
 from tfdistill.predictions import mailbox
-from tfdistill.teachers import predictions
 
 NUM_STEPS, BATCH_SIZE, RATE = 20, 8, 0.1
 _X, _Y = cases.data(64)
@@ -152,7 +152,7 @@ def _train(
             box.send(
                 step=step,
                 replica=replica,
-                batch=predictions.fingerprint(x).numpy().tobytes(),
+                batch=attached.fingerprint(x).numpy().tobytes(),
                 classes=[cases.NUM_CLASSES],
                 arrays=_kept((x @ weights[0] + weights[1]) * factor, is_whole),
             )

@@ -47,7 +47,7 @@ def test_what_was_written_comes_with_its_example(tmp_path):
     assert num_rows == seen[-1] == 50
     found = labels.read(tmp_path)
     assert found.num_rows == 50
-    x, y, outputs = _all(_data(batch_size=7).apply(found))
+    x, y, outputs = _all(_data().apply(found))
     np.testing.assert_array_equal(x, _X)
     np.testing.assert_array_equal(y, _Y)
     np.testing.assert_allclose(outputs, teacher(_X), rtol=1e-5, atol=1e-6)
@@ -108,13 +108,17 @@ def test_other_data_and_another_order_are_refused(tmp_path):
     found = labels.read(tmp_path)
     swapped = _X.copy()
     swapped[[20, 21]] = swapped[[21, 20]]
-    assert _first_difference(_data(swapped), found) == 20
+    assert _first_difference(_data(swapped), found) == 2
     changed = _X.copy()
     changed[49, 3] += 1e-6
-    assert _first_difference(_data(changed), found) == 49
-    longer = np.concatenate([_X, _X]), np.concatenate([_Y, _Y])
-    assert _first_difference(_data(*longer), found) == 50
-    for wrong in (_data().unbatch(), _data(_X.astype("float64"))):
+    assert _first_difference(_data(changed), found) == 6
+    longer = _data().concatenate(_data())
+    assert _first_difference(longer, found) == 7
+    for wrong in (
+        _data().unbatch(),
+        _data(batch_size=7),
+        _data(_X.astype("float64")),
+    ):
         assert _first_difference(wrong, found) == 0
     with pytest.raises(ValueError, match=r"not.*dataset\.map"):
         _data().map(found)
@@ -158,7 +162,7 @@ def test_labels_that_were_changed_or_not_finished_are_refused(tmp_path):
     whole = (changed / "labels.json").read_text()
     for wrong in (
         *("[]", "{}", "not", '{"labels": {"a": 1}, "proof": null}'),
-        whole.replace('"format": 2', '"format": 1'),
+        whole.replace('"format": 3', '"format": 2'),
     ):
         (changed / "labels.json").write_text(wrong)
         with pytest.raises(ValueError, match="must be what .*write wrote"):

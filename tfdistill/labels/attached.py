@@ -93,3 +93,12 @@ def batch_size(element: Any) -> tf.Tensor:
     """Returns the number of rows of an element, an int64 scalar."""
     first = keras.tree.flatten(detach(element)[0])[0]
     return tf.shape(first, tf.int64)[0]
+
+
+def fingerprint(inputs: Any) -> tf.Tensor:
+    """Returns a hash of a batch's inputs, uint8 `[8]`."""
+    # Of the batch and not of each example: ragged and sparse inputs have no
+    # bytes of an example.
+    leaves = tf.nest.flatten(inputs, expand_composites=True)
+    parts = [tf.fingerprint(tf.reshape(leaf, [1, -1])) for leaf in leaves]
+    return tf.fingerprint(tf.concat(parts, axis=-1))[0]

@@ -2,8 +2,8 @@
 
 A directory of labels holds one file of TFRecords and `labels.json`, which is
 written last: a directory without it is unfinished. A record is one batch of the
-data set: hashes by which the inputs are recognized, and what `Form.encode`
-keeps of each output, as serialized tensors. Readers may batch in another way.
+data set: a hash by which its inputs are recognized, and what `Form.encode`
+keeps of each output, as serialized tensors.
 """
 
 # Not `Dataset.save`: it never returns when the data set that it saves fails,
@@ -29,10 +29,8 @@ from tfdistill.labels import attached
 from tfdistill.labels import forms
 from tfdistill.system import run_files
 
-FILE_NAME, FORMAT = "labels.json", 2
+FILE_NAME, FORMAT = "labels.json", 3
 _RECORDS = "labels.tfrecord"
-# Of one example: which inputs it belongs to.
-_FINGERPRINT_BYTES = 8
 
 _Predict = Callable[[Any], list[Any]]
 
@@ -51,7 +49,7 @@ def write(
 
     Args:
         dataset: Finite, batches as `fit` takes them; of each element only the
-            inputs are used. It must give the same examples in the same order
+            inputs are used. It must give the same batches in the same order
             when the labels are read: shuffle after that.
         teacher: A Keras model, or the directory of a SavedModel. It predicts in
             inference mode.
@@ -82,7 +80,7 @@ def write(
     num_rows, outputs = 0, None
     with tf.io.TFRecordWriter(str(path / _RECORDS)) as writer:
         for element in dataset:
-            rows, kept = _kept(element, predict, form, num_rows)
+            record, kept = _record(element, predict, form, num_rows)
             found = _described(kept)
             if outputs not in (None, found):
                 raise ValueError(
@@ -91,8 +89,8 @@ def write(
                     "the data set."
                 )
             outputs = found
-            writer.write(_record(rows, kept))
-            num_rows += len(rows)
+            writer.write(record)
+            num_rows += int(attached.batch_size(element))
             progress(num_rows)
     if outputs is None:
         raise ValueError(
@@ -165,23 +163,20 @@ class WrittenLabels:
         self._path, self._name = path, name
         # Number of examples.
         self.num_rows: int = said["num_rows"]
-        self._spec = (
-            tf.TensorSpec([None, _FINGERPRINT_BYTES], tf.uint8),
-            tuple(
-                {
-                    name: tf.TensorSpec([None, *part["shape"]], part["dtype"])
-                    for name, part in output.items()
-                }
-                for output in said["outputs"]
-            ),
+        self._spec = tuple(
+            {
+                name: tf.TensorSpec([None, *part["shape"]], part["dtype"])
+                for name, part in output.items()
+            }
+            for output in said["outputs"]
         )
 
     def __call__(self, dataset: tf.data.Dataset, *others: Any) -> Any:
         """Returns the data set with labels, as `Dataset.apply` calls it.
 
-        It may be batched in any way, and shorter than the labels. The first
-        example that is not the one that was labelled ends it with an
-        `InvalidArgumentError`, so shuffle and repeat afterwards.
+        Its batches must be those that were labelled; fewer of them will do. The
+        first one that differs ends it with an `InvalidArgumentError`, so
+        shuffle, repeat and batch in another way afterwards.
         """
         if others or not isinstance(dataset, tf.data.Dataset):
             raise ValueError(
@@ -189,64 +184,55 @@ class WrittenLabels:
                 "received an element of one. Call dataset.apply(labels), not "
                 "dataset.map(labels)."
             )
-        size = _batch_size(dataset)
         records = tf.data.TFRecordDataset(str(self._path / _RECORDS))
-        kept = records.map(self._parsed)
-        # One more than there are, to which no example is equal.
-        none = keras.tree.map_structure(
-            lambda spec: tf.zeros([1, *spec.shape[1:]], spec.dtype),
-            kept.element_spec,
+        # More than there are, with a hash that no batch has.
+        none = tf.nest.map_structure(
+            lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), self._spec
         )
-        kept = kept.concatenate(tf.data.Dataset.from_tensors(none).repeat())
-        joined = tf.data.Dataset.zip(
-            dataset.enumerate(), kept.rebatch(size, drop_remainder=True)
-        )
+        more = tf.data.Dataset.from_tensors((tf.zeros([8], tf.uint8), none))
+        kept = records.map(self._parsed).concatenate(more.repeat())
+        joined = tf.data.Dataset.zip(dataset.enumerate(), kept)
         labelled = joined.map(
-            lambda numbered, kept: self._labelled(
-                numbered[0] * size, numbered[1], *kept
-            )
+            lambda numbered, kept: self._labelled(*numbered, *kept)
         )
         count = dataset.cardinality()
         if count < 0:
             return labelled
-        # Keras wants to know, and `rebatch` forgets it.
+        # Keras wants to know, and no file of records says it.
         return labelled.apply(tf.data.experimental.assert_cardinality(count))
 
     def _parsed(self, record: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Returns the hashes of a batch, and what is kept of its outputs."""
-        parts = tf.io.parse_tensor(record, tf.string)
+        """Returns the hash of a batch, and what is kept of its outputs."""
+        hashed, *parts = tf.unstack(
+            tf.io.parse_tensor(record, tf.string),
+            1 + len(tf.nest.flatten(self._spec)),
+        )
         tensors = [
-            tf.ensure_shape(
-                tf.io.parse_tensor(parts[i], part.dtype), part.shape
+            tf.ensure_shape(tf.io.parse_tensor(part, spec.dtype), spec.shape)
+            for part, spec in zip(
+                parts, tf.nest.flatten(self._spec), strict=True
             )
-            for i, part in enumerate(tf.nest.flatten(self._spec))
         ]
-        return tf.nest.pack_sequence_as(self._spec, tensors)
+        kept = tf.nest.pack_sequence_as(self._spec, tensors)
+        return tf.io.decode_raw(hashed, tf.uint8), kept
 
     def _labelled(
-        self, start: tf.Tensor, element: Any, wanted: tf.Tensor, kept: Any
+        self, number: tf.Tensor, element: Any, wanted: tf.Tensor, kept: Any
     ) -> Any:
-        """Labels a batch whose first example is number `start`."""
-        num_rows = attached.batch_size(element)
-        # The last batch may be smaller than the others.
-        wanted, kept = tf.nest.map_structure(
-            lambda part: part[:num_rows], (wanted, kept)
-        )
-        found = _fingerprints(_inputs(element))
-        same = tf.reduce_all(found == wanted, axis=1)
-        first = tf.argmin(tf.cast(same, tf.int32), output_type=tf.int64)
+        """Labels a batch."""
+        found = attached.fingerprint(_inputs(element))
         check = tf.debugging.Assert(
-            tf.reduce_all(same),
+            tf.reduce_all(found == wanted),
             [
                 f"The labels in {self._path} are of other data, or of other "
                 f"{self.num_rows} examples: read the same data set in the same "
-                "order, in batches of one size, and shuffle and repeat it "
-                "afterwards. The first difference is at example",
-                start + first,
+                "order, in batches of the same size, and shuffle and repeat it "
+                "afterwards. The first difference is in batch",
+                number,
             ],
         )
         with tf.control_dependencies([check]):
-            version = tf.zeros([num_rows], tf.int64)
+            version = tf.zeros([attached.batch_size(element)], tf.int64)
         label = attached.label(kept, version=version)
         return attached.attach(element, {self._name: label})
 
@@ -256,29 +242,16 @@ def _inputs(element: Any) -> Any:
     return keras.utils.unpack_x_y_sample_weight(bare)[0]
 
 
-def _fingerprints(inputs: Any) -> tf.Tensor:
-    """Recognizes examples by the bytes of their inputs: uint8 `[batch, 8]`."""
-    leaves = keras.tree.flatten(inputs)
-    if not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
-        raise ValueError(
-            "Examples with labels must have dense inputs; received "
-            f"{[type(leaf).__name__ for leaf in leaves]}. Convert them, for "
-            "example with to_tensor(), in the data set."
-        )
-    found = [tf.fingerprint(leaf) for leaf in leaves]
-    return found[0] if len(found) == 1 else tf.fingerprint(tf.concat(found, 1))
-
-
 # ---- writing ----
 
 
-def _kept(
+def _record(
     element: Any,
     predict: _Predict,
     form: forms.Form,
     num_before: int,
-) -> tuple[tf.Tensor, list[dict[str, tf.Tensor]]]:
-    """Returns the hashes of a batch, and what is kept of its outputs."""
+) -> tuple[bytes, list[dict[str, tf.Tensor]]]:
+    """Returns the record of a batch, and what is in it of its outputs."""
     inputs, found = _inputs(element), []
     for output in predict(inputs):
         output = tf.convert_to_tensor(output)
@@ -292,12 +265,11 @@ def _kept(
             )
         form.check(output.numpy())
         found.append(kept)
-    return _fingerprints(inputs), found
-
-
-def _record(rows: tf.Tensor, kept: list[dict[str, tf.Tensor]]) -> bytes:
-    parts = map(tf.io.serialize_tensor, tf.nest.flatten((rows, tuple(kept))))
-    return bytes(tf.io.serialize_tensor(tf.stack(list(parts))).numpy())
+    parts = [
+        attached.fingerprint(inputs).numpy().tobytes(),
+        *map(tf.io.serialize_tensor, tf.nest.flatten(tuple(found))),
+    ]
+    return tf.io.serialize_tensor(tf.stack(parts)).numpy(), found
 
 
 def _described(kept: list[dict[str, tf.Tensor]]) -> list[dict[str, Any]]:
@@ -390,14 +362,3 @@ def _opened(path: pathlib.Path, signer: signing.Signer | None) -> Any:
             "key=None."
         )
     return said
-
-
-def _batch_size(dataset: tf.data.Dataset) -> int:
-    """Returns how many examples every batch but the last has."""
-    spec = attached.detach(dataset.element_spec)[0]
-    shape = keras.tree.flatten(spec)[0].shape
-    if shape.rank and shape[0] is not None:
-        return int(shape[0])
-    for element in dataset.take(1):
-        return int(attached.batch_size(element))
-    return 1

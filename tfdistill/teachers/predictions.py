@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.exchange import publisher
+from tfdistill.labels import attached
 from tfdistill.labels import forms
 from tfdistill.predictions import mailbox as mailbox_lib
 from tfdistill.system import run_files
@@ -170,7 +171,7 @@ class PeerPredictions(teacher.Teacher):
         # nothing in a graph waits no longer than it should.
         answered, *received = tf.numpy_function(
             functools.partial(self._swap, tuple(map(_num_classes, own))),
-            [batch.step, replica, fingerprint(batch.inputs), *arrays],
+            [batch.step, replica, attached.fingerprint(batch.inputs), *arrays],
             [tf.bool, *[array.dtype for _ in peers for array in arrays]],
         )
         answered.set_shape([len(peers)])
@@ -262,15 +263,6 @@ class PredictedPeer(teacher.Teacher):
             "num_forged": sum(self._swap.mailbox.num_forged.values()),
             "sent_bytes": peer.sent_bytes,
         }
-
-
-def fingerprint(inputs: Any) -> tf.Tensor:
-    """Returns a hash of a batch's inputs, uint8 `[8]`."""
-    # Of the batch, not of each example as in labels/files.py: batches may have
-    # ragged and sparse inputs, which have no bytes of an example.
-    leaves = tf.nest.flatten(inputs, expand_composites=True)
-    parts = [tf.fingerprint(tf.reshape(leaf, [1, -1])) for leaf in leaves]
-    return tf.fingerprint(tf.concat(parts, axis=-1))[0]
 
 
 def _num_classes(output: tf.Tensor) -> int:
