@@ -29,12 +29,10 @@ class Echo(mailbox.Mailbox):
         """Answers for as long as there is something to answer."""
         while True:
             message = self.todo.get(timeout=_LONGEST_WAIT_SECS)
-            self.send(
-                step=message.step,
-                replica=message.replica,
-                batch=message.batch,
-                classes=message.classes,
-                arrays=message.arrays,
+            self.post(
+                message._replace(
+                    group=self._group, incarnation=self._incarnation
+                )
             )
 
 

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from tfdistill.system import untrusted
 _POISON = 1e30
 # As the student of benchmarks.soak_task predicts them.
 _SHAPE, _CLASSES = (64, 10), (10,)
+_POISONED = np.full(_SHAPE, _POISON, "float32")
 # How far ahead of a group's last line its steps may be, while it is lied to.
 _NUM_STEPS = 40
 _STRANGER = signing.Signer(b"the key of nobody")
@@ -84,7 +86,13 @@ class Target:
         return mailbox.pass_to(**(named | changes))
 
     def encoded(
-        self, step: int, *, signer: signing.Signer | None = None, **changes: Any
+        self,
+        step: int,
+        *,
+        signer: signing.Signer | None = None,
+        arrays: Sequence[np.ndarray] = (_POISONED,),
+        classes: Sequence[int] = _CLASSES,
+        **changes: Any,
     ) -> bytes:
         """Returns the peer's message of a step, about nobody's batch."""
         found = message_lib.Message(
@@ -93,8 +101,8 @@ class Target:
             step,
             self.other.incarnation,
             b"nobody's",
-            _CLASSES,
-            (np.full(_SHAPE, _POISON, "float32"),),
+            message_lib.layout(classes, arrays),
+            b"".join(array.tobytes() for array in arrays),
         )
         return message_lib.encode(
             found._replace(**changes), signer or self.signer
@@ -150,11 +158,10 @@ def forged(target: Target) -> str:
 
 def wrong(target: Target, *, secs: float) -> None:
     """Sends for a time what the peer must not say."""
-    rows = np.full(_SHAPE, _POISON, "float32")
     wider = np.full((_SHAPE[0], _SHAPE[1] + 1), _POISON, "float32")
     errors: list[dict[str, Any]] = [
         {},  # Another batch.
-        {"arrays": (rows[1:],)},
+        {"arrays": (_POISONED[1:],)},
         {"arrays": (np.full(_SHAPE, 2**30, "int32"),)},
         {"arrays": (wider,)},
         {"arrays": ()},

@@ -142,16 +142,17 @@ def connected(worker, host="127.0.0.1"):
     return socket.create_connection((host, worker.box.port), LONG_SECS)
 
 
-def message(worker, step=0, **changes):
+def message(worker, step=0, *, classes=(3,), arrays=None, **changes):
     """A message of a group, as it would send it."""
+    arrays = (said(worker.group, step),) if arrays is None else arrays
     found = message_lib.Message(
         worker.group,
         0,
         step,
         worker.box._incarnation,
         BATCH,
-        (3,),
-        (said(worker.group, step),),
+        message_lib.layout(classes, arrays),
+        b"".join(arrays),
     )
     return found._replace(**changes)
 
@@ -188,7 +189,7 @@ def test_each_gets_what_the_other_said_in_the_same_step(two):
     assert (peer.num_answers, peer.num_missed) == (5, 0)
     assert peer.last_answer == 4
     assert peer.received_bytes == 5 * peer.last_bytes
-    assert peer.last_bytes < 6 * 4 + 120
+    assert peer.last_bytes < 6 * 4 + 130
 
 
 def test_the_first_message_waits_for_a_peer_that_starts_later(opened):
@@ -226,7 +227,7 @@ _WRONG = {
     "classes": {"classes": (4,)},
     "nothing": {"arrays": ()},
 }
-_KINDS = {"rows": "batch", "nothing": "shape"}
+_KINDS = {"rows": "batch", "nothing": "shape", "classes": "shape"}
 
 
 @pytest.mark.parametrize("wrong", _WRONG)
@@ -297,6 +298,9 @@ def test_a_message_in_the_name_of_no_peer_is_refused(two):
     one, other = two
     put(one, sent(other, group=7), other)
     assert one.box.num_forged == {"sender": 1}
+    # One that is never asked for must not be kept.
+    put(one, sent(other, replica=5), other)
+    assert one.box.peer(1).num_refused == {"replica": 1}
     put(one, sent(other, incarnation=b"i" * 16), other)
     assert "started again" in one.box.peer(1).why
     assert not one.box.peer(1).boxes

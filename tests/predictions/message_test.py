@@ -9,26 +9,31 @@ from tfdistill.exchange import signing
 from tfdistill.predictions import message as message_lib
 
 KEY = signing.Signer(b"0123456789abcdef")
+CLASSES = (5, 1)
+ARRAYS = (
+    np.arange(20, dtype="float32").reshape(4, 5),
+    np.ones([4], "float16"),
+    np.zeros([4, 2, 3], "int32"),
+    np.zeros([4, 1], "float32"),
+)
 MESSAGE = message_lib.Message(
     1,
     3,
     2**40,
     b"i" * 16,
     b"b" * 8,
-    (5, 1),
-    (
-        np.arange(20, dtype="float32").reshape(4, 5),
-        np.ones([4], "float16"),
-        np.zeros([4, 2, 3], "int32"),
-    ),
+    message_lib.layout(CLASSES, ARRAYS),
+    b"".join(ARRAYS),
 )
 
 
 @pytest.mark.parametrize("signer", [KEY, None])
 def test_what_was_sent_arrives(signer):
     found = message_lib.decode(message_lib.encode(MESSAGE, signer), signer)
-    assert found[:-1] == MESSAGE[:-1]
-    for array, sent in zip(found.arrays, MESSAGE.arrays, strict=True):
+    assert found == MESSAGE
+    own = message_lib.Own(MESSAGE, CLASSES, ARRAYS)
+    arrays = message_lib.answer(found, own)
+    for array, sent in zip(arrays, ARRAYS, strict=True):
         assert array.dtype == sent.dtype
         np.testing.assert_array_equal(array, sent)
 
@@ -59,12 +64,9 @@ def test_another_key_is_refused_by_name():
         message_lib.decode(message_lib.encode(MESSAGE, None), KEY)
 
 
-def test_shapes_that_promise_more_than_there_is_cost_nothing():
-    body = message_lib.encode(MESSAGE._replace(arrays=()), None)[:-32]
-    spec = b"\x00\x02" + np.array([2**31, 2**31], "<u4").tobytes()
-    # One array is announced; the classes come before it.
-    head = bytearray(body)
-    head[message_lib._HEADER.size - 1] = 1
-    body = bytes(head) + spec
+def test_a_layout_that_promises_more_than_there_is_is_refused():
+    body = bytearray(message_lib.encode(MESSAGE, None)[:-32])
+    body[message_lib._HEADER.size - 1] = 0xFF
+    whole = bytes(body) + message_lib.proof(bytes(body), KEY)
     with pytest.raises(message_lib.MessageError, match="message of tfdistill"):
-        message_lib.decode(body + message_lib.proof(body, KEY), KEY)
+        message_lib.decode(whole, KEY)

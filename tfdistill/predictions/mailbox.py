@@ -234,35 +234,39 @@ class Mailbox:
         batch: bytes,
         classes: Sequence[int],
         arrays: Sequence[np.ndarray],
-    ) -> message_lib.Message:
+    ) -> message_lib.Own:
         """Sends a replica's predictions; what they were, for `answers`."""
-        own = message_lib.Message(
+        message = message_lib.Message(
             self._group,
             replica,
             step,
             self._incarnation,
             batch,
-            tuple(classes),
-            tuple(arrays),
+            message_lib.layout(classes, arrays),
+            b"".join(array.data for array in arrays),
         )
-        data = message_lib.encode(own, self._exchange.signer)
+        self.post(message)
+        return message_lib.Own(message, classes, arrays)
+
+    def post(self, message: message_lib.Message) -> None:
+        """Sends a message to all peers."""
+        data = message_lib.encode(message, self._exchange.signer)
         if len(data) >= MAX_BYTES:
             self._warn_once(
                 self._group,
                 "size",
                 f"A message must have less than {MAX_BYTES} bytes; that of "
-                f"step {step} has {len(data)} and is not sent. Send less: "
-                "PeerPredictions(encoding=Form(top_k=...)).",
+                f"step {message.step} has {len(data)} and is not sent. Send "
+                "less: PeerPredictions(encoding=Form(top_k=...)).",
             )
-            return own
+            return
         content = framed(data)
         with self._arrived:
             for peer in self._peers.values() if self._is_open else ():
                 self._loop.call_soon_threadsafe(peer.write, content)
-        return own
 
     def answers(
-        self, own: message_lib.Message
+        self, own: message_lib.Own
     ) -> list[tuple[np.ndarray, ...] | None]:
         """Waits for what peers say of the batch of one's own message.
 
@@ -273,20 +277,22 @@ class Mailbox:
             return [self._answer(p, own, end) for p in self._peers.values()]
 
     def _answer(
-        self, peer: Peer, own: message_lib.Message, end: float
+        self, peer: Peer, own: message_lib.Own, end: float
     ) -> tuple[np.ndarray, ...] | None:
-        step = own.step
+        step = own.message.step
         peer.last_asked = max(step, peer.last_asked)
-        received = self._awaited(peer, own, end)
-        refusal = received and message_lib.refusal(received, own)
-        if refusal:
-            self._refuse(*refusal, peer=peer, step=step)
-        if received is None or refusal:
+        received = self._awaited(peer, own.message, end)
+        try:
+            arrays = received and message_lib.answer(received, own)
+        except message_lib.RefusedError as error:
+            arrays = None
+            self._refuse(error.kind, str(error), peer=peer, step=step)
+        if arrays is None:
             peer.num_missed += 1
             return None
         peer.num_answers += 1
         peer.last_answer = max(step, peer.last_answer)
-        if message_lib.has_faults(received):
+        if message_lib.has_faults(arrays):
             # Its other rows are good: the step leaves out those that are not
             # finite.
             self._refuse(
@@ -296,7 +302,7 @@ class Mailbox:
                 peer=peer,
                 step=step,
             )
-        return received.arrays
+        return arrays
 
     def _awaited(
         self, peer: Peer, own: message_lib.Message, end: float
@@ -478,8 +484,17 @@ class Mailbox:
             peer.trouble = "it has started again"
             return False
         with self._arrived:
-            peer.keep(message, len(data))
-            self._arrived.notify_all()
+            if message.replica in self._replicas:
+                peer.keep(message, len(data))
+                self._arrived.notify_all()
+            else:
+                self._refuse(
+                    "replica",
+                    f"it must be for one of {list(self._replicas)}; received "
+                    f"replica {message.replica}",
+                    peer=peer,
+                    step=message.step,
+                )
         return True
 
     # ---- what was refused ----

@@ -1,31 +1,43 @@
 """One message between peers: a replica's predictions of one batch, signed.
 
-    magic | header | by output: classes | arrays: dtype, shape, values | MAC
+    magic | header | layout | values of the arrays | MAC
 
-Numbers are little-endian. The MAC is an HMAC-SHA256 by the run's key over all
-before it, which names the sender, its incarnation and the step: no message
-counts as another one. Without a key it is a digest that anybody can make.
+Numbers are little-endian. The layout is a text that says the classes, dtypes
+and shapes. Peers keep their outputs in the same form, so whoever reads a
+message compares this text with its own, and makes arrays by its own shapes: no
+size is taken from another process. The MAC is an HMAC-SHA256 by the run's key
+over all before it, which names the sender, its incarnation and the step: no
+message counts as another one. Without a key it is a digest that anybody can
+make.
 """
 
 import hashlib
 import hmac
-import math
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from tfdistill.exchange import signing
 
-_MAGIC = b"tfdL2\0"
-# Group, replica, step, incarnation, batch, number of outputs and of arrays.
-_HEADER = struct.Struct("<6sIIq16s8sBB")
+_MAGIC = b"tfdL3\0"
+# Group, replica, step, incarnation, batch, and the bytes of the layout.
+_HEADER = struct.Struct("<6sIIq16s8sH")
 _MAC_BYTES = 32
-_DTYPES = tuple(map(np.dtype, ("<f4", "<f2", "<i4")))
 
 
 class MessageError(ValueError):
     """What arrived is no message of this run."""
+
+
+class RefusedError(ValueError):
+    """A message that is no answer to one's own: of what kind, and why."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        """`kind` is what it is counted as."""
+        super().__init__(reason)
+        self.kind = kind
 
 
 class Message(NamedTuple):
@@ -37,8 +49,8 @@ class Message(NamedTuple):
         step: The student's step, before its update.
         incarnation: 16 bytes, of the sender's mailbox.
         batch: 8 bytes, a hash of the inputs.
-        classes: The size of each output's last axis.
-        arrays: What `forms.Form.encode` has kept of the outputs.
+        layout: What the values are, without the number of rows.
+        values: The bytes of all arrays, one after the other.
     """
 
     group: int
@@ -46,133 +58,106 @@ class Message(NamedTuple):
     step: int
     incarnation: bytes
     batch: bytes
-    classes: tuple[int, ...]
-    arrays: tuple[np.ndarray, ...]
+    layout: str
+    values: bytes | memoryview
+
+
+class Own(NamedTuple):
+    """A message of one's own, and what it was made of: see `layout`."""
+
+    message: Message
+    classes: Sequence[int]
+    arrays: Sequence[np.ndarray]
+
+
+def layout(classes: Sequence[int], arrays: Sequence[np.ndarray]) -> str:
+    """Describes what `forms.Form.encode` has kept of outputs.
+
+    `classes` has the size of each output's last axis.
+    """
+    kept = " and ".join(f"{a.dtype.name} {list(a.shape[1:])}" for a in arrays)
+    return f"{kept} of {list(classes)} classes"
 
 
 def encode(message: Message, signer: signing.Signer | None) -> bytes:
     """Returns a message as bytes, signed."""
-    parts = [
-        _HEADER.pack(
-            _MAGIC,
-            message.group,
-            message.replica,
-            message.step,
-            message.incarnation,
-            message.batch,
-            len(message.classes),
-            len(message.arrays),
-        ),
-        struct.pack(f"<{len(message.classes)}I", *message.classes),
-    ]
-    for array in message.arrays:
-        kind = _DTYPES.index(array.dtype)
-        parts += [
-            struct.pack(f"<BB{array.ndim}I", kind, array.ndim, *array.shape),
-            array.tobytes(),
-        ]
-    body = b"".join(parts)
+    *named, text, values = message
+    described = text.encode()
+    header = _HEADER.pack(_MAGIC, *named, len(described))
+    body = b"".join((header, described, values))
     return body + proof(body, signer)
 
 
 def decode(data: bytes, signer: signing.Signer | None) -> Message:
     """Returns the message that bytes hold; MessageError if they hold none.
 
-    Its arrays are views of `data`.
+    Its values are a view of `data`.
     """
-    body, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
+    body, mac = memoryview(data)[:-_MAC_BYTES], data[-_MAC_BYTES:]
     if not hmac.compare_digest(mac, proof(body, signer)):
         raise MessageError(
             "it must be whole, and signed with this run's key; its signature "
             "is wrong"
         )
     try:
-        return _parsed(body)
-    except (struct.error, ValueError, IndexError, OverflowError) as error:
+        magic, *named, size = _HEADER.unpack_from(body)
+        end = _HEADER.size + size
+        if magic != _MAGIC or end > len(body):
+            raise ValueError("it begins in another way")
+        described = str(body[_HEADER.size : end], "utf-8")
+        return Message._make([*named, described, body[end:]])
+    except (struct.error, ValueError) as error:
         raise MessageError(
             f"it must be a message of tfdistill's peers: {error}"
         ) from error
 
 
-def proof(body: bytes, signer: signing.Signer | None) -> bytes:
+def proof(body: bytes | memoryview, signer: signing.Signer | None) -> bytes:
     """Returns 32 bytes that only who has the key can make, if there is one."""
     if signer is None:
         return hashlib.sha256(body).digest()
     return bytes.fromhex(signer.proof(b"message of a peer: " + body))
 
 
-def _parsed(body: bytes) -> Message:
-    magic, *named, num_outputs, num_arrays = _HEADER.unpack_from(body)
-    group, replica, step, incarnation, batch = named
-    if magic != _MAGIC:
-        raise ValueError("it begins in another way")
-    start = _HEADER.size
-    classes = struct.unpack_from(f"<{num_outputs}I", body, start)
-    start += 4 * num_outputs
-    arrays = []
-    for _ in range(num_arrays):
-        kind, rank = struct.unpack_from("<BB", body, start)
-        shape = struct.unpack_from(f"<{rank}I", body, start + 2)
-        start += 2 + 4 * rank
-        flat = np.frombuffer(body, _DTYPES[kind], math.prod(shape), start)
-        arrays.append(flat.reshape(shape))
-        start += flat.nbytes
-    if start != len(body):
-        raise ValueError("it holds more than its arrays")
-    return Message(
-        group, replica, step, incarnation, batch, classes, tuple(arrays)
-    )
+def answer(received: Message, own: Own) -> tuple[np.ndarray, ...]:
+    """Returns the arrays of a message about the batch of one's own.
 
-
-def refusal(received: Message, own: Message) -> tuple[str, str] | None:
-    """Finds why an answer is none to one's own message: kind and reason.
-
-    Peers keep their outputs in the same form, so an answer looks as one's own
-    message does.
+    RefusedError if it is no answer to that.
     """
-    if received.classes != own.classes:
-        return "classes", (
-            f"its outputs must have {own.classes} classes, as the student's; "
-            f"received {received.classes}"
+    ours = own.message
+    if received.layout != ours.layout:
+        raise RefusedError(
+            "shape",
+            f"its predictions must be {ours.layout}, as the student's; "
+            f"received {received.layout[:200]}. Use the same model and the "
+            "same `encoding` in all groups",
         )
-    found, wanted = _specs(received), _specs(own)
-    if found != wanted:
-        return "shape", (
-            f"its predictions must be {wanted} for each example, as the "
-            f"student's; received {found}. Use the same model and the same "
-            "`encoding` in all groups"
-        )
-    if received.batch != own.batch or _rows(received) != _rows(own):
-        return "batch", (
+    if received.batch != ours.batch or len(received.values) != len(ours.values):
+        raise RefusedError(
+            "batch",
             "it must be about the same batch; received one about another. "
             'Shard the data with mode="coordinated", and shuffle and augment '
-            "them with the same seeds in all groups"
+            "them with the same seeds in all groups",
         )
-    sizes = np.repeat(own.classes, len(own.arrays) // len(own.classes))
-    for array, size in zip(received.arrays, sizes, strict=True):
+    arrays, start = [], 0
+    for array in own.arrays:
+        flat = np.frombuffer(received.values, array.dtype, array.size, start)
+        arrays.append(flat.reshape(array.shape))
+        start += array.nbytes
+    sizes = np.repeat(own.classes, len(arrays) // len(own.classes))
+    for array, size in zip(arrays, sizes, strict=True):
         is_index = array.dtype.kind == "i"
         if is_index and not ((array >= 0) & (array < size)).all():
-            return "classes", (
+            raise RefusedError(
+                "classes",
                 f"its classes must be from 0 to {size - 1}; received from "
-                f"{array.min()} to {array.max()}"
+                f"{array.min()} to {array.max()}",
             )
-    return None
+    return tuple(arrays)
 
 
-def has_faults(message: Message) -> bool:
-    """Whether any of its values is NaN or infinite."""
+def has_faults(arrays: Sequence[np.ndarray]) -> bool:
+    """Whether any of the values is NaN or infinite."""
     return not all(
-        np.isfinite(array).all()
-        for array in message.arrays
-        if array.dtype.kind == "f"
+        np.isfinite(array).all() for array in arrays if array.dtype.kind == "f"
     )
-
-
-def _specs(message: Message) -> str:
-    return " and ".join(
-        f"{a.dtype.name} {list(a.shape[1:])}" for a in message.arrays
-    )
-
-
-def _rows(message: Message) -> list[int]:
-    return [len(array) for array in message.arrays]
