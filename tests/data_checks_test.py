@@ -202,7 +202,7 @@ def test_checked_data_are_unchanged():
     given = tf.data.Dataset.from_tensor_slices(
         ({"a": [1.0, 2.0], "text": ["b", "c"], "r": ragged}, {"out": [0, 1]})
     ).batch(2)
-    found = data_checks.checked(given, num_classes={"out": 2})
+    found = data_checks.checked(given, num_classes=2)
     assert found.element_spec == given.element_spec
     assert int(found.cardinality()) == 1
     for one, other in zip(

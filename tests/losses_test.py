@@ -66,9 +66,7 @@ def formula(cls, teacher, student, temperature):
 
 def make(cls, *, temperature=1.0, **kwargs):
     kwargs.setdefault("from_logits", True)
-    if cls is not losses.LogitsMeanSquaredError:
-        kwargs["temperature"] = temperature
-    return cls(**kwargs)
+    return cls(temperature=temperature, **kwargs)
 
 
 def value(loss, teachers, student, weights=None):
@@ -331,22 +329,16 @@ def test_a_teacher_of_another_shape_never_broadcasts(cls):
 
 SPARSE = {
     "top-k": lambda **kwargs: losses.SoftTargetCrossEntropy(top_k=2, **kwargs),
-    "top-k without tail": lambda **kwargs: losses.SoftTargetCrossEntropy(
-        top_k=2, tail=False, **kwargs
-    ),
     "sampled": contrib.SampledSoftTargetCrossEntropy,
 }
 
 
-def top_k_formula(p, q, k, tail):
+def top_k_formula(p, q, k):
     """Row by row, from probabilities in float64."""
     found = []
     for t, s in zip(p, q, strict=True):
         order = np.argsort(-t, kind="stable")
         top, rest = order[:k], order[k:]
-        if not tail:
-            found.append(-(t[top] / t[top].sum() * np.log(s[top])).sum())
-            continue
         cost = -(t[top] * np.log(s[top])).sum()
         if len(rest):
             cost -= t[rest].sum() * np.log(s[rest].sum())
@@ -354,28 +346,26 @@ def top_k_formula(p, q, k, tail):
     return np.array(found)
 
 
-@pytest.mark.parametrize("tail", [True, False])
 @pytest.mark.parametrize("k", [1, 3, 6])
-def test_top_k_by_formula(k, tail):
+def test_top_k_by_formula(k):
     teachers = [normal(4, 6, seed=seed) for seed in range(2)]
     student = normal(4, 6, seed=9)
     # Equal classes: only as many of them as there is room for.
     teachers[0][1] = teachers[1][1] = [0.0, 1.0, 1.0, 1.0, 1.0, -1.0]
     loss = losses.SoftTargetCrossEntropy(
-        top_k=k, tail=tail, temperature=2.0, from_logits=True
+        top_k=k, temperature=2.0, from_logits=True
     )
     p = (softmax(teachers[0], 2.0) + softmax(teachers[1], 2.0)) / 2
-    expected = 4.0 * top_k_formula(p, softmax(student, 2.0), k, tail)
+    expected = 4.0 * top_k_formula(p, softmax(student, 2.0), k)
     np.testing.assert_allclose(value(loss, teachers, student), expected, 2e-5)
 
 
-@pytest.mark.parametrize("tail", [True, False])
-def test_all_classes_are_the_dense_loss(tail):
+def test_all_classes_are_the_dense_loss():
     teacher, student = normal(2, 3, 5), normal(2, 3, 5, seed=1)
     found = []
     for loss in (
         losses.SoftTargetCrossEntropy(from_logits=True),
-        losses.SoftTargetCrossEntropy(top_k=5, tail=tail, from_logits=True),
+        losses.SoftTargetCrossEntropy(top_k=5, from_logits=True),
     ):
         with tf.GradientTape() as tape:
             point = tf.constant(student)

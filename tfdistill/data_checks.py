@@ -8,7 +8,6 @@ loss of NaN elsewhere.
 import contextlib
 import re
 from collections.abc import Iterator
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -30,7 +29,7 @@ class DataError(ValueError):
 def checked(
     dataset: tf.data.Dataset,
     *,
-    num_classes: int | Mapping[str, int] | None = None,
+    num_classes: int | None = None,
 ) -> tf.data.Dataset:
     """Returns the same data set, which fails at the first faulty batch.
 
@@ -41,14 +40,15 @@ def checked(
     Args:
         dataset: Elements `x`, `(x, y)` or `(x, y, sample_weight)`, batched or
             not. Later steps of the pipeline are not checked.
-        num_classes: Classes that integer targets are indices of: for all of
-            them, or by name for targets in a dict. Default None: not checked.
+        num_classes: Classes that all integer targets are indices of. Default
+            None: not checked.
 
     Returns:
         The same elements.
 
     Raises:
-        ValueError: If `num_classes` is not positive, or names no target.
+        ValueError: If `num_classes` is not positive, or no target is of
+            integers.
 
     Example:
         >>> import numpy as np
@@ -61,13 +61,24 @@ def checked(
         ...     print(str(error).split(".")[0])
         x must be finite; received nan at [1 0] of batch 0
     """
-    classes = _classes_by_name(dataset.element_spec, num_classes)
+    targets = [
+        name
+        for name, value in _named(dataset.element_spec)
+        if name.startswith("y") and value.dtype.is_integer
+    ]
+    if num_classes is not None and (num_classes < 1 or not targets):
+        raise ValueError(
+            "`num_classes` must be >= 1, and be for integer targets of the "
+            f"data set; received {num_classes} for {targets or 'none'}."
+        )
 
     def check(number: tf.Tensor, element: Any) -> Any:
         faults = [
             fault
             for name, value in _named(element)
-            for fault in _faults(name, value, classes.get(name))
+            for fault in _faults(
+                name, value, num_classes if name in targets else None
+            )
         ]
         checks = [_refuse(number, *fault) for fault in faults]
         with tf.control_dependencies(checks):
@@ -113,30 +124,6 @@ def check_parts(data: tf.data.Dataset | int, num_groups: int) -> None:
             f"{number} elements for {num_groups} groups. Use "
             'mode="shared", or shard before batching.'
         )
-
-
-def _classes_by_name(
-    spec: Any, num_classes: int | Mapping[str, int] | None
-) -> dict[str, int]:
-    targets = [
-        name
-        for name, value in _named(spec)
-        if name.startswith("y") and value.dtype.is_integer
-    ]
-    if num_classes is None:
-        return {}
-    if not isinstance(num_classes, Mapping):
-        found = {name: num_classes for name in targets}
-    else:
-        found = {f"y[{n}]": number for n, number in num_classes.items()}
-    if not found or not found.keys() <= set(targets):
-        raise ValueError(
-            "`num_classes` must be for integer targets of the data set; "
-            f"received {num_classes!r} for {targets or 'none'}."
-        )
-    if min(found.values()) < 1:
-        raise ValueError(f"`num_classes` must be >= 1; received {num_classes}.")
-    return found
 
 
 def _named(element: Any) -> list[tuple[str, Any]]:

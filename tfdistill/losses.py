@@ -209,10 +209,7 @@ class SoftTargetCrossEntropy(DistillationLoss):
     With `top_k`, the aggregate of the teachers has only its k likeliest classes
     and one probability for all others together; so has the student. This is a
     lower bound of the whole loss, and equals it if k is the number of classes
-    or one less. Between the other classes the student is free. Without `tail`
-    the k probabilities are divided by their sum. The student then learns that
-    nothing else is possible, and becomes too confident (arXiv:2503.16870): use
-    this for comparisons only.
+    or one less. Between the other classes the student is free.
 
     Example:
         >>> loss = SoftTargetCrossEntropy(top_k=2, from_logits=False)
@@ -222,15 +219,12 @@ class SoftTargetCrossEntropy(DistillationLoss):
         1.1242
     """
 
-    def __init__(
-        self, *, top_k: int | None = None, tail: bool = True, **kwargs: Any
-    ) -> None:
+    def __init__(self, *, top_k: int | None = None, **kwargs: Any) -> None:
         """Takes what is compared, and the arguments of `DistillationLoss`.
 
         Args:
             top_k: Classes to compare, from 1 to the number of classes. Default
                 None: all.
-            tail: Whether all others count, as one. Default True.
             **kwargs: As for `DistillationLoss`.
 
         Raises:
@@ -242,11 +236,10 @@ class SoftTargetCrossEntropy(DistillationLoss):
                 f"`top_k` must be a whole number >= 1; received {top_k!r}."
             )
         self.top_k = top_k
-        self.tail = bool(tail)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, for serialization."""
-        return {**super().get_config(), "top_k": self.top_k, "tail": self.tail}
+        return {**super().get_config(), "top_k": self.top_k}
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Returns the cross-entropy in nats, shape `y_pred.shape[:-1]`."""
@@ -261,16 +254,11 @@ class SoftTargetCrossEntropy(DistillationLoss):
                 "of them."
             )
         top, classes = tf.math.top_k(target, self.top_k)
-        if not self.tail:
-            total = tf.reduce_sum(top, axis=-1, keepdims=True)
-            top = tf.math.divide_no_nan(top, total)
         there = tf.gather(log_p, classes, batch_dims=len(log_p.shape) - 1)
-        value = -tf.reduce_sum(top * there, axis=-1)
-        if self.tail:
-            value += self._tail(target, log_p, top[..., -1:], classes[..., -1:])
-        return self.scale * value
+        rest = self._rest(target, log_p, top[..., -1:], classes[..., -1:])
+        return self.scale * (rest - tf.reduce_sum(top * there, axis=-1))
 
-    def _tail(
+    def _rest(
         self,
         target: tf.Tensor,
         log_p: tf.Tensor,
@@ -330,40 +318,22 @@ class LogitsMeanSquaredError(DistillationLoss):
 
     Args:
         from_logits: True, or None for "as the task loss", which must be True.
-        name: Name of the loss; by default made from the class.
-        reduction: As for every Keras loss; `"sum_over_batch_size"`.
-        dtype: As for every Keras loss; the Keras default float type.
+        **kwargs: As for `DistillationLoss`; the temperature cancels out.
 
     Raises:
         ValueError: If `from_logits` is False: probabilities have no logits.
     """
 
     def __init__(
-        self,
-        *,
-        from_logits: bool | None = None,
-        name: str | None = None,
-        reduction: str | None = "sum_over_batch_size",
-        dtype: Any = None,
+        self, *, from_logits: bool | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(
-            from_logits=from_logits,
-            name=name,
-            reduction=reduction,
-            dtype=dtype,
-        )
-        if from_logits is not None and not from_logits:
+        super().__init__(from_logits=from_logits, **kwargs)
+        if from_logits is False:
             raise ValueError(
                 "`LogitsMeanSquaredError` needs models that give logits; "
                 "received from_logits=False. Drop the last activation, or "
                 "use SoftTargetCrossEntropy."
             )
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, for serialization."""
-        config = super().get_config()
-        ours = ("name", "reduction", "from_logits", "dtype")
-        return {key: config[key] for key in ours}
 
     def _probabilities(self, logits: tf.Tensor) -> tf.Tensor:
         return logits  # Logits are what is averaged and compared.

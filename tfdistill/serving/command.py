@@ -14,8 +14,6 @@ from tfdistill.system import programs
 _log = logging.getLogger(__name__)
 # Between two warnings that there is nothing to serve.
 _WARN_SECS = 30.0
-# In which the exchange says what there is; the line of load waits for it.
-_LOOK_SECS = 1.0
 _NOTES = """\
 The protocol is TensorFlow Serving's PredictionService (Predict and
 GetModelMetadata). Ask with tfdistill.labels.Teachers, or any client of
@@ -61,7 +59,6 @@ def _run(options: programs.Options) -> int:
         signal.signal(number, lambda *_: stopping.set())
     try:
         from tfdistill.exchange import publisher
-        from tfdistill.exchange import reader
         from tfdistill.serving import server as server_lib
 
         followed = server_lib.Followed(
@@ -92,31 +89,20 @@ def _run(options: programs.Options) -> int:
         }
         print(json.dumps(record), flush=True)
 
-    newest = reader.NewestVersions(options.exchange)
-
-    def warn() -> None:
-        found = newest.look(limit_secs=_LOOK_SECS)
-        if options.group in found:
-            if not followed.num_refused:
-                return  # It is being loaded.
-            seen = f"version {found[options.group].step} is refused"
-        else:
-            seen = newest.problem or f"groups with one: {sorted(found)}"
-        _log.warning(
-            "Nothing to serve: group %d of %s has no usable version (%s). "
-            "Requests fail until it has one; check --exchange and --group.",
-            options.group,
-            options.exchange,
-            seen,
-        )
-
     followed.start()
     server.start()
     due = 0.0
     while not stopping.wait(1.0):
         report()
         if followed.version < 0 and time.monotonic() >= due:
-            warn()
+            _log.warning(
+                "Nothing to serve: group %d of %s has no usable version (%d "
+                "refused). Requests fail until it has one; check --exchange "
+                "and --group, or run tfdistill-doctor.",
+                options.group,
+                options.exchange,
+                followed.num_refused,
+            )
             due = time.monotonic() + _WARN_SECS
     server.stop()
     followed.stop()

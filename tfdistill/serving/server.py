@@ -139,14 +139,6 @@ class Followed:
             _log.info("Serving version %d.", version.step)
 
 
-class _RefusedError(Exception):
-    """A request that cannot be answered: why, and by which code."""
-
-    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
-
-
 class Server(protocol.Servicer):
     """Answers clients about the version that is in use.
 
@@ -203,8 +195,8 @@ class Server(protocol.Servicer):
             inputs = protocol.arrays(request.inputs, signature.input_spec)
             shapes = {name: array.shape for name, array in inputs.items()}
             if len({shape[:1] for shape in shapes.values()}) > 1:
-                raise _RefusedError(
-                    grpc.StatusCode.INVALID_ARGUMENT,
+                raise protocol.BadAnswerError(
+                    "shape",
                     "All inputs must have the same number of rows; received "
                     f"{shapes}.",
                 )
@@ -224,27 +216,22 @@ class Server(protocol.Servicer):
         self, request: Any, context: Any
     ) -> Iterator[tuple[other_graphs.FrozenFunction, protocol.Signature]]:
         """Gives what was asked about, and counts; what fails is refused."""
-        code = grpc.StatusCode.INVALID_ARGUMENT
+        outcome = "failed"
         try:
             with self._followed.lock:
-                yield self._checked(request.model_spec)
-            self.counts["requests"] += 1
-            return
-        except _RefusedError as error:
-            code, reason = error.code, str(error)
+                yield self._found(request.model_spec, context)
+            outcome = "requests"
         except (protocol.BadAnswerError, tf.errors.OpError) as error:
-            reason = str(error)
-        self.counts["failed"] += 1
-        context.abort(code, reason)
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self.counts[outcome] += 1
 
-    def _checked(
-        self, spec: Any
-    ) -> tuple[other_graphs.FrozenFunction, protocol.Signature]:
-        """Returns what was asked about, if it is there."""
+    def _found(self, spec: Any, context: Any) -> Any:
+        """Returns what was asked about; ends the request if it is not there."""
         followed = self._followed
         function, signature = followed.function, followed.signature
         if function is None or signature is None:
-            raise _RefusedError(
+            context.abort(
                 grpc.StatusCode.UNAVAILABLE,
                 "The group has published no good version yet.",
             )
@@ -257,7 +244,7 @@ class Server(protocol.Servicer):
             spec.signature_name or protocol.SIGNATURE,
         )
         if asked != served:
-            raise _RefusedError(
+            context.abort(
                 grpc.StatusCode.NOT_FOUND,
                 "Model, version, its label and signature must be "
                 f"{served}; received {asked}.",
