@@ -110,7 +110,6 @@ def test_groups_learn_from_each_other_and_come_back(slurm, tmp_path, capsys):
         capsys,
         workdir,
         "--workers_per_group=2",
-        "--start=spawn",  # A fork's environment is not to be seen from outside.
         "--recipe=digits",
         *(f"--override={override}" for override in overrides),
     )

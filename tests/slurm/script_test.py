@@ -34,7 +34,6 @@ def test_a_group_is_an_element_of_the_array(tmp_path):
         num_groups=3,
         workers_per_group=4,
         cpus_per_worker=3,
-        mem_per_worker="8G",
         time="12:00:00",
         account="lab",
         sbatch=["--qos=low", "--exclusive"],
@@ -44,7 +43,6 @@ def test_a_group_is_an_element_of_the_array(tmp_path):
         "array": "0-2",
         "ntasks": "4",
         "cpus-per-task": "3",
-        "mem-per-cpu": "2731M",
         "time": "12:00:00",
         "account": "lab",
         "chdir": str(tmp_path),
@@ -98,7 +96,6 @@ def test_whatever_stands_in_a_command_arrives_as_it_is(tmp_path):
     ("fields", "words"),
     [
         ({"stop_secs": 5}, "`stop_secs` must be >= 10"),
-        ({"sbatch": ["--array=0-9"]}, "leave --array to the script"),
         ({"account": "a\n#SBATCH --x"}, "no quotes, backslashes or line"),
     ],
 )

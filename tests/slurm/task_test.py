@@ -1,19 +1,13 @@
 """Tests of how a task of Slurm finds out who it is, and how it runs."""
 
-import contextlib
 import json
-import os
-import re
 import signal
 import stat
 import subprocess
 import sys
-import uuid
 
-import psutil
 import pytest
 
-from tests.cases import tasks
 from tfdistill.cluster import identity
 from tfdistill.slurm import job
 from tfdistill.slurm import place
@@ -25,7 +19,6 @@ def _environ(**changes):
     return {
         "SLURM_ARRAY_TASK_ID": "1",
         "SLURM_JOB_ID": "40",
-        "SLURM_LOCALID": "1",
         "SLURM_PROCID": "1",
         "SLURM_STEP_ID": "0",
         "SLURM_STEP_TASKS_PER_NODE": "2,1",
@@ -47,9 +40,8 @@ def _of_rank(rank, counts, nodes):
     placed = [
         (n, i) for n, c in zip(nodes, counts, strict=True) for i in range(c)
     ]
-    node, local_rank = placed[rank]
+    node, _ = placed[rank]
     return {
-        "SLURM_LOCALID": str(local_rank),
         "SLURM_PROCID": str(rank),
         "SLURMD_NODENAME": node,
     }
@@ -80,7 +72,7 @@ def test_every_task_finds_its_place_and_all_find_the_same(text, counts):
     ("changes", "words"),
     [
         ({"SLURM_ARRAY_TASK_ID": ""}, "SLURM_ARRAY_TASK_ID must be set"),
-        # As with --distribution=cyclic.
+        # As with --distribution=cyclic, or fewer nodes than the job has.
         ({"SLURMD_NODENAME": "node02"}, "leave --distribution=block"),
     ],
 )
@@ -120,7 +112,7 @@ def test_a_task_is_told_who_it_is(tmp_path):
     place = _place()
     task = slurm_task.find_task(topology, place)
     inherited = {"PATH": "/bin", "TFDISTILL_GROUP": "0", "TF_CONFIG": "{}"}
-    env = slurm_task.environment(task, place, inherited)
+    env = task.environ(inherited)
     assert json.loads(env["TF_CONFIG"]) == {
         "cluster": {"worker": place.addresses((20000, 30000))},
         "task": {"type": "worker", "index": 1},
@@ -131,7 +123,6 @@ def test_a_task_is_told_who_it_is(tmp_path):
     assert env["TFDISTILL_WORKDIR"] == str(tmp_path)
     assert env["TFDISTILL_EXCHANGE_KEY_FILE"] == str(tmp_path / "exchange.key")
     assert env["PATH"] == "/bin"
-    assert "CUDA_VISIBLE_DEVICES" not in env
     assert identity.Cluster.from_env(env) == task.cluster
     assert task.log_path == tmp_path / "logs" / "group_1_worker_1.log"
 
@@ -155,24 +146,6 @@ def test_parameter_servers_come_last_and_nobody_evaluates(tmp_path):
     assert names == ["chief:0", "worker:0", "worker:1", "ps:0", "ps:1"]
 
 
-@pytest.mark.parametrize(
-    ("shown", "local_rank", "num_gpus", "own"),
-    [
-        ("0,1,2,3", 3, 1, "3"),
-        ("4,5,6,7", 1, 2, "6,7"),
-        # Slurm has bound the task to its own already.
-        ("0", 3, 1, "0"),
-    ],
-)
-def test_each_worker_sees_its_own_gpus(shown, local_rank, num_gpus, own):
-    found = place.visible_gpus(
-        {"CUDA_VISIBLE_DEVICES": shown},
-        local_rank=local_rank,
-        num_gpus=num_gpus,
-    )
-    assert found == own
-
-
 @pytest.fixture
 def kept_signals():
     """Undoes that `run` leaves signals to its command."""
@@ -189,7 +162,7 @@ def test_the_end_of_a_command_is_passed_on(tmp_path):
     topology = _topology(tmp_path, workers_per_group=3)
     place = _place(["localhost", "node02"], SLURMD_NODENAME="localhost")
     task = slurm_task.find_task(topology, place)
-    env = slurm_task.environment(task, place, {"PATH": "/usr/bin:/bin"})
+    env = task.environ({"PATH": "/usr/bin:/bin"})
     for script, code in (
         ("echo first", 0),
         ("exit 65", 65),
@@ -208,7 +181,8 @@ def test_the_end_of_a_command_is_passed_on(tmp_path):
 def test_the_first_failure_of_a_step_counts(tmp_path):
     failure_file = tmp_path / "failed"
     for name, code, first in (("a", 65, True), ("b", 75, False)):
-        assert slurm_task.record_failure(failure_file, name, code) == first
+        failure = {"task": name, "exit_code": code}
+        assert slurm_task.record_failure(failure_file, **failure) == first
     record = {"task": "a", "exit_code": 65, "told": False}
     assert json.loads(failure_file.read_text()) == record
     assert stat.S_IMODE(failure_file.stat().st_mode) == 0o644
@@ -230,145 +204,3 @@ def test_the_first_failure_of_a_step_counts(tmp_path):
     assert "SLURM_STEP_TASKS_PER_NODE must be set" in done.stderr
     record = {"task": "rank 3", "exit_code": 2, "told": False}
     assert json.loads(failure_file.read_text()) == record
-
-
-# Notes signals, and ends with the code that a test writes into a file.
-TASK = """
-import os, pathlib, signal, time
-def say(*words):
-    os.write(1, f"{' '.join(map(str, words))}\\n".encode())
-def note(number, frame):
-    say("got", signal.Signals(number).name)
-for name in ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1"):
-    signal.signal(getattr(signal, name), note)
-group, rank = os.environ["TFDISTILL_GROUP"], os.environ["SLURM_PROCID"]
-say("pid", os.getpid(), *os.sched_getaffinity(0))
-end = pathlib.Path(os.environ["TFDISTILL_WORKDIR"], f"end_{rank}")
-while not end.exists():
-    time.sleep(0.02)
-raise SystemExit(int(end.read_text()))
-"""
-
-
-class Step:
-    """The two tasks of a step on the first of two nodes."""
-
-    def __init__(self, workdir):
-        self.workdir = workdir
-        self.preload = "json"
-        # Its name is that of the step: one more run may be under way.
-        self.failure_file = workdir / f"{uuid.uuid4().hex}.failed"
-        self.processes = {}
-
-    def start(self, rank, cores=()):
-        ids = {"SLURM_LOCALID": str(rank), "SLURM_PROCID": str(rank)}
-        with self.errors(rank).open("wb") as errors:
-            self.processes[rank] = psutil.Popen(
-                [
-                    *[sys.executable, "-m", "tfdistill.slurm.task"],
-                    *["--nodes=node01,node02", "--num_groups=2"],
-                    *["--workers_per_group=3", f"--preload={self.preload}"],
-                    f"--workdir={self.workdir}",
-                    f"--failure_file={self.failure_file}",
-                    *["--", sys.executable, "-c", TASK],
-                ],
-                env=os.environ | _environ(**ids),
-                stderr=errors,
-            )
-        self.processes[rank].cpu_affinity(cores)
-
-    def errors(self, rank):
-        return self.workdir / f"stderr_{rank}"
-
-    def log(self, rank):
-        path = self.workdir / "logs" / f"group_1_worker_{rank}.log"
-        return path.read_text() if path.exists() else ""
-
-    def task(self, rank):
-        """Waits for the command of a rank: its process, and its cores."""
-        line = re.compile(r"^pid (.*)\n", re.MULTILINE)
-        found = tasks.until(lambda: line.search(self.log(rank)))
-        pid, *cores = found[1].split()
-        return psutil.Process(int(pid)), {int(core) for core in cores}
-
-    def wait(self, rank, code=None):
-        if code is not None:
-            draft = self.workdir / f"draft_{rank}"
-            draft.write_text(str(code))
-            draft.rename(self.workdir / f"end_{rank}")  # Never seen empty.
-        return self.processes[rank].wait(tasks.LIMIT_SECS)
-
-    def signal(self, number):
-        """Signals every process of the step, as Slurm does."""
-        for process in self.processes.values():
-            for found in [process, *process.children(recursive=True)]:
-                found.send_signal(number)
-
-    def got(self, rank):
-        lines = self.log(rank).splitlines()
-        return [line for line in lines if line.startswith("got ")]
-
-
-@pytest.fixture
-def step(tmp_path, monkeypatch, no_process_left):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    made = Step(tmp_path)
-    yield made
-    for process in made.processes.values():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-        process.wait()
-
-
-@pytest.mark.multiprocess
-def test_the_tasks_of_a_node_are_forks_of_one_parent(step):
-    cores = sorted(os.sched_getaffinity(0))[-1:]
-    step.start(1, cores)
-    step.start(0)
-    found = [step.task(rank) for rank in (0, 1)]
-    parent, other = (task.parent().parent() for task, _ in found)
-    assert parent == other
-    assert parent.parent() == step.processes[0]
-    assert found[0][1] == os.sched_getaffinity(0)
-    assert found[1][1] == set(cores)
-    said = "which has imported json"
-    tasks.until(lambda: said in step.errors(0).read_text())
-
-    # The commands get them once, and nobody else minds.
-    step.signal(signal.SIGUSR1)
-    tasks.until(lambda: step.got(0) and step.got(1))
-    step.signal(signal.SIGTERM)
-    tasks.until(lambda: step.got(0)[1:] and step.got(1)[1:])
-    for rank in (0, 1):
-        assert step.got(rank) == ["got SIGUSR1", "got SIGTERM"]
-    assert parent.is_running()
-
-    parent.kill()
-    assert step.wait(0, 0) == 0
-    assert step.wait(1, 65) == 65
-    assert json.loads(step.failure_file.read_text())["exit_code"] == 65
-
-
-@pytest.mark.multiprocess
-def test_a_task_does_not_notice_the_end_of_the_others(step):
-    for rank in (0, 1):
-        step.start(rank)
-    (first, _), (second, _) = step.task(0), step.task(1)
-    parent = first.parent().parent()
-    step.processes[0].kill()
-    psutil.wait_procs([first, parent], timeout=tasks.LIMIT_SECS)
-    assert not first.is_running() and not parent.is_running()
-    second.kill()
-    assert step.wait(1) == 128 + 9
-
-
-@pytest.mark.multiprocess
-def test_without_a_parent_commands_are_started_as_ever(step):
-    (step.workdir / "own.py").write_text("import os; os.kill(os.getpid(), 9)")
-    step.preload = "own"
-    for rank in (0, 1):
-        step.start(rank)
-    for rank in (0, 1):
-        assert step.task(rank)[0].parent() == step.processes[rank]
-        assert step.wait(rank, 0) == 0
-    assert "with -9" in step.errors(0).read_text()

@@ -124,20 +124,6 @@ class Topology:
 class StartedGroups(Topology):
     """Groups whose tasks this package starts itself; paths become absolute."""
 
-    start: str = fields.option(
-        "fork: tasks that run a Python command are forks of one parent that "
-        "has imported --preload, where that can be; spawn: each task is a new "
-        "program",
-        parent.FORK,
-        section="start",
-        choices=parent.METHODS,
-    )
-    preload: str = fields.option(
-        "<NAME,...>: modules that the parent imports; they must neither start "
-        "a thread nor run an operation of TensorFlow",
-        ",".join(parent.PRELOAD),
-    )
-
     def __post_init__(self) -> None:
         """Validates the fields."""
         super().__post_init__()
@@ -151,11 +137,6 @@ class StartedGroups(Topology):
         if self.exchange and "://" not in self.exchange:
             path = os.path.abspath(self.exchange)
             object.__setattr__(self, "exchange", path)
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """The names in `preload`."""
-        return tuple(name for name in self.preload.split(",") if name)
 
     @property
     def ports_per_group(self) -> int:
@@ -236,6 +217,20 @@ class LocalCluster(StartedGroups):
 
     command: Sequence[str]
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    start: str = fields.option(
+        "fork: tasks that run a Python command are forks of one parent that "
+        "has imported --preload, where that can be; spawn: each task is a new "
+        "program",
+        parent.FORK,
+        section="start",
+        choices=parent.METHODS,
+    )
+    preload: str = fields.option(
+        "<NAME,...>: modules that the parent imports; they must neither start "
+        "a thread nor run an operation of TensorFlow",
+        ",".join(parent.PRELOAD),
+    )
+
     on_group_failure: str = fields.option(
         "what the other groups do when one has failed for good",
         "stop",
@@ -314,6 +309,11 @@ class LocalCluster(StartedGroups):
                 "A script is run by: python SCRIPT"
             )
         object.__setattr__(self, "command", tuple(self.command))
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The names in `preload`."""
+        return tuple(name for name in self.preload.split(",") if name)
 
     @property
     def num_ports(self) -> int:

@@ -8,6 +8,7 @@ when the time limit is near or the job is preempted, has them end and puts the
 job back into the queue, to resume from the last backup.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -39,6 +40,19 @@ _AGAIN_SECS = 2.0
 _FORCE_SECS = 60.0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Failure:
+    """How a step failed, as the first of its tasks to fail has recorded it."""
+
+    exit_code: int
+    task: str = "a task"
+    told: bool = False
+    port_taken: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.task} ended with {self.exit_code}"
+
+
 class SlurmGroup:
     """One group in its job; `run` runs it to the job's end."""
 
@@ -61,13 +75,7 @@ class SlurmGroup:
         self._ready_dir.mkdir(parents=True, exist_ok=True)
         path = run_events.group_path(options.logs_dir, self._group)
         self._events = run_events.EventLog(path)
-        placeholders = [f"node:{n + 1}" for n in range(options.num_tasks)]
-        self._ready_paths = {
-            task.name: task.ready_path
-            for task in options.tasks_at(self._group, placeholders)
-        }
         self._told: str | None = None
-        self._blamed: str | None = None
         self._restarts = restarts.GroupRestarts(limit=options.max_restarts)
 
     def tell_to_end(self, number: int, frame: Any = None) -> None:
@@ -76,36 +84,32 @@ class SlurmGroup:
 
     def run(self) -> int:
         """Runs the group to the end of the job; returns the job's exit code."""
-        while True:
-            code = self._run_step()
-            if code == 0:
-                self._say("done")
-                self._note("done")
-                return 0
-            if self._told or not self._waits_for_restart(code):
+        while failure := self._run_step():
+            if self._told or not self._waits_for_restart(failure):
                 break
             self._restarts.note_start()
+        if failure is None:
+            self._say("done")
+            self._note("done")
+            return 0
         if not self._told:
-            return code
+            return failure.exit_code
         with commands.undisturbed():
             self._requeue()
         return signs.EXIT_RETRY
 
-    def _run_step(self) -> int:
-        """Starts all tasks; returns the exit code of the first to fail."""
+    def _run_step(self) -> _Failure | None:
+        """Starts all tasks; returns the first failure, once all have ended."""
         name = f"{self._group}.{uuid.uuid4().hex}.failed"
         failure_file = self._ready_dir / name
         self._note("start")
-        process = subprocess.Popen(self._srun(failure_file))
-        code = self._wait(process)
-        self._blamed = None
+        code = self._wait(subprocess.Popen(self._srun(failure_file)))
         try:
-            found = json.loads(failure_file.read_text("utf-8"))
-        except (OSError, ValueError):
-            return code  # Of a node that was lost, say.
+            failure = _Failure(**json.loads(failure_file.read_text("utf-8")))
+        except (OSError, ValueError):  # None, or of a node that was lost, say.
+            return _Failure(exit_code=code) if code else None
         failure_file.unlink(missing_ok=True)
-        self._blamed = found["task"]
-        if found["told"] and self._told is None:
+        if failure.told and self._told is None:
             # If the job must make way for another, its tasks get some
             # seconds, and this process hears nothing before they are over.
             # If a node is lost, its tasks report nothing, and the others
@@ -115,7 +119,7 @@ class SlurmGroup:
                 "was lost"
             )
             self._told = "SIGTERM"
-        return found["exit_code"]
+        return failure
 
     def _srun(self, failure_file: pathlib.Path) -> list[str]:
         options = self._options
@@ -126,6 +130,8 @@ class SlurmGroup:
             # Not inherited from sbatch since Slurm 22.05.
             f"--cpus-per-task={options.cpus_per_worker}",
             *([f"--gpus-per-task={gpus}"] if gpus else []),
+            # So that each task has CUDA_VISIBLE_DEVICES for its own.
+            *([f"--gpu-bind=per_task:{gpus}"] if gpus else []),
             # Ranks that follow each other node by node, as task and port need.
             "--distribution=block",
             "--export=ALL",
@@ -177,18 +183,13 @@ class SlurmGroup:
             return False
         return True
 
-    def _waits_for_restart(self, code: int) -> bool:
+    def _waits_for_restart(self, failure: _Failure) -> bool:
         """Decides about another start; returns once it is due."""
-        path = self._ready_paths.get(self._blamed or "")
+        code, reason = failure.exit_code, str(failure)
         delay, text = self._restarts.plan_after(
-            code,
-            port_taken=path is not None and signs.found_port_taken(path),
+            code, port_taken=failure.port_taken
         )
-        self._say(
-            f"{self._blamed or 'a task'} ended with {code}; "
-            f"{text or 'not started again (--max_restarts=0)'}"
-        )
-        reason = f"{self._blamed or 'a task'} ended with {code}"
+        self._say(f"{reason}; {text or 'not started again (--max_restarts=0)'}")
         self._note("failed", exit_code=code, reason=reason)
         if delay is None:
             return False

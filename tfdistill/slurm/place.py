@@ -30,7 +30,6 @@ class Place:
     """
 
     rank: int
-    local_rank: int
     hosts: tuple[str, ...]
     group: int
     job_id: int
@@ -47,7 +46,6 @@ class Place:
             ...     {
             ...         "SLURM_ARRAY_TASK_ID": "1",
             ...         "SLURM_JOB_ID": "40",
-            ...         "SLURM_LOCALID": "0",
             ...         "SLURM_PROCID": "2",
             ...         "SLURM_STEP_ID": "0",
             ...         "SLURM_STEP_TASKS_PER_NODE": "2,1",
@@ -58,17 +56,9 @@ class Place:
             ('n1', 'n1', 'n2')
         """
         counts = _tasks_per_node(text_of(environ, "SLURM_STEP_TASKS_PER_NODE"))
-        if len(counts) != len(nodes):
-            raise identity.error(
-                "SLURM_STEP_TASKS_PER_NODE",
-                f"name the tasks on each of {len(nodes)} nodes",
-                environ["SLURM_STEP_TASKS_PER_NODE"],
-                "The group must run on all nodes of its job: ask for fewer "
-                "nodes, or for as many as it has tasks.",
-            )
         hosts = tuple(
             node
-            for node, count in zip(nodes, counts, strict=True)
+            for node, count in zip(nodes, counts, strict=False)
             for _ in range(count)
         )
         rank = number_of(environ, "SLURM_PROCID")
@@ -78,12 +68,12 @@ class Place:
                 f"The node of task {rank}",
                 f"be {node}, as SLURMD_NODENAME says",
                 dict(enumerate(hosts)).get(rank),
-                "Tasks must follow each other node by node: leave "
-                "--distribution=block to the script.",
+                "Tasks must follow each other node by node, on all nodes of "
+                "the job: leave --distribution=block to the script, and ask "
+                "for at most as many nodes as a group has tasks.",
             )
         return cls(
             rank=rank,
-            local_rank=number_of(environ, "SLURM_LOCALID"),
             hosts=hosts,
             group=number_of(environ, "SLURM_ARRAY_TASK_ID"),
             job_id=number_of(environ, "SLURM_JOB_ID"),
@@ -106,36 +96,6 @@ class Place:
         return [f"{host}:{first + i}" for i, host in enumerate(self.hosts)]
 
 
-def visible_gpus(
-    environ: Mapping[str, str], *, local_rank: int, num_gpus: int
-) -> str:
-    """Returns the CUDA_VISIBLE_DEVICES of one task.
-
-    Slurm shows a task its own GPUs, or all those of the job on the node,
-    depending on its configuration.
-
-    Example:
-        >>> shown = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
-        >>> visible_gpus(shown, local_rank=1, num_gpus=2)
-        '6,7'
-    """
-    text = environ.get("CUDA_VISIBLE_DEVICES", "")
-    found = [name for name in text.split(",") if name]
-    if len(found) == num_gpus:
-        return text
-    own = found[local_rank * num_gpus : (local_rank + 1) * num_gpus]
-    if len(own) < num_gpus:
-        raise identity.error(
-            "CUDA_VISIBLE_DEVICES",
-            f"name {num_gpus} GPUs for each task of the node, so for task "
-            f"{local_rank} too",
-            text,
-            "Slurm's --gpus-per-task sets it if its configuration has GPUs "
-            "(GresTypes=gpu).",
-        )
-    return ",".join(own)
-
-
 def parse_ports(text: str) -> tuple[int, int]:
     """Parses `FIRST-LAST` into the first port and the one after the last."""
     match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
@@ -150,17 +110,10 @@ def parse_ports(text: str) -> tuple[int, int]:
 
 
 def _tasks_per_node(text: str) -> list[int]:
+    """Parses Slurm's form of it, such as `2(x3),1`."""
     counts = []
-    for part in text.split(","):
-        match = _TASKS.fullmatch(part)
-        if match is None:
-            raise identity.error(
-                "SLURM_STEP_TASKS_PER_NODE",
-                "have the form 2(x3),1",
-                text,
-                "Slurm sets it; is this a task of srun?",
-            )
-        counts += [int(match[1])] * int(match[2] or 1)
+    for number, times in _TASKS.findall(text):
+        counts += [int(number)] * int(times or 1)
     return counts
 
 
@@ -179,9 +132,4 @@ def text_of(environ: Mapping[str, str], name: str) -> str:
 
 def number_of(environ: Mapping[str, str], name: str) -> int:
     """Returns a variable that Slurm sets, as a number."""
-    text = text_of(environ, name)
-    # In a federation of clusters the number of a job has ten digits.
-    if not re.fullmatch("[0-9]{1,10}", text):
-        must = "be a whole number"
-        raise identity.error(name, must, text, "Slurm sets it.")
-    return int(text)
+    return int(text_of(environ, name))

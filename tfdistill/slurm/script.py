@@ -10,25 +10,9 @@ from tfdistill.launcher import fields
 from tfdistill.slurm import group
 from tfdistill.slurm import job
 
-# What the script itself must decide.
-_OWN = (
-    "array",
-    "gpus-per-task",
-    "mem-per-cpu",
-    "no-requeue",
-    "ntasks",
-    "open-mode",
-    "output",
-    "requeue",
-    "signal",
-)
-# The same by one letter, which its value may follow at once.
-_OWN_SHORT = {"a": "array", "n": "ntasks", "o": "output"}
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
-_MEMORY = re.compile(r"([1-9][0-9]*)([MGT])")
 # Between the lines of one command.
 _CONTINUED = " \\\n  "
-_MEGABYTES = {"M": 1, "G": 1024, "T": 1024**2}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,10 +24,9 @@ class Script(job.Job):
     """
 
     command: Sequence[str]
-    mem_per_worker: str | None = fields.option(
-        "<SIZE>: memory of each task, such as 8G", None, section="job"
+    time: str | None = fields.option(
+        "<TIME>: as sbatch's --time", None, section="job"
     )
-    time: str | None = fields.option("<TIME>: as sbatch's --time", None)
     partition: str | None = fields.option("<NAME>: as sbatch's", None)
     account: str | None = fields.option("<NAME>: as sbatch's", None)
     constraint: str | None = fields.option("<FEATURES>: as sbatch's", None)
@@ -69,24 +52,6 @@ class Script(job.Job):
                 "step the same, so that each ps would hold GPUs too. Train "
                 "without parameter servers on GPUs."
             )
-        self._check_options()
-
-    def _check_options(self) -> None:
-        for name in ("sbatch", "srun"):
-            for option in getattr(self, name):
-                if not option.startswith("-"):
-                    raise ValueError(
-                        f"`{name}` must be an option such as --{name}=--qos=low"
-                        f"; received {option!r}."
-                    )
-                taken = option.lstrip("-").partition("=")[0]
-                if not option.startswith("--"):
-                    taken = _OWN_SHORT.get(option[1:2], "")
-                if taken in _OWN:
-                    raise ValueError(
-                        f"`{name}` must leave --{taken} to the script; "
-                        f"received {option!r}. Use the options of this program."
-                    )
 
     @property
     def text(self) -> str:
@@ -116,7 +81,6 @@ class Script(job.Job):
             "array": f"0-{self.num_groups - 1}",
             "ntasks": self.num_tasks,
             "cpus-per-task": self.cpus_per_worker,
-            "mem-per-cpu": self._mem_per_cpu(),
             "gpus-per-task": self.gpus_per_worker or None,
             "time": self.time,
             "partition": self.partition,
@@ -136,18 +100,6 @@ class Script(job.Job):
         # After the loss of a node Slurm itself puts the job back.
         lines.append(_directive("--requeue"))
         return lines + [_directive(option) for option in self.sbatch]
-
-    def _mem_per_cpu(self) -> str | None:
-        if self.mem_per_worker is None:
-            return None
-        match = _MEMORY.fullmatch(self.mem_per_worker)
-        if match is None:
-            raise ValueError(
-                "`mem_per_worker` must be a whole number and M, G or T, such "
-                f"as 8G; received {self.mem_per_worker!r}."
-            )
-        megabytes = int(match[1]) * _MEGABYTES[match[2]]
-        return f"{-(-megabytes // self.cpus_per_worker)}M"
 
     def _group_command(self) -> list[str]:
         """Returns the lines of the command that runs a group."""

@@ -19,13 +19,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.cluster import signs
 from tfdistill.launcher import command as launcher
 from tfdistill.launcher import fields
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
-from tfdistill.launcher import parent
 from tfdistill.slurm import job
-from tfdistill.slurm import node_parent
 from tfdistill.slurm import place as slurm_place
 from tfdistill.system import programs
 
@@ -36,17 +35,8 @@ _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _told: list[int] = []
 
 
-def find_task(
-    step: job.Step,
-    place: slurm_place.Place,
-) -> local_cluster.Task:
+def find_task(step: job.Step, place: slurm_place.Place) -> local_cluster.Task:
     """Returns the task that is to run in a place."""
-    if place.group >= step.num_groups:
-        raise ValueError(
-            "SLURM_ARRAY_TASK_ID must be the index of a group, less than "
-            f"--num_groups={step.num_groups}; received {place.group}. "
-            "Write a new script for another number of groups."
-        )
     if len(place.hosts) != step.num_tasks:
         raise ValueError(
             f"The step must have a task of Slurm's for each of the group's "
@@ -57,37 +47,13 @@ def find_task(
     return step.tasks_at(place.group, place.addresses(ports))[place.rank]
 
 
-def environment(
-    task: local_cluster.Task,
-    place: slurm_place.Place,
-    environ: Mapping[str, str],
-    *,
-    num_gpus: int = 0,
-) -> dict[str, str]:
-    """Returns the complete environment of a task's command.
-
-    With `num_gpus` = 0 CUDA_VISIBLE_DEVICES is left alone.
-    """
-    result = task.environ(environ)
-    if num_gpus:
-        result["CUDA_VISIBLE_DEVICES"] = slurm_place.visible_gpus(
-            environ, local_rank=place.local_rank, num_gpus=num_gpus
-        )
-    return result
-
-
 def run(
     command: Sequence[str],
     task: local_cluster.Task,
     place: slurm_place.Place,
     env: Mapping[str, str],
-    *,
-    shared: node_parent.NodeParent | None = None,
 ) -> int:
-    """Runs a task's command, as a fork of a shared parent if there is one.
-
-    Returns its exit code, or 128 + n after signal n.
-    """
+    """Runs a task's command; returns its exit code, 128 + n for signal n."""
     task.ready_path.parent.mkdir(parents=True, exist_ok=True)
     files.forget_progress(task.ready_path)
     for number in _SIGNALS:
@@ -98,20 +64,13 @@ def run(
         step = f"job {place.job_id}, step {place.step_id}"
         node = place.hosts[place.rank]
         log.write(f"===== {now}: {step} on {node} =====\n".encode())
-        code = None
-        if shared is not None:
-            code = shared.run(command, env=env, log_fd=log.fileno())
-        if code is None and signal.SIGTERM in _told:
-            return 128 + signal.SIGTERM
-        if code is None:
-            process = subprocess.Popen(
-                command,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-            code = process.wait()
+        code = subprocess.Popen(
+            command,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        ).wait()
     return 128 - code if code < 0 else code
 
 
@@ -120,7 +79,7 @@ def _leave_to_command(number: int, frame: Any) -> None:
     _told.append(number)
 
 
-def record_failure(path: pathlib.Path, name: str, exit_code: int) -> bool:
+def record_failure(path: pathlib.Path, **failure: Any) -> bool:
     """Notes a failure if it is the first of its step; returns whether it is.
 
     `path` is a file of this step only. The note also says whether the task was
@@ -132,8 +91,7 @@ def record_failure(path: pathlib.Path, name: str, exit_code: int) -> bool:
     except FileExistsError:
         return False
     with open(descriptor, "w", encoding="utf-8") as file:
-        told = signal.SIGTERM in _told
-        json.dump({"task": name, "exit_code": exit_code, "told": told}, file)
+        json.dump({**failure, "told": signal.SIGTERM in _told}, file)
     return True
 
 
@@ -150,39 +108,29 @@ def _add_options(options: programs.Flags) -> None:
 def _run(options: programs.Options) -> int:
     """Returns the exit code of the command; 2 for a wrong environment."""
     failure_file = pathlib.Path(options.failure_file)
-    environ = os.environ
     try:
-        step = job.Step(**fields.chosen(job.Step, options))
         if not options.command:
             raise ValueError(launcher.NO_COMMAND)
-        place = slurm_place.Place.from_env(
-            environ, nodes=options.nodes.split(",")
-        )
+        step = job.Step(**fields.chosen(job.Step, options))
+        nodes = options.nodes.split(",")
+        place = slurm_place.Place.from_env(os.environ, nodes=nodes)
         task = find_task(step, place)
-        env = environment(task, place, environ, num_gpus=step.gpus_per_worker)
+        env = task.environ(os.environ)
     except ValueError as error:
-        name = f"rank {environ.get('SLURM_PROCID')}"
-        record_failure(failure_file, name, programs.EXIT_OPTIONS)
+        rank = f"rank {os.environ.get('SLURM_PROCID')}"
+        code = programs.EXIT_OPTIONS
+        record_failure(failure_file, task=rank, exit_code=code)
         raise programs.UsageError(str(error)) from error
-    shared = None
-    if (
-        place.hosts.count(place.hosts[place.rank]) > 1
-        and not step.gpus_per_worker
-        and not parent.why_not(step.start, options.command, env)
+    code = run(options.command, task, place, env)
+    if code and record_failure(
+        failure_file,
+        task=task.name,
+        exit_code=code,
+        port_taken=signs.found_port_taken(task.ready_path),
     ):
-        shared = node_parent.NodeParent(
-            # The file's name is this step's only.
-            name=f"tfdistill/{failure_file.name}/"
-            f"{place.rank - place.local_rank}",
-            starts=place.local_rank == 0,
-            preload=step.modules,
-            signals=_SIGNALS,
-            told=_told,
-        )
-    code = run(options.command, task, place, env, shared=shared)
-    if code and record_failure(failure_file, task.name, code) and not _told:
-        print(f"{task.name} ended with {code}", file=sys.stderr)
-        print("\n".join(files.quote(task.log_path)), file=sys.stderr)
+        if not _told:
+            print(f"{task.name} ended with {code}", file=sys.stderr)
+            print("\n".join(files.quote(task.log_path)), file=sys.stderr)
     return code
 
 
