@@ -1,7 +1,10 @@
 """Commands that are started as forks of a parent, or as new programs."""
 
+import contextlib
 import os
 import select
+
+import pytest
 
 from tests.cases import tasks
 from tfdistill.launcher import parent as parent_lib
@@ -35,7 +38,6 @@ found = {
     "session": os.getsid(0) == os.getpgrp() == os.getpid(),
     "faulthandler": faulthandler.is_enabled(),
     "cores": [os.nice(0), sorted(os.sched_getaffinity(0))],
-    "hidden": ["shown" in sys.modules],
 }
 json.dump(found, open("found.json", "w"))
 import atexit
@@ -49,19 +51,19 @@ class Start:
 
     def __init__(self, directory, *, preload):
         self.directory, self.preload = directory, preload
-        self.parents = parent_lib.Parents()
+        self.until_closed = contextlib.ExitStack()
+        # Apart from the parent that all tests share.
+        patch = self.until_closed.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(parent_lib, "_kept", parent_lib._Kept())
+        self.until_closed.enter_context(parent_lib.keep())
         self.started = []
 
-    def __call__(
-        self, *command, method="fork", preload=None, ready=False, **env
-    ):
+    def __call__(self, *command, method="fork", preload=None, **env):
         env = {k: v for k, v in (os.environ | env).items() if v is not None}
         chosen = None
         if method == "fork":
             preload = preload or self.preload
-            chosen = self.parents.of(command, env, preload=preload)
-        if ready:
-            tasks.until(lambda: chosen.read() or chosen.is_ready)
+            chosen = parent_lib.get(command, env, preload=preload)
         log = self.directory / f"{len(self.started)}.log"
         with log.open("ab") as file:
             process = task_process.TaskProcess(
@@ -77,7 +79,7 @@ class Start:
         for method in parent_lib.METHODS:
             process = self(*command, method=method, **options)
             code = finish(process)
-            assert process.method == method, self.news()
+            assert process.method == method
             found.append((code, process.log.read_text()))
         return found
 
@@ -87,16 +89,13 @@ class Start:
         path.write_text(text)
         return name
 
-    def news(self):
-        return [text for text, _ in self.parents.news()]
-
     def close(self):
         parents = {p.chosen for p in self.started} - {None}
         for process in self.started:
             process.hang_up()
         for process in self.started:
             process.kill()
-        self.parents.close()
+        self.until_closed.close()
         assert not any(tasks.alive(one.pid) for one in parents)
 
 

@@ -66,12 +66,12 @@ class Process:
         self.returncode: int | None = None
         env = {**os.environ, **(env or {})}
         no_fork = parent.why_not(parent.FORK, command, env)
-        with parent.keep() as parents, log.open("wb") as file:
+        with parent.keep(), log.open("wb") as file:
             self._task = task_process.TaskProcess(
                 command,
                 env=env,
                 log_file=file,
-                parent=None if no_fork else parents.of(command, env),
+                parent=None if no_fork else parent.get(command, env),
             )
         self._until(lambda: self._task.pid is not None, LIMIT_SECS)
 

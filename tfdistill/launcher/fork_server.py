@@ -1,38 +1,35 @@
 """The parent of a launcher's tasks: imports once, then forks for each task.
 
-python fork_server.py FD [COMMAND, for `ps`]
+python fork_server.py FD MODULE,... COMMAND
 
 It is run by the interpreter of the tasks' command, with the options and the
 variables that they share; parent.py is the other end. A fork becomes what
-Python would have started: `__main__`, `sys.argv`, `sys.path[0]` and what the
-request says. Two things are otherwise: a traceback begins with two lines of
-this file, and `ps` shows this program before the command.
+Python would have started: `__main__`, `sys.argv`, `sys.path[0]` and its own
+variables. Some things are otherwise: modules that were imported are in
+`sys.modules`, a traceback begins with two lines of this file, and `ps` shows
+this program before the command.
 
-What was imported is hidden from a task until it imports a part of it:
-TensorFlow, Keras and tfdistill, or one of the others, such as NumPy. By then it
-may have set variables that imports read: if any variable has changed it starts
-over, as a new program. So it gets what it asked for, whatever reads it.
+A task may have set variables that imports read by the time it imports one of
+the modules: if any variable has changed it starts over, as a new program. So it
+gets what it asked for, whatever reads it.
 
 Needs the standard library only, in any environment that has the modules.
 """
 
 import _thread
+import builtins
 import gc
 import importlib
-import importlib.abc
-import importlib.machinery
 import json
 import os
 import pathlib
 import re
-import resource
 import runpy
 import signal
 import socket
 import sys
 import types
 import warnings
-from collections.abc import Collection
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -40,91 +37,63 @@ from typing import Any
 # tfdistill itself may be missing where this runs.
 _KEEPER = pathlib.Path(__file__).with_name("keeper.py")
 keeper = types.SimpleNamespace(**runpy.run_path(str(_KEEPER)))
-# Hidden until one of them is imported, whatever else was.
-_LAST = ("tensorflow", "keras", "tfdistill")
-# Public names of tfdistill that load no TensorFlow: they are not hidden, as a
-# script may use them and then set a variable.
+# Public names of tfdistill that load no TensorFlow: a script may use them and
+# then set a variable.
 _FREE = ("Cluster", "Exchange")
 # Name of the threads that TensorFlow starts once it has opened a device.
 _DEVICE_THREAD = "tf_"
 
 
-class _Hidden(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what the parent has imported, once a task imports some of it."""
+class _FirstImport:
+    """Looks at a task's variables when it first imports what was preloaded."""
 
     def __init__(
-        self,
-        names: Collection[str],
-        *,
-        set_by_imports: dict[str, str],
-        own: str,
-        shows: "_Hidden | None" = None,
+        self, modules: set[str], *, set_by_imports: dict[str, str], own: str
     ) -> None:
-        """Hides modules; variables that match `own` may change.
-
-        Shows, with them, those that `shows` hides.
-        """
-        self._shows = shows
-        self._modules = {name: sys.modules.pop(name) for name in names}
-        self._specs = {n: m.__spec__ for n, m in self._modules.items()}
-        self._set, self._own = set_by_imports, re.compile(own)
+        """Watches Python's import; variables that match `own` may change."""
+        self._modules, self._set = modules, set_by_imports
+        self._own = re.compile(own)
         self._environ, self._cwd = dict(os.environ), os.getcwd()
         self._pid = os.getpid()
-        # What hidden modules are to packages that are not hidden.
-        self._attributes: list[tuple[ModuleType, str, ModuleType]] = []
-        for name, module in self._modules.items():
-            package, _, child = name.rpartition(".")
-            owner = sys.modules.get(package)
-            if owner is not None and vars(owner).get(child) is module:
-                delattr(owner, child)
-                self._attributes.append((owner, child, module))
-        sys.meta_path.insert(0, self)
+        self._import = builtins.__import__
+        self._import_module = importlib.import_module
+        builtins.__import__ = self._of_statement
+        importlib.import_module = self._of_call
 
-    def find_spec(
-        self, name: str, path: Any = None, target: Any = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Finds one of the modules, for Python's import."""
-        if name not in self._modules:
-            return None
-        if changed := self._changed():
-            self._start_over(changed)
-        spec = importlib.machinery.ModuleSpec(name, self)
-        if real := self._specs[name]:
-            spec.origin = real.origin
-            spec.submodule_search_locations = real.submodule_search_locations
-        return spec
+    def _of_statement(
+        self,
+        name: str,
+        globals: Any = None,
+        locals: Any = None,
+        fromlist: Any = (),
+        level: int = 0,
+    ) -> ModuleType:
+        if not level:
+            self._look({name, *(f"{name}.{one}" for one in fromlist or ())})
+        return self._import(name, globals, locals, fromlist, level)
 
-    def create_module(self, spec: Any) -> ModuleType:
-        """Returns the module that was found."""
-        return self._modules[spec.name]
+    def _of_call(self, name: str, package: str | None = None) -> ModuleType:
+        self._look({name})
+        return self._import_module(name, package)
 
-    def exec_module(self, module: ModuleType) -> None:
-        """Shows all modules, and what their imports have set."""
-        name = module.__spec__.name if module.__spec__ else ""
-        module.__spec__ = self._specs[name]  # Python has written its own.
-        if self._shows is not None:
-            self._shows._show()
-        self._show()
-
-    def _show(self) -> None:
-        for name, shown in self._modules.items():
-            sys.modules.setdefault(name, shown)
-        for owner, child, shown in self._attributes:
-            setattr(owner, child, shown)
-        os.environ.update(self._set)
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def _changed(self) -> list[str]:
-        return sorted(
+    def _look(self, names: set[str]) -> None:
+        if self._modules.isdisjoint(names):
+            return
+        builtins.__import__ = self._import
+        importlib.import_module = self._import_module
+        now, before = dict(os.environ), self._environ
+        after = before | self._set
+        changed = sorted(
             name
-            for name in self._environ.keys() | os.environ.keys()
-            if os.environ.get(name) != self._environ.get(name)
-            and os.environ.get(name) != self._set.get(name)
+            for name in now.keys() | before.keys()
+            if now.get(name) not in (before.get(name), after.get(name))
             and not self._own.fullmatch(name)
         )
+        os.environ.update(self._set)
+        if changed:
+            self._start_over(changed)
 
-    def _start_over(self, changed: list[str]) -> None:
+    def _start_over(self, changed: Sequence[str]) -> None:
         # What a task has forked is to run a function, not the whole command.
         is_task = os.getpid() == self._pid
         what = "the command starts over, as a new program"
@@ -142,32 +111,23 @@ class _Hidden(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Server:
-    """What the parent does, from its plan to the fork of a task."""
+    """What the parent does, from its imports to the fork of a task."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, preload: Sequence[str]) -> None:
+        """Imports; exits with a message if no task can be forked then."""
         self._control = socket.socket(fileno=fd)
         self._control.set_inheritable(False)
-        self._plan = plan = json.loads(self._control.recv(65536))
-        keeper.die_with(plan["dies_with"])
         self._environ = dict(os.environ)
-        if not sys.flags.safe_path:
-            sys.path[0] = plan["path"]  # As imports of the command have it.
-
-    def import_all(self) -> None:
-        """Imports what the plan names, and tells the launcher how it went."""
-        names = self._plan["preload"]
         gc.disable()  # It would look through a million objects, for nothing.
+        if "tfdistill" in preload:
+            _load("tfdistill", _FREE)
         visible = set(sys.modules)
-        if "tfdistill" in names:
-            self._load("tfdistill", _FREE)
-            visible = set(sys.modules)
-        for name in names:
-            self._load(name)
-        self._hidden = {
+        for name in preload:
+            _load(name)
+        self._modules = {
             name
             for name in sys.modules.keys() - visible
-            if name.partition(".")[0] not in sys.stdlib_module_names
-            and sys.modules[name] is not sys.modules["__main__"]
+            if name.partition(".")[0] in preload
         }
         self._set = {
             name: value
@@ -179,14 +139,6 @@ class _Server:
         gc.freeze()  # Pages of what is never collected stay shared.
         sys.stdout.flush()  # Or each task would print it, too.
         _check_fit()
-        self._control.send(b"ready")
-
-    def _load(self, name: str, public: Sequence[str] = ()) -> None:
-        """Imports a module, and what it loads on the first use of a name."""
-        module = importlib.import_module(name)
-        if {"__all__", "__getattr__"} <= vars(module).keys():
-            for one in public or module.__all__:
-                getattr(module, one)
 
     def serve(self) -> dict[str, Any]:
         """Forks for each request; returns it in the task, and only there."""
@@ -195,15 +147,16 @@ class _Server:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             while True:
-                word, fds, _, _ = socket.recv_fds(self._control, 16, 3)
-                if not word:
+                request, fds, _, _ = socket.recv_fds(self._control, 1 << 18, 2)
+                if not request:
                     os._exit(0)
                 if os.fork() == 0:
-                    return self._start_task(*fds)
+                    self._start_task(*fds)
+                    return json.loads(request)
                 for fd in fds:
                     os.close(fd)
 
-    def _start_task(self, request_fd: int, fd: int, log_fd: int) -> Any:
+    def _start_task(self, fd: int, log_fd: int) -> None:
         """Becomes a keeper, then its task; returns in the task."""
         self._control.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -211,29 +164,28 @@ class _Server:
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         os.close(log_fd)
-        with open(request_fd, encoding="utf-8") as file:
-            request = json.load(file)
         if keeper.Keeper(fd).fork() == "keeper":
             os._exit(0)
-        return request
 
     def become(self, request: dict[str, Any]) -> None:
         """Makes this process what a new program would be."""
-        os.umask(request["umask"])
-        for number, limits in request["limits"]:
-            resource.setrlimit(number, tuple(limits))
-        os.sched_setaffinity(0, request["cores"])
         os.environ.clear()
         os.environ.update(self._environ | request["environ"])
         if numpy_random := sys.modules.get("numpy.random"):
             numpy_random.seed()  # Python seeds its own after a fork.
-        sys.orig_argv[:] = request["command"]
-        sys.argv[:] = request["command"][self._plan["num_options"] :]
-        last = {n for n in self._hidden if n.partition(".")[0] in _LAST}
-        rules = {"set_by_imports": self._set, "own": self._plan["own"]}
-        others = _Hidden(self._hidden - last, **rules)
-        _Hidden(last, **rules, shows=others)
-        signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+        num_options = len(sys.orig_argv) - len(sys.argv)
+        sys.orig_argv[num_options:] = sys.argv[:] = request["argv"]
+        _FirstImport(
+            self._modules, set_by_imports=self._set, own=request["own"]
+        )
+
+
+def _load(name: str, public: Sequence[str] = ()) -> None:
+    """Imports a module, and what it loads on the first use of a name."""
+    module = importlib.import_module(name)
+    if {"__all__", "__getattr__"} <= vars(module).keys():
+        for one in public or module.__all__:
+            getattr(module, one)
 
 
 def _check_fit() -> None:
@@ -265,7 +217,13 @@ def _run() -> None:
 
 
 if __name__ == "__main__":
-    _server = _Server(int(sys.argv[1]))
-    _server.import_all()
+    keeper.die_with(os.getppid())
+    _fd, _names, _what = sys.argv[1:4]
+    if not sys.flags.safe_path:
+        # As imports of the command have it.
+        sys.path[0] = os.path.dirname(os.path.realpath(_what))
+        if _what in ("-m", "-c"):
+            sys.path[0] = os.getcwd()
+    _server = _Server(int(_fd), _names.split(","))
     _server.become(_server.serve())
     _run()

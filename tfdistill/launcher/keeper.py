@@ -89,7 +89,7 @@ class Keeper:
         Returns at once in the task, which is as fresh as after a start by
         `spawn`; and in the keeper once nothing is left of the task.
         """
-        if self._is_abandoned():
+        if not self._wait(0):  # The launcher is gone, or ends it by now.
             return "keeper"
         own_pid = os.getpid()
         # A signal that arrives in between waits until its handler is known.
@@ -147,15 +147,6 @@ class Keeper:
         if asked:
             self._forward(signal.SIGTERM, None)
         return bool(asked)
-
-    def _is_abandoned(self) -> bool:
-        """Whether the launcher is gone; leaves what it asks for unread."""
-        try:
-            return not self._launcher.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except ConnectionResetError:
-            return True
 
     def _reap(self) -> None:
         while True:

@@ -81,7 +81,8 @@ class LocalRun:
         """
         self._topology = topology
         self._display = display
-        self._parents: parent.Parents | None = None
+        self._forks = False
+        self._parent: parent.Parent | None = None
         self._until_closed = contextlib.ExitStack()
         self._groups: list[supervised_group.SupervisedGroup] = []
         self._events: run_events.EventLog | None = None
@@ -154,7 +155,8 @@ class LocalRun:
         if why_not:
             self._say(f"each task imports for itself: {why_not}")
         else:
-            self._parents = self._until_closed.enter_context(parent.keep())
+            self._until_closed.enter_context(parent.keep())
+            self._forks = True
         for running in self._groups:
             running.start()
         self._say(f"logs: {topology.logs_dir}")
@@ -163,9 +165,15 @@ class LocalRun:
         self, env: Mapping[str, str], log_file: IO[bytes]
     ) -> task_process.TaskProcess:
         topology, chosen = self._topology, None
-        if self._parents is not None:
-            chosen = self._parents.of(
-                topology.command, env, preload=topology.modules
+        if self._forks:
+            preload = topology.modules
+            chosen = parent.get(topology.command, env, preload=preload)
+        if chosen is not None and self._parent is None:
+            self._parent = chosen
+            imported = ", ".join(topology.modules)
+            self._say(
+                f"tasks are forks of process {chosen.pid}, which imports "
+                f"{imported} first"
             )
         return task_process.TaskProcess(
             topology.command, env=env, log_file=log_file, parent=chosen
@@ -196,7 +204,7 @@ class LocalRun:
         ]
         select.select(waiting, [], [], timeout_secs)
         self._obey_signals()
-        self._tell_of_parents()
+        self._look_at_parent()
         for group in self._groups:
             for message in group.advance():
                 self._say(message)
@@ -207,12 +215,17 @@ class LocalRun:
         if self._display is not None:
             self._display.show(self._status())
 
-    def _tell_of_parents(self) -> None:
-        if self._parents is None or self._events is None:
+    def _look_at_parent(self) -> None:
+        found = self._parent
+        if found is None or not (why := found.failure):
             return
-        for text, details in self._parents.news():
-            self._say(text)
-            self._events.add("parent", **details)
+        self._parent, self._forks = None, False
+        self._say(
+            f"warning: process {found.pid} forks no more tasks, as {why}; "
+            "those that run are not affected, later ones import for themselves"
+        )
+        if self._events is not None:
+            self._events.add("parent", pid=found.pid, failure=why)
 
     def _status(self) -> group_status.RunStatus:
         statuses = [group.status for group in self._groups]

@@ -67,8 +67,7 @@ class TaskProcess:
                 self._spawn(theirs.fileno())
             else:
                 self.method = parents.FORK
-                parents.ask(
-                    parent.control,
+                parent.ask(
                     command,
                     env=env,
                     log_fd=self._log_fd,
@@ -103,9 +102,10 @@ class TaskProcess:
         try:
             data = self._socket.recv(4096)
         except BlockingIOError:
-            if self._parent is not None:
-                # Its end is that of the socket.
-                self._parent.read(asked=self._asked)
+            waited = time.monotonic() - self._asked
+            if self._parent is not None and waited > parents.LIMIT_SECS:
+                # The end of the socket follows.
+                self._parent.give_up(f"it hung for {waited:.0f} s")
             return
         except ConnectionResetError:
             data = b""

@@ -15,8 +15,7 @@ and what belongs to the event:
 
     start       a task runs                                       pid, start
                 `start` is "fork" or "spawn", see `--start`
-    parent      the parent of the tasks has imported what it was to (`pid`,
-                `ready_secs`), or can start no more of them (`pid`, `failure`)
+    parent      the parent of the tasks can start no more     pid, failure
     ready       a task is connected to its group
     exit        a task has ended                                  exit_code
     frozen      a signal has stopped a task for too long; it is killed
