@@ -53,22 +53,6 @@ def test_what_people_see(tmp_path, capsys):
         assert reason in out
 
 
-def test_the_document_has_the_documented_keys(tmp_path, capsys):
-    teacher = cases.teacher(num_quarantined=1, quarantined={"5": "why"})
-    _run(tmp_path, teacher)
-    cases.version(tmp_path / "exchange", 0, 8)
-    code, out = _main(capsys, tmp_path, "--json")
-    assert code == 0
-    found = json.loads(out)
-    text = (_ROOT / "docs" / "operations.md").read_text("utf-8")
-    (group,) = found["groups"]
-    for part in (found, group, group["newest_version"]):
-        for key in part:
-            assert f"`{key}`" in text, f"docs/operations.md lacks `{key}`"
-    assert group["metrics"]["teachers"] == [teacher]
-    assert (group["metrics"]["step"], group["state"]) == (10, "running")
-
-
 def test_an_exchange_behind_a_url(tmp_path, capsys):
     store = pytest.importorskip("fsspec").filesystem("memory")
     _run(tmp_path)
@@ -79,9 +63,10 @@ def test_an_exchange_behind_a_url(tmp_path, capsys):
     # As a launcher notes it.
     record = {"topology": {"exchange": url}}
     (tmp_path / "launch.json").write_text(json.dumps(record))
-    found = json.loads(_main(capsys, tmp_path, "--json")[1])
-    assert found["exchange"] == url
-    assert found["groups"][0]["newest_version"]["step"] == 8
+    lines = _main(capsys, tmp_path)[1].splitlines()
+    names, (row,) = lines[1].split(), [x for x in lines if " 10/100 " in x]
+    # The words of "distill loss" are two, and the row's one.
+    assert row.split()[names.index("newest") - 1] == "8"
 
 
 def test_no_run_there(tmp_path, capsys):
@@ -124,7 +109,7 @@ def test_text_of_others_cannot_steer_the_terminal(tmp_path, capsys):
 @pytest.mark.multiprocess
 @pytest.mark.timeout_secs(120)
 @pytest.mark.usefixtures("no_process_left")
-def test_a_real_run_that_failed_and_came_back(tmp_path, capsys):
+def test_a_real_run_that_failed_and_came_back(tmp_path):
     """Without TensorFlow, also as a program of its own."""
     code = (
         "import pathlib, sys\n"
@@ -149,7 +134,7 @@ def test_a_real_run_that_failed_and_came_back(tmp_path, capsys):
         "sys.exit(code)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(run_dir := tmp_path / "run")],
+        [sys.executable, "-c", program, str(tmp_path / "run")],
         capture_output=True,
         text=True,
         timeout=60,
@@ -158,6 +143,3 @@ def test_a_real_run_that_failed_and_came_back(tmp_path, capsys):
     )
     assert done.stdout.splitlines()[3].split()[:2] == ["0", "done"]
     assert "group_0_worker_0 ended with exit code 1" in done.stdout
-    found = json.loads(_main(capsys, run_dir, "--json")[1])
-    assert (found["over"], found["exit_code"]) == (True, 0)
-    assert found["groups"][0]["restarts"] == 1

@@ -1,17 +1,12 @@
 """Tests of what is made of a run's files, whatever they hold."""
 
-import json
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from tests.cases import runs as cases
 from tfdistill.exchange import filesystem
-from tfdistill.launcher import files
-from tfdistill.launcher import local_cluster
 from tfdistill.status import observed_run
 from tfdistill.status import run_events
 
@@ -126,36 +121,6 @@ def test_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(observed_run.NoRunError, match="Not a directory"):
         observed_run.ObservedRun(tmp_path / "file")
-
-
-def _record(tmp_path, pid):
-    topology = local_cluster.LocalCluster(
-        command=[sys.executable], workdir=str(tmp_path)
-    )
-    files.write_record(topology, started=1.0, pids={"group_0_worker_0": pid})
-    path = tmp_path / "launch.json"
-    return path, json.loads(path.read_text())
-
-
-def test_a_run_whose_processes_are_gone_is_lost(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
-    ) as child:
-        path, record = _record(tmp_path, child.pid)
-        cases.events(tmp_path, ("start", 0, 9, {}), ("ready", 0, 5, {}))
-        assert _states(_look(tmp_path)) == ["running"]  # The launcher: us.
-        record["launcher"] = {"pid": os.getpid(), "started": 1}
-        path.write_text(json.dumps(record))
-        assert _states(_look(tmp_path)) == ["running"]  # A task lives.
-        child.kill()
-        child.wait()
-    seen = _look(tmp_path)
-    assert _states(seen) == ["lost"]
-    assert seen.over
-    # Process ids of another machine, or of another boot, say nothing.
-    record["machine"] = "elsewhere"
-    path.write_text(json.dumps(record))
-    assert _states(_look(tmp_path)) == ["running"]
 
 
 def test_errors_in_logs_are_found_where_no_event_tells_them(tmp_path):

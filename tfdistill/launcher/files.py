@@ -20,7 +20,6 @@ from tfdistill.launcher import local_cluster
 from tfdistill.status import directory
 from tfdistill.status import logs
 from tfdistill.status import run_events
-from tfdistill.system import processes
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
@@ -140,17 +139,8 @@ def write_record(
     record = {
         "format": 1,
         "started": started,
-        # So that others find out whether the process ids mean anything to
-        # them, and still mean the same processes.
         "host": socket.gethostname(),
-        "machine": processes.machine(),
-        "launcher": {
-            "pid": os.getpid(),
-            "started": processes.started(os.getpid()),
-        },
-        "task_starts": {
-            name: processes.started(pid) for name, pid in pids.items()
-        },
+        "launcher": {"pid": os.getpid()},
         "topology": dataclasses.asdict(topology),
         "pids": dict(pids),
         "attempts": list(attempts),

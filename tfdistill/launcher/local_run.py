@@ -95,12 +95,10 @@ class LocalRun:
             first_secs=_POLL_SECS, longest_secs=10.0
         )
         self._said_unwritten = False
-        self._exchange = topology.exchange or f"{topology.workdir}/exchange"
+        exchange = topology.exchange or f"{topology.workdir}/exchange"
         # To look behind a URL takes threads, and a launcher forks.
         self._published = (
-            None
-            if "://" in self._exchange
-            else reader.NewestVersions(self._exchange)
+            None if "://" in exchange else reader.NewestVersions(exchange)
         )
         placeholders = range(1, topology.num_ports + 1)
         for tasks in topology.tasks(placeholders):
@@ -233,9 +231,7 @@ class LocalRun:
             newest = self._published.look()
             for status in statuses:
                 status.newest = newest.get(status.group)
-        return group_status.RunStatus(
-            time=time.time(), groups=statuses, exchange=self._exchange
-        )
+        return group_status.RunStatus(time=time.time(), groups=statuses)
 
     def wait(self, timeout_secs: float | None = None) -> RunResult:
         """Supervises the run to its end, or raises TimeoutError."""

@@ -272,8 +272,7 @@ class TaskWatch:
         """Returns the tasks that a signal has stopped for too long, and why."""
         doomed: dict[str | None, str] = {}
         for name, pid in running.items():
-            found = processes.status_of(pid) if pid is not None else None
-            if found is None or found.state != _STOPPED:
+            if pid is None or processes.state_of(pid) != _STOPPED:
                 self._stopped.pop(name, None)
                 continue
             secs = now - self._stopped.setdefault(name, now)

@@ -1,7 +1,6 @@
 """The command `tfdistill-status`: how a run is that was started elsewhere."""
 
 import contextlib
-import json
 import sys
 import time
 
@@ -14,7 +13,7 @@ from tfdistill.system import programs
 
 EXIT_CHECK, EXIT_PIPE = 1, 141
 _INTERVAL_SECS = 2.0
-BAD_STATES = ("failed", "lost", "silent")
+BAD_STATES = ("failed", "silent")
 _NOTES = """\
 Only files are read: those of DIR, and the manifests in the exchange. A group is
 
@@ -22,13 +21,11 @@ Only files are read: those of DIR, and the manifests in the exchange. A group is
             according to its launcher's events and its own metrics
   silent    if it has written nothing for --silent_secs (five minutes while it
             starts)
-  lost      if its launcher and all its tasks ran on this machine and are gone
-            without a reported reason
   unknown   if it appears only in the exchange
 
 Exit code: 0 once the status was shown; 2 for wrong options or no run in DIR;
-with --check 1 if a group has failed, is lost or is silent; 130 after Ctrl-C
-without --watch; 141 if the program that reads the output ends, as `| head`
+with --check 1 if a group has failed or is silent; 130 after Ctrl-C without
+--watch; 141 if the program that reads the output ends, as `| head`
 does.
 
 example:
@@ -45,8 +42,7 @@ def _add_options(options: programs.Flags) -> None:
         "DIR/exchange. For a URL, TensorFlow is loaded, which takes seconds",
     )
     add("watch", "show it until the run is over", False)
-    add("json", "print one JSON document", False)
-    add("check", "exit with 1 if a group has failed, is lost or silent", False)
+    add("check", "exit with 1 if a group has failed or is silent", False)
     add(
         "silent_secs",
         "a group that has not written for so long is silent",
@@ -55,10 +51,7 @@ def _add_options(options: programs.Flags) -> None:
     )
 
 
-def _show(run: group.RunStatus, *, workdir: str, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(tables.document(workdir, run), indent=2))
-        return
+def _show(run: group.RunStatus) -> None:
     console = rich.console.Console()
     if not console.is_terminal:
         console.width = 1000  # Whoever reads a pipe wants whole lines.
@@ -77,8 +70,6 @@ def _watch(run: observed_run.ObservedRun) -> group.RunStatus:
 
 
 def _run(options: programs.Options) -> int:
-    if options.json and options.watch:
-        raise programs.UsageError("expected at most one of --json and --watch")
     try:
         run = observed_run.ObservedRun(
             options.workdir,
@@ -94,7 +85,7 @@ def _run(options: programs.Options) -> int:
             # A URL has TensorFlow loaded first.
             limit_secs = 60.0 if "://" in run.exchange else 5.0
             seen = run.look(limit_secs=limit_secs)
-            _show(seen, workdir=options.workdir, as_json=options.json)
+            _show(seen)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 0 if options.watch else 130

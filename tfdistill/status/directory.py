@@ -9,11 +9,9 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from tfdistill.status import run_events
-from tfdistill.system import processes
 from tfdistill.system import run_files
 
 RECORD = "launch.json"
@@ -84,22 +82,3 @@ def read_record(path: pathlib.Path) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise ValueError("it must hold a JSON object")
     return found
-
-
-def is_lost(record: Mapping[str, Any], group: int) -> bool:
-    """Whether a launcher and the tasks of a group are known to be gone."""
-    # Process ids mean something on that machine and since that boot only.
-    machine = processes.machine()
-    if not machine or record.get("machine") != machine:
-        return False
-    name = f"{run_files.group_name(group)}_"
-    tasks = [
-        (pid, record["task_starts"][task])
-        for task, pid in record["pids"].items()
-        if task.startswith(name)
-    ]
-    launcher = record["launcher"]["pid"], record["launcher"]["started"]
-    return bool(tasks) and all(
-        processes.has_ended(pid, started=started)
-        for pid, started in (launcher, *tasks)
-    )

@@ -18,7 +18,7 @@ class GroupStatus:
 
     group: int
     # `starting`, `running`, `stopping`, `done`, `failed`, `stopped` or
-    # `restarting`; of a run's files only, also `silent`, `lost` or `unknown`.
+    # `restarting`; of a run's files only, also `silent` or `unknown`.
     state: str = "starting"
     # The newest value of every key seen in its metrics.
     record: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -30,10 +30,8 @@ class GroupStatus:
     silent_secs: float | None = None
     # Of its launcher, each once.
     warnings: list[str] = dataclasses.field(default_factory=list)
-    # When its launcher reported anything, when the launcher or the group wrote
-    # anything, and when its present attempt began.
+    # When its launcher reported anything, and when its present attempt began.
     last_event: float = 0.0
-    last_sign: float = 0.0
     since: float = 0.0
     _attempt: int = 0
     _pace: _Pace = dataclasses.field(
@@ -124,10 +122,7 @@ class RunStatus:
 
     time: float
     groups: Sequence[GroupStatus]
-    exchange: str = ""
     # Whether nothing more is to be expected.
     over: bool = False
-    # The launcher's, once it has ended.
-    exit_code: int | None = None
     # What could not be read.
     problems: Sequence[str] = ()

@@ -24,7 +24,6 @@ _METRICS_BYTES = 256 * 1024
 _EVENTS_BYTES = 4 * 1024 * 1024
 # A start imports TensorFlow, traces, and waits for the others.
 _START_SECS = 300.0
-_OVER = (*run_events.ENDED, "lost")
 
 
 class NoRunError(ValueError):
@@ -66,7 +65,7 @@ class ObservedRun:
         self._problems: list[str] = []
         self._tails: dict[pathlib.Path, untrusted.Tail] = {}
         self._statuses: dict[int, group_status.GroupStatus] = {}
-        self._exit_code: int | None = None
+        self._has_ended = False
         self._record = self._read_record()
         path = self._directory.path
         self.exchange = (
@@ -94,11 +93,7 @@ class ObservedRun:
         for group in self._groups():
             status = self._status_of(group)
             self._follow_metrics(status)
-            seen = dataclasses.replace(
-                status,
-                newest=newest.get(group),
-                last_sign=self._last_sign(status),
-            )
+            seen = dataclasses.replace(status, newest=newest.get(group))
             self._judge(seen, now)
             statuses.append(seen)
         if self._published.problem:
@@ -106,10 +101,8 @@ class ObservedRun:
         return group_status.RunStatus(
             time=now,
             groups=statuses,
-            exchange=self.exchange,
-            over=self._exit_code is not None
-            or all(status.state in _OVER for status in statuses),
-            exit_code=self._exit_code,
+            over=self._has_ended
+            or all(status.state in run_events.ENDED for status in statuses),
             problems=self._problems,
         )
 
@@ -153,8 +146,7 @@ class ObservedRun:
     def _follow_events(self) -> None:
         for path in self._directory.events():
             for event in self._new_lines(path, last_bytes=_EVENTS_BYTES):
-                if event["event"] == "end":
-                    self._exit_code = event["exit_code"]
+                self._has_ended |= event["event"] == "end"
                 if event["group"] is not None:
                     self._status_of(event["group"]).take(event)
 
@@ -178,26 +170,21 @@ class ObservedRun:
         """Decides on the state of a group beyond what its events say."""
         if status.state == "starting" and status.trains:
             status.state = "running"
+        last_sign = self._last_sign(status)
         if not status.last_event:
             if status.record.get("event") == "end":
                 status.state = "done"
-            elif not status.last_sign and status.newest is not None:
+            elif not last_sign and status.newest is not None:
                 status.state = "unknown"  # Its files are elsewhere.
-        silent_secs = max(0.0, now - status.last_sign)
+        silent_secs = max(0.0, now - last_sign)
         limit = max(self._silent_secs, 0.0 if status.trains else _START_SECS)
         if status.state in run_events.ENDED:
             pass
-        elif self._exit_code is not None:
+        elif self._has_ended:
             status.state = "stopped"
-        elif directory.is_lost(self._record or {}, status.group):
-            status.state = "lost"
-            status.last_error = (
-                "its launcher and its tasks are gone, and nothing says why: "
-                "killed, out of memory, or the machine went down"
-            )
-        elif status.last_sign and silent_secs > limit:
+        elif last_sign and silent_secs > limit:
             status.state, status.silent_secs = "silent", silent_secs
-        if status.state not in ("done", "lost"):
+        if status.state != "done":
             self._add_log_error(status)
 
     def _add_log_error(self, status: group_status.GroupStatus) -> None:

@@ -1,6 +1,6 @@
-"""What is shown of a run: tables for people, lines for logs, and JSON.
+"""What is shown of a run: tables for people, and lines for logs.
 
-Unknown values are `-`, and null in JSON.
+Unknown values are `-`.
 """
 
 import contextlib
@@ -24,7 +24,6 @@ import rich.text
 from tfdistill.status import group
 from tfdistill.system import untrusted
 
-FORMAT = 2
 _UNKNOWN = "-"
 # Of a teacher, the newest refused versions that are shown with the reason.
 _MOST_REFUSED = 3
@@ -184,42 +183,6 @@ def _of_teacher(teacher: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: no predictions for {missed} of {asked} batches"
     if forged := teacher.get("num_forged"):
         yield f"refused messages of strangers: {forged}"
-
-
-def document(workdir: str, run: group.RunStatus) -> dict[str, Any]:
-    """Returns all that is known of a run for JSON."""
-    return {
-        "format": FORMAT,
-        "workdir": workdir,
-        "time": run.time,
-        "over": run.over,
-        "exit_code": run.exit_code,
-        "exchange": run.exchange,
-        "problems": list(run.problems),
-        "groups": [_group_document(status, run.time) for status in run.groups],
-    }
-
-
-def _group_document(status: _Status, now: float) -> dict[str, Any]:
-    last, newest = status.last_sign, status.newest
-    return {
-        "group": status.group,
-        "state": status.state,
-        "silent_secs": status.silent_secs,
-        "last_sign_secs": max(0.0, now - last) if last else None,
-        "secs_left": status.secs_left,
-        "metrics": status.record,
-        "newest_version": newest
-        and {
-            "step": newest.step,
-            "bytes": newest.num_bytes,
-            "age_secs": max(0.0, now - newest.manifest.created),
-        },
-        "restarts": status.num_restarts,
-        "worker_restarts": status.num_worker_restarts,
-        "last_error": status.last_error or None,
-        "warnings": list(status.warnings),
-    }
 
 
 class Display:

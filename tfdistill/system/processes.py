@@ -7,37 +7,19 @@ import enum
 import os
 import pathlib
 import socket
-from typing import NamedTuple
 
 PROC = pathlib.Path("/proc")
 _CONNECT_SECS = 2.0
 
 
-class ProcessStatus(NamedTuple):
-    """A process at one moment."""
-
-    # One letter, such as `S` for one that sleeps.
-    state: str
-    # In clock ticks since boot; tells it from a later process of the same id.
-    started: int
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it has not ended; a zombie has."""
-        return self.state not in ("Z", "X")
-
-
-def status_of(pid: int) -> ProcessStatus | None:
-    """Returns the status of a process, or None if that is unknown."""
+def state_of(pid: int) -> str | None:
+    """Returns a process' state, such as `S` for one that sleeps, or None."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
     # The second field is the program's name, which may hold anything.
-    fields = text.rpartition(")")[2].split()
-    if len(fields) <= 19:
-        return None
-    return ProcessStatus(fields[0], int(fields[19]))
+    return text.rpartition(")")[2].split()[0]
 
 
 def resident_bytes() -> int | None:
@@ -47,12 +29,6 @@ def resident_bytes() -> int | None:
     except OSError:
         return None
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def started(pid: int) -> int:
-    """Returns when a process began, in clock ticks; 0 if unknown."""
-    found = status_of(pid)
-    return found.started if found else 0
 
 
 def machine() -> str:
@@ -67,23 +43,6 @@ def machine() -> str:
         return f"{boot}/{os.readlink(PROC / 'self/ns/pid')}"
     except OSError:
         return ""
-
-
-def has_ended(pid: int, *, started: int) -> bool:
-    """Whether a process of this machine is known to have ended.
-
-    Its id may be another process's by now, which `started` shows, unless 0.
-    """
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        pass  # It is another user's.
-    found = status_of(pid)
-    if found is None:
-        return False
-    return not found.is_alive or 0 != started != found.started
 
 
 class Answer(enum.Enum):
