@@ -15,6 +15,8 @@ if typing.TYPE_CHECKING:
     from tfdistill.teachers.predictions import (
         PeerPredictions as PeerPredictions,
     )
+    from tfdistill.teachers.teacher import Batch as Batch
+    from tfdistill.teachers.teacher import Standing as Standing
     from tfdistill.teachers.teacher import Teacher as Teacher
 
 __getattr__, __dir__, __all__ = lazy.attach(
@@ -25,6 +27,6 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "own_past": ["OwnPast"],
         "peers": ["Peers"],
         "predictions": ["PeerPredictions"],
-        "teacher": ["Teacher"],
+        "teacher": ["Batch", "Standing", "Teacher"],
     },
 )

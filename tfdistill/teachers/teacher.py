@@ -44,8 +44,9 @@ class Standing:
     """What a teacher counts until the next refresh, and why.
 
     Attributes:
-        health: A word for what its share is owed to.
-        reason: Why it is not "good".
+        health: "good", "fading", "too_stale", "worse", "burn_in", "dropped"
+            or "absent": what the share is owed to.
+        reason: Why it is not "good", for logs.
         share: What its weight is scaled by, in [0, 1]; 0 if it is not asked.
         step: The version in use, or -1 for none.
         last_step: The last step of the student at which it counts.
@@ -62,7 +63,19 @@ class Standing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What a teacher is asked about; see `Teacher.ask`."""
+    """What a teacher is asked about: one replica's rows, in one step.
+
+    Attributes:
+        inputs: `[rows, ...]`, structured as the student takes them.
+        outputs: What the student itself has answered, structured as it
+            returns them: logits if it returns logits.
+        step: The student's step, an int64 scalar.
+        labels: What `tfdistill.labels` attached to the rows, by the name of a
+            teacher; not the labels of the data, which no teacher sees.
+        losses: The distillation loss of each output, in the order of `flat`;
+            None for an output that is not distilled.
+        weight: The distillation weight as a function of the step, if known.
+    """
 
     inputs: Any
     outputs: Any
@@ -246,19 +259,12 @@ class Teacher:
         """Answers about a batch, while the step is traced.
 
         Args:
-            batch: One replica's rows, in one step: `inputs`, `[rows, ...]`,
-                structured as the student takes them; `outputs`, what the
-                student itself has answered, structured as it returns them, and
-                `flat`, a list of these; `step`, int64 scalar; `labels`, what
-                `tfdistill.labels` attached to the rows, by name of the
-                teacher; `losses`, the distillation loss of each output, None
-                for one that is not distilled; and `weight`, the distillation
-                weight as a function of the step, if known.
+            batch: One replica's rows: `inputs`, `outputs`, `step` and so on.
 
         Returns:
             One tensor for each of the student's outputs, as a structure or a
-            flat list of the same order and shapes; NaN in the rows for which
-            it has no answer.
+            flat list of the same order and shapes: logits if the student
+            returns logits. NaN in the rows for which it has no answer.
         """
         raise NotImplementedError
 
