@@ -1,21 +1,10 @@
-"""Schedules that recipes share: learning rates, and weights of teachers."""
+"""Schedules of learning rates that recipes share."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-
-import tfdistill
-
-
-def after_burn_in(*, steps: int, ramp_steps: int, weight: float) -> Any:
-    """Returns a weight of teachers: zero at first, then full, or rising."""
-    if not ramp_steps:
-        return tfdistill.schedules.BurnIn(steps=steps, weight=weight)
-    return tfdistill.schedules.LinearRamp(
-        start_step=steps, end_step=steps + ramp_steps, weight=weight
-    )
 
 
 def piecewise(

@@ -57,13 +57,6 @@ def test_coordinated_groups_draw_the_same_batches_in_the_same_order():
     assert array.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_coordinated_groups_cannot_each_shuffle_their_own_way():
-    tf.random.set_seed(None)
-    part = tf.data.Dataset.range(20).shuffle(20).map(lambda x: x)
-    with pytest.raises(ValueError, match="shuffled without a seed.*seed="):
-        data.group_shard(part, cluster(), mode="coordinated")
-
-
 def test_arrays_in_any_structure_keep_their_rows_together():
     arrays = ({"id": np.arange(7), "x": np.arange(14).reshape(7, 2)}, [[1] * 7])
     arrays[1][0] = np.arange(7) * 10

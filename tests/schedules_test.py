@@ -9,7 +9,7 @@ from tfdistill import schedules
 
 EXAMPLES = [
     schedules.BurnIn(steps=7, weight=0.3),
-    schedules.LinearRamp(start_step=3, end_step=9, weight=0.7, initial=0.1),
+    schedules.BurnIn(steps=3, ramp_steps=6, weight=0.7),
 ]
 FAR = 2**40  # Beyond what float32 can count.
 
@@ -26,29 +26,14 @@ def test_burn_in_is_a_hard_switch():
     assert values(far, [FAR - 1, FAR]) == [0.0, 1.0]
 
 
-@pytest.mark.parametrize("ends", [(0.1, 0.3), (0.9, 0.7)])
 @pytest.mark.parametrize("start", [0, FAR])
-def test_a_ramp_is_exact_at_both_ends_and_monotonic(ends, start):
-    initial, weight = ends
-    schedule = schedules.LinearRamp(
-        start_step=start, end_step=start + 11, weight=weight, initial=initial
-    )
-    got = values(schedule, range(start, start + 12))
-    assert got[0] == np.float32(initial)
-    assert got[-1] == np.float32(weight)
-    assert values(schedule, [start + 1000]) == [np.float32(weight)]
-    assert values(schedule, [max(0, start - 1)]) == [np.float32(initial)]
-    assert got == sorted(got, reverse=weight < initial)
-    assert len(set(got)) == 12
-
-
-def test_a_ramp_by_formula():
-    linear = schedules.LinearRamp(
-        start_step=10, end_step=30, weight=0.8, initial=0.2
-    )
-    for step in range(10, 31):
-        done = (step - 10) / 20
-        assert float(linear(step)) == pytest.approx(0.2 + 0.6 * done, rel=1e-6)
+def test_a_ramp_is_exact_at_both_ends_and_even(start):
+    schedule = schedules.BurnIn(steps=start, ramp_steps=20, weight=0.3)
+    got = values(schedule, range(start, start + 21))
+    assert got[0] == 0.0 and got[-1] == np.float32(0.3)
+    np.testing.assert_allclose(got, np.arange(21) * 0.3 / 20, rtol=1e-6)
+    assert values(schedule, [start + 1000]) == [np.float32(0.3)]
+    assert values(schedule, [max(0, start - 1)]) == [0.0]
 
 
 @pytest.mark.parametrize("schedule", EXAMPLES, ids=repr)
@@ -105,10 +90,5 @@ def test_get_refuses_what_is_no_schedule(identifier):
 def test_steps_are_checked(steps):
     with pytest.raises(ValueError, match="`steps` must be a whole number"):
         schedules.BurnIn(steps=steps)
-    with pytest.raises(ValueError, match="`end_step` must be a whole number"):
-        schedules.LinearRamp(start_step=0, end_step=steps)
-
-
-def test_a_ramp_needs_a_length():
-    with pytest.raises(ValueError, match="`end_step` must be > `start_step`"):
-        schedules.LinearRamp(start_step=5, end_step=5)
+    with pytest.raises(ValueError, match="`ramp_steps` must be a whole number"):
+        schedules.BurnIn(steps=0, ramp_steps=steps)

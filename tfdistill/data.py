@@ -5,7 +5,6 @@ that each group shuffles its own way cannot be cut into disjoint parts.
 """
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -25,9 +24,8 @@ __all__ = [
     "shuffled_indices",
 ]
 
+
 _MODES = ("disjoint", "shared", "coordinated")
-# What a shuffle without a seed has as 0, twice.
-_SEEDS = ("_seed", "_seed2")
 
 
 def group_shard(
@@ -76,11 +74,13 @@ def group_shard(
     if not isinstance(examples, tf.data.Dataset):
         return _shard_arrays(examples, cluster, mode)
     if mode == "coordinated":
-        return _in_one_order(examples)
+        options = tf.data.Options()
+        options.deterministic = True
+        return examples.with_options(options)
     if mode == "shared" or cluster.num_groups == 1:
         return examples
     data_checks.check_parts(examples, cluster.num_groups)
-    if any(s["_reshuffle_each_iteration"] for s in _shuffles(examples)):
+    if _is_reshuffled(examples):
         warnings.warn(
             "This data set is shuffled before the groups' parts are taken, so "
             "the parts may overlap. Call group_shard() first, then shuffle; "
@@ -174,35 +174,14 @@ def shuffled_indices(
     return epochs.flat_map(epoch_indices)
 
 
-def _in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A data set that has the same order in all groups, and in each pass."""
-    if any(
-        all(
-            shuffle[name] is not None and not int(shuffle[name])
-            for name in _SEEDS
-        )
-        for shuffle in _shuffles(dataset)
-    ):
-        raise ValueError(
-            'With mode="coordinated" all groups must read the same order; '
-            "received a data set that is shuffled without a seed. Pass "
-            "shuffle(..., seed=...), the same in all groups, or call "
-            "tf.random.set_seed before."
-        )
-    options = tf.data.Options()
-    options.deterministic = True
-    return dataset.with_options(options)
-
-
-def _shuffles(dataset: tf.data.Dataset) -> Iterator[dict[str, Any]]:
-    """Yields the attributes of each shuffle in a pipeline."""
+def _is_reshuffled(dataset: tf.data.Dataset) -> bool:
+    """Whether a pipeline has another order each time that it is read."""
     # TensorFlow has no public way to look at a pipeline; without these
     # private names nothing is found, and nothing is warned of.
-    attributes = vars(dataset)
-    if {"_reshuffle_each_iteration", *_SEEDS} <= attributes.keys():
-        yield attributes
-    for source in getattr(dataset, "_inputs", list)():
-        yield from _shuffles(source)
+    sources: list[Any] = getattr(dataset, "_inputs", list)()
+    return bool(vars(dataset).get("_reshuffle_each_iteration")) or any(
+        map(_is_reshuffled, sources)
+    )
 
 
 def by_element(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -15,11 +15,56 @@ from typing import Self
 import keras
 import tensorflow as tf
 
-__all__ = ["BurnIn", "LinearRamp"]
+__all__ = ["BurnIn"]
 
 
-class _Schedule:
-    """A schedule whose attributes are its constructor's arguments."""
+@keras.saving.register_keras_serializable(package="tfdistill")
+class BurnIn:
+    """Zero for the first steps, then the full weight: at once, or by a ramp.
+
+    The hard switch is `n_burn_in` of Anil et al. 2018, Algorithm 1.
+
+    Args:
+        steps: Number of steps at weight 0, >= 0; step number `steps` (counted
+            from 0) is the first to distil, or the last before a ramp.
+        weight: The weight from then on; finite, >= 0. Default 1.
+        ramp_steps: Steps in which the weight rises evenly after the burn-in,
+            >= 0. Default 0: it is there at once.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> schedule = BurnIn(steps=2, weight=1.0)
+        >>> [float(schedule(step)) for step in range(4)]
+        [0.0, 0.0, 1.0, 1.0]
+        >>> schedule = BurnIn(steps=10, weight=2.0, ramp_steps=10)
+        >>> [float(schedule(step)) for step in (0, 10, 15, 20, 99)]
+        [0.0, 0.0, 1.0, 2.0, 2.0]
+    """
+
+    def __init__(
+        self, *, steps: int, weight: float = 1.0, ramp_steps: int = 0
+    ) -> None:
+        """Takes the arguments described above."""
+        self.steps: int = _checked_steps("steps", steps)
+        if not isinstance(weight, numbers.Real) or not 0 <= weight < math.inf:
+            raise ValueError(
+                f"`weight` must be a finite number >= 0; received {weight!r}. "
+                "0 switches distillation off."
+            )
+        self.weight: float = float(weight)
+        self.ramp_steps: int = _checked_steps("ramp_steps", ramp_steps)
+
+    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+        """Returns the weight at the step, float32 scalar tensor."""
+        # Whole steps are subtracted first: float32 is exact to 2**24 only.
+        done = tf.cast(step, tf.int64) - self.steps
+        if not self.ramp_steps:
+            return tf.where(done < 0, 0.0, self.weight)
+        risen = tf.clip_by_value(done, 0, self.ramp_steps)
+        share = tf.cast(risen, tf.float64) / float(self.ramp_steps)
+        return tf.cast(self.weight * share, tf.float32)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, for serialization."""
@@ -37,88 +82,6 @@ class _Schedule:
         return f"{type(self).__name__}({arguments})"
 
 
-@keras.saving.register_keras_serializable(package="tfdistill")
-class BurnIn(_Schedule):
-    """Zero for the first steps, then the full weight: a hard switch.
-
-    This is `n_burn_in` of Anil et al. 2018, Algorithm 1.
-
-    Args:
-        steps: Number of steps at weight 0, >= 0; step number `steps` (counted
-            from 0) is the first to distil.
-        weight: The weight from then on; finite, >= 0. Default 1.
-
-    Raises:
-        ValueError: If an argument is out of range.
-
-    Example:
-        >>> schedule = BurnIn(steps=2, weight=1.0)
-        >>> [float(schedule(step)) for step in range(4)]
-        [0.0, 0.0, 1.0, 1.0]
-    """
-
-    def __init__(self, *, steps: int, weight: float = 1.0) -> None:
-        """Takes the arguments described above."""
-        self.steps = _checked_step("steps", steps)
-        self.weight = _checked_weight("weight", weight)
-
-    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
-        """Returns the weight at the step, float32 scalar tensor."""
-        return tf.where(tf.cast(step, tf.int64) < self.steps, 0.0, self.weight)
-
-
-@keras.saving.register_keras_serializable(package="tfdistill")
-class LinearRamp(_Schedule):
-    """A straight line from one weight to another; constant outside it.
-
-    A second weight below the first makes a decay.
-
-    Args:
-        start_step: Last step at the initial weight, >= 0.
-        end_step: First step at the final weight, > `start_step`.
-        weight: Final weight; finite, >= 0. Default 1.
-        initial: Initial weight; finite, >= 0. Default 0.
-
-    Raises:
-        ValueError: If an argument is out of range.
-
-    Example:
-        >>> schedule = LinearRamp(start_step=10, end_step=20, weight=2.0)
-        >>> [float(schedule(step)) for step in (0, 10, 15, 20, 99)]
-        [0.0, 0.0, 1.0, 2.0, 2.0]
-    """
-
-    def __init__(
-        self,
-        *,
-        start_step: int,
-        end_step: int,
-        weight: float = 1.0,
-        initial: float = 0.0,
-    ) -> None:
-        """Takes the arguments described above."""
-        self.start_step = _checked_step("start_step", start_step)
-        self.end_step = _checked_step("end_step", end_step)
-        if not self.end_step > self.start_step:
-            raise ValueError(
-                "`end_step` must be > `start_step`; received start_step="
-                f"{start_step}, end_step={end_step}. For a sudden change use "
-                "BurnIn(steps=..., weight=...)."
-            )
-        self.weight = _checked_weight("weight", weight)
-        self.initial = _checked_weight("initial", initial)
-
-    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
-        """Returns the weight at the step, float32 scalar tensor."""
-        # Whole steps are subtracted first: float32 is exact to 2**24 only.
-        done = tf.cast(step, tf.int64) - self.start_step
-        length = self.end_step - self.start_step
-        fraction = tf.cast(tf.clip_by_value(done, 0, length), tf.float64)
-        share = fraction / float(length)
-        mixed = self.initial * (1.0 - share) + self.weight * share
-        return tf.cast(mixed, tf.float32)
-
-
 def get(identifier: Any) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns the schedule that a user meant.
 
@@ -134,7 +97,7 @@ def get(identifier: Any) -> Callable[[tf.Tensor], tf.Tensor]:
 
     Example:
         >>> get(0.5)
-        BurnIn(steps=0, weight=0.5)
+        BurnIn(steps=0, weight=0.5, ramp_steps=0)
     """
     is_number = isinstance(identifier, numbers.Real)
     if is_number and not isinstance(identifier, bool):
@@ -148,16 +111,7 @@ def get(identifier: Any) -> Callable[[tf.Tensor], tf.Tensor]:
     )
 
 
-def _checked_weight(name: str, value: float) -> float:
-    if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
-        raise ValueError(
-            f"`{name}` must be a finite number >= 0; received {value!r}. "
-            "0 switches distillation off."
-        )
-    return float(value)
-
-
-def _checked_step(name: str, value: int) -> int:
+def _checked_steps(name: str, value: int) -> int:
     if not isinstance(value, numbers.Integral) or value < 0:
         raise ValueError(
             f"`{name}` must be a whole number of steps >= 0; received "

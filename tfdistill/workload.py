@@ -172,21 +172,14 @@ class Workload:
         )
 
 
-# Fields that an override may change whatever the recipe.
-SETTINGS = (
-    "backup_every_steps",
-    "batch_size",
-    "checkpoints",
-    "dtype_policy",
-    "evaluate_every_steps",
-    "every_steps",
-    "exporter",
-    "mode",
-    "num_steps",
-    "refresh_every_steps",
-    "seed",
-    "start_together_secs",
-    "steps_per_execution",
+# Fields that an override may change whatever the recipe: numbers, strings, and
+# what an exporter takes.
+SETTINGS = tuple(
+    sorted(
+        field.name
+        for field in dataclasses.fields(Workload)
+        if field.type in (int, int | None, float, str, Mapping[str, Any])
+    )
 )
 
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import tfdistill
 from models import files as data_files
-from models import rates
 from models.criteo import batches
 from models.criteo import converted
 from models.criteo import networks
@@ -75,7 +74,7 @@ def workload(
         distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(
             from_logits=True
         ),
-        distillation_weight=rates.after_burn_in(
+        distillation_weight=tfdistill.schedules.BurnIn(
             steps=burn_in_steps, ramp_steps=ramp_steps, weight=weight
         ),
         every_steps=every_steps,

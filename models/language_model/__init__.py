@@ -86,7 +86,7 @@ def workload(
         distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(
             from_logits=True, temperature=temperature, top_k=top_k
         ),
-        distillation_weight=rates.after_burn_in(
+        distillation_weight=tfdistill.schedules.BurnIn(
             steps=burn_in_steps, ramp_steps=ramp_steps, weight=weight
         ),
         every_steps=every_steps,

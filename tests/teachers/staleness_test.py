@@ -3,6 +3,7 @@
 import json
 import logging
 
+import keras
 import pytest
 
 import tfdistill
@@ -116,16 +117,14 @@ _BURN_IN = schedules.BurnIn(steps=20)
     [
         (_BURN_IN, [True, True, False, False, False]),
         (
-            schedules.LinearRamp(start_step=20, end_step=30),
+            schedules.BurnIn(steps=20, ramp_steps=10),
             [True, True, True, False, False],
         ),
         # No burn-in at all.
-        (schedules.LinearRamp(start_step=0, end_step=30), [False] * 5),
+        (schedules.BurnIn(steps=0, ramp_steps=30), [False] * 5),
         # One that falls to 0 again.
         (
-            schedules.LinearRamp(
-                start_step=10, end_step=30, initial=1.0, weight=0.0
-            ),
+            keras.optimizers.schedules.PolynomialDecay(1.0, 30, 0.0),
             [False] * 5,
         ),
     ],
