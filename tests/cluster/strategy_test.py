@@ -5,10 +5,8 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import free_ports
-from tests.cases import tasks
 from tfdistill.cluster import identity
 from tfdistill.cluster import rendezvous
-from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy
 
 
@@ -55,22 +53,6 @@ def test_a_missing_worker_is_named_and_the_exit_code_says_retry(
         tfdistill.make_strategy(cluster)
     assert ended.value.code == 75
     assert "worker:0 waited 1 s for worker:1" in capsys.readouterr().err
-
-
-def test_a_worker_that_waits_for_the_others_says_so(monkeypatch):
-    said = []
-
-    class Workers:
-        def gathered(self, code):
-            tasks.until(lambda: said)
-            return [code]
-
-    here = tf.distribute.get_strategy()
-    monkeypatch.setitem(replicas._MEETINGS, here, Workers())
-    monkeypatch.setattr(replicas, "_LATE_SECS", 0.1)
-    monkeypatch.setattr(replicas.warnings, "warn", said.append)
-    replicas.meet(here, "fit")
-    assert said[0].startswith("`fit` has waited 0.1 s for the other workers")
 
 
 def test_a_late_call_says_where_it_belongs(monkeypatch):

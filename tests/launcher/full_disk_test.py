@@ -123,8 +123,7 @@ def test_what_a_task_prints_on_a_full_disk_is_lost_and_no_more(tmp_path):
     )
     assert tasks.run(topology).exit_code == 0
     log = (tmp_path / "logs" / "group_0_worker_0.log").read_text()
-    assert log.count("[5 bytes lost: the disk was full]\nroom\n") == 1
-    assert log.count("an error\n") == 1
+    assert log.count("room\n") == log.count("an error\n") == 1
     assert "full\n" not in log
 
 

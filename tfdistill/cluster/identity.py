@@ -198,9 +198,8 @@ class Cluster:
                 else "Correct them, or list this task in the cluster.",
             )
         if self.exchange is None and self.workdir is not None:
-            object.__setattr__(
-                self, "exchange", _join(self.workdir, "exchange")
-            )
+            exchange = f"{self.workdir.rstrip('/')}/exchange"
+            object.__setattr__(self, "exchange", exchange)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> "Cluster":
@@ -303,12 +302,8 @@ class Cluster:
         """This group's own directory in the workdir; None without one."""
         if self.workdir is None:
             return None
-        return _join(self.workdir, run_files.group_name(self.group))
-
-
-def _join(base: str, name: str) -> str:
-    # Not os.path: the base may be a URL.
-    return f"{base}{name}" if base.endswith("/") else f"{base}/{name}"
+        # Not os.path: it may be a URL.
+        return f"{self.workdir.rstrip('/')}/{run_files.group_name(self.group)}"
 
 
 def _check_names(environ: Mapping[str, str]) -> None:

@@ -1,7 +1,5 @@
 """Who shares the work under a strategy: chief, workers, replicas, servers."""
 
-import threading
-import warnings
 import weakref
 from typing import Any
 
@@ -74,7 +72,6 @@ class WorkerValues:
 
 # What all workers of a group do together; the end of the program is the first.
 _CALLS = ("leave", "fit", "evaluate", "predict")
-_LATE_SECS = 60.0
 _MEETINGS: weakref.WeakKeyDictionary[tf.distribute.Strategy, WorkerValues] = (
     weakref.WeakKeyDictionary()
 )
@@ -99,18 +96,7 @@ def meet(strategy: tf.distribute.Strategy, call: str) -> None:
     workers = _MEETINGS.get(strategy)
     if workers is None:
         return
-    text = (
-        f"`{call}` has waited {_LATE_SECS:g} s for the other workers of the "
-        "group: all of them must call it, on the same line of the program."
-    )
-    late = threading.Timer(_LATE_SECS, warnings.warn, [text])
-    late.daemon = True
-    if call != "leave":
-        late.start()
-    try:
-        found = [_CALLS[code] for code in workers.gathered(_CALLS.index(call))]
-    finally:
-        late.cancel()
+    found = [_CALLS[code] for code in workers.gathered(_CALLS.index(call))]
     others = sorted({other for other in found if other != call})
     if others:
         said = {"leave": "ended their program"}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from tfdistill.exchange import claim
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
+from tfdistill.exchange import signing
 from tfdistill.exchange import versions
 
 _log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class GroupPublisher:
         self,
         write: Callable[[str], None],
         draft: manifest.Manifest,
-        sign: Callable[[manifest.Manifest], manifest.Manifest],
+        signer: signing.Signer | None,
     ) -> manifest.Manifest:
         """Makes a version of what `write` leaves in a directory."""
         stage = Staging(
@@ -86,7 +87,9 @@ class GroupPublisher:
                     f"`write` must leave at least one file in {stage.path}; "
                     "it left none."
                 )
-            checked = sign(dataclasses.replace(draft, files=files))
+            checked = dataclasses.replace(draft, files=files)
+            if signer is not None:
+                checked = signer.sign(checked)
             stage.commit(checked, confirm=self.confirm)
         finally:
             stage.discard()

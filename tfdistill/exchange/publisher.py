@@ -223,7 +223,7 @@ class Exchange:
         with self._lock:
             try:
                 self._refuse_existing(group, step)
-                checked = publisher.publish(write, draft, self._signed)
+                checked = publisher.publish(write, draft, self.signer)
             except group_claim.ERRORS:
                 raise
             except Exception as error:
@@ -249,14 +249,11 @@ class Exchange:
                 "There is nowhere to publish to: the exchange was made with "
                 "root=None. Set TFDISTILL_EXCHANGE, or give it a directory."
             )
-        if group not in self._publishers:
-            self._publishers[group] = commit.GroupPublisher(
-                self._file_system, self.group_path(group), self._retention
-            )
-        return self._publishers[group]
-
-    def _signed(self, draft: manifest.Manifest) -> manifest.Manifest:
-        return draft if self.signer is None else self.signer.sign(draft)
+        made = commit.GroupPublisher(
+            self._file_system, self.group_path(group), self._retention
+        )
+        # Of two threads that come first, both get the same one.
+        return self._publishers.setdefault(group, made)
 
     def _prune(self, group: int) -> None:
         try:

@@ -8,11 +8,9 @@ key is shared by all groups: they trust only each other.
 
 import hashlib
 import hmac
-import logging
 import os
 import pathlib
 import secrets
-import stat
 from collections.abc import Mapping
 from typing import Literal
 
@@ -29,8 +27,6 @@ KeyOption = bytes | Literal["environment"] | None
 
 _FIELD = "signature"
 _PREFIX = "hmac-sha256:"
-
-_log = logging.getLogger(__name__)
 
 
 class SignatureError(ValueError):
@@ -150,21 +146,12 @@ def has_key(environ: Mapping[str, str]) -> bool:
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            content = file.read(MAX_KEY_BYTES + 64)
+            return file.read(MAX_KEY_BYTES + 64).strip()
     except OSError as error:
         raise ValueError(
             f"{FILE_VARIABLE} must name a file that can be read; received "
             f"{path!r}: {error.strerror}."
         ) from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        _log.warning(
-            "The key file %s can be used by others than its owner (mode %o): "
-            "chmod 600 it.",
-            path,
-            stat.S_IMODE(mode),
-        )
-    return content.strip()
 
 
 def make_file(path: pathlib.Path) -> None:

@@ -233,14 +233,6 @@ class SavedModelWriter:
             reader = tf.train.load_checkpoint(
                 f"{directory}/variables/variables"
             )
-            expected = {*self.variables, _OBJECT_GRAPH}
-            found = set(reader.get_variable_to_shape_map())
-            if found != expected:
-                raise RuntimeError(
-                    "TensorFlow wrote other checkpoint keys than expected: "
-                    f"{sorted(found ^ expected)}. This version of TensorFlow "
-                    f"({tf.__version__}) is not supported."
-                )
             object_graph = tf.constant(reader.get_tensor(_OBJECT_GRAPH))
         return {
             name: content
