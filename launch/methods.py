@@ -253,8 +253,7 @@ def _mixed(
         return tfdistill.mixing.WeightMixer(
             rule(),
             every_steps=every_steps,
-            quorum="all",
-            grace_secs=_WAIT_SECS,
+            wait_secs=_WAIT_SECS,
         )
 
     return dataclasses.replace(

@@ -75,8 +75,7 @@ def _mixer(exchange: tfdistill.Exchange) -> list[keras.callbacks.Callback]:
     mixer = mixing.WeightMixer(
         mixing.ModelAveraging(0.5),
         every_steps=2,
-        quorum="all",
-        grace_secs=60.0,
+        wait_secs=60.0,
     )
     return [tfdistill.callbacks.StudentExporter(exchange, every_steps=2), mixer]
 

@@ -84,7 +84,7 @@ def _mixing(exchange):
         tfdistill.mixing.ModelAveraging(),
         every_steps=1,
         peers=[1],
-        grace_secs=60.0,
+        wait_secs=60.0,
     )
     exporter = tfdistill.callbacks.StudentExporter(
         exchange, every_steps=1, group=0

@@ -6,28 +6,40 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cases import codistillation as cases
+from tfdistill.exports import student_graph
+from tfdistill.follow import screen
 from tfdistill.teachers import canary as canary_lib
 from tfdistill.teachers import merit
+from tfdistill.teachers import teacher
 
 _SPEC = tf.TensorSpec([None, 3])
 
 
-def _student(spec=_SPEC, *, from_logits=True):
-    graph = types.SimpleNamespace(output_spec=spec)
-    return types.SimpleNamespace(graph=graph, from_logits=from_logits)
+def _check(outputs):
+    batch = canary_lib.Canary((np.zeros([2, 4]), None))
+    return batch.check(lambda inputs: [outputs], _SPEC)
 
 
-def _check(outputs, spec=_SPEC, labels=None, from_logits=True):
-    rows = (np.zeros([2, 4]), None if labels is None else np.array(labels))
-    batch = canary_lib.Canary(rows)
-    student = _student(spec, from_logits=from_logits)
-    return batch.check(lambda inputs: [outputs], student)
+def _merit(labels, **kwargs):
+    """What compares versions with a student by these labels."""
+    inputs = np.zeros([len(labels), cases.NUM_FEATURES])
+    canary = canary_lib.Canary((inputs, labels))
+    graph = student_graph.StudentGraph(cases.linear(0), cases.input_spec())
+    known = teacher.Student(graph, tf.distribute.get_strategy(), **kwargs)
+    return merit.Merit(canary, known)
+
+
+def _loss(outputs, labels, *, from_logits=True):
+    loss = types.SimpleNamespace(from_logits=from_logits)
+    found = _merit(np.array(labels), loss=loss)
+    return found._loss([tf.constant(outputs)])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_one_bad_number_is_enough(bad):
     outputs = np.zeros([2, 3])
-    assert _check(outputs) is None
+    np.testing.assert_array_equal(_check(outputs)[0], outputs)
     outputs[1, 2] = bad
     with pytest.raises(ValueError, match="must be finite"):
         _check(outputs)
@@ -42,22 +54,19 @@ def test_another_shape_is_refused(shape):
 def test_logits_probabilities_and_one_output_have_the_same_loss():
     probabilities = np.array([[0.01, 0.01, 0.98]] * 2)
     for labels, expected in ([2, 2], 0.98), ([0, 0], 0.01):
-        loss = _check(probabilities, labels=labels, from_logits=False)
+        loss = _loss(probabilities, labels, from_logits=False)
         assert loss == pytest.approx(-np.log(expected))
-        loss = _check(np.log(probabilities), labels=labels)
+        loss = _loss(np.log(probabilities), labels)
         assert loss == pytest.approx(-np.log(expected))
-    spec = tf.TensorSpec([None, 1])
     for outputs, from_logits in ([[0.98]] * 2, False), ([[3.8918]] * 2, True):
-        loss = _check(
-            np.array(outputs), spec, labels=[1, 1], from_logits=from_logits
-        )
+        loss = _loss(outputs, [1, 1], from_logits=from_logits)
         assert loss == pytest.approx(-np.log(0.98), rel=1e-3)
 
 
 @pytest.mark.parametrize(
     ("targets", "labels"),
     [
-        ([[1.0], [0.0], [1.0]], [[1], [0], [1]]),
+        ([[1.0], [0.0], [1.0]], [1, 0, 1]),
         ([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]], [1, 0, 1]),
         ([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0]], None),
         ({"a": [1, 2, 3], "b": [1, 2, 3]}, None),
@@ -67,13 +76,9 @@ def test_a_data_set_gives_its_first_examples(targets, labels):
     data = tf.data.Dataset.from_tensor_slices((np.eye(3), targets)).batch(2)
     found = canary_lib.Canary(data)
     np.testing.assert_array_equal(found.inputs, np.eye(3))
-    np.testing.assert_equal(found.labels, labels and np.array(labels))
-
-
-def _is_worse(loss, own, before=None):
-    labels = np.arange(100) % 10
-    canary = canary_lib.Canary((np.zeros([100, 4]), labels))
-    return merit.is_worse(canary, loss, own, before)
+    np.testing.assert_equal(
+        merit.labels_of(found.targets), labels and np.array(labels)
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,21 +96,36 @@ def _is_worse(loss, own, before=None):
     ],
 )
 def test_a_version_needs_most_of_the_students_skill(student, teacher, is_worse):
-    assert _is_worse(teacher, student) == is_worse
+    base = merit.base_rate_loss(np.arange(100) % 10)
+    assert merit.is_worse(teacher, student, base) == is_worse
 
 
 def test_one_bad_version_of_a_good_peer_is_forgiven_at_once():
-    assert not _is_worse(1.0, 0.2, before=0.2)
-    assert _is_worse(1.0, 0.2, before=0.9)
-    assert not _is_worse(0.2, 0.2, before=5.0)
+    labels = np.arange(30) % 3
+    found = _merit(labels)
+    found._own_loss = lambda: 0.2
+
+    def check(loss):
+        """A version that gives each label the probability of this loss."""
+        right = np.log(2 / (np.exp(loss) - 1))
+        found.check("group_1", [tf.one_hot(labels, 3, float(right), 0.0)])
+
+    check(0.2)
+    check(0.42)  # For the first time, after a good one.
+    with pytest.raises(screen.Refused, match="clearly worse"):
+        check(1.0)
+    check(0.2)
+    # Whom nobody has compared with anything is not worse.
+    found.forget()
+    check(9.0)
 
 
 def test_labels_that_do_not_fit_compare_nothing(caplog):
     """Of a regression, or padded: no version is at fault."""
-    batch = canary_lib.of_validation((np.zeros([3, 2]), np.array([0, 7, -1])))
+    found = _merit(np.array([0, 7, -1]))
     for _ in range(2):
-        found = batch.check(lambda inputs: [tf.zeros([3, 3])], _student())
-        assert found is None
+        found.take()
+        found.check("group_1", [tf.zeros([3, 3])])
     assert caplog.text.count("from -1 to 7") == 1
 
 

@@ -69,7 +69,7 @@ def test_labels_of_a_burn_in_teach_nothing(taught_by):
     is_served = taught_by == "big"
     assert logs["distillation_weight"] == [0, float(is_served)]
     (status,) = model.teachers.status()
-    health, share = ("good", 1) if is_served else ("burn_in", 0)
+    health, share = ("good", 1) if is_served else ("absent", 0)
     assert (status["health"], status["share"]) == (health, share)
 
 

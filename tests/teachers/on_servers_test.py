@@ -208,8 +208,8 @@ def test_a_version_that_is_too_old_is_not_obeyed(tmp_path):
     arguments = group.remote.arguments()
     assert group.ask(arguments, step=60)[1].all()
     assert not group.ask(arguments, step=61)[1].any()
-    # The coordinator's verdict travels along.
-    group.teacher.take_verdict(10)
+    # What the coordinator drops has no weight from the next execution on.
+    group.teacher.drop("for some reason")
     group.remote.publish()
     assert not group.ask(group.remote.arguments(), step=60)[1].any()
 
@@ -271,7 +271,7 @@ def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):
             tfdistill.Exchange(tmp_path), student, step=step, spec=SPEC
         )
     silence = staleness.Silence().state()
-    state = {"step": 10, "now": None, "is_worse": False, "silence": silence}
+    state = {"step": 10, "now": None, "silence": silence}
     model.teachers.restore({"group_1": state})
     arguments = model.teachers.remote.arguments()
     np.testing.assert_array_equal(arguments[:, :2], [[10, 1]])

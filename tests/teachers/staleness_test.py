@@ -1,12 +1,10 @@
 """What the version of a peer still counts."""
 
 import json
-import logging
 
 import keras
 import pytest
 
-import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill import schedules
 from tfdistill import teachers as kinds
@@ -143,30 +141,18 @@ def _following(teachers, weight):
     return model
 
 
-def test_a_version_of_the_burn_in_has_no_weight(tmp_path, caplog):
-    exchange = tfdistill.Exchange(tmp_path)
+def test_a_version_of_the_burn_in_is_not_taken(exchange):
     model = _following(cases.peers(exchange), _BURN_IN)
-    x, _ = cases.data()
-
-    def weights():
-        return cases.outputs_of_teachers(model, x, step=25)[1].max()
-
-    with caplog.at_level(logging.INFO):
-        for step in (10, 19):
-            cases.publish(exchange, cases.linear(1), step=step)
-            cases.load(model, step)
-            assert weights() == 0
-            model.teachers.refresh(step=25)
-            (status,) = model.teachers.status()
-            assert (status["health"], status["share"]) == ("burn_in", 0)
-            assert f"version {step} is from the burn-in" in status["reason"]
-            assert status["num_quarantined"] == 0
-        found = [r for r in caplog.records if "burn-in" in r.getMessage()]
-        assert [r.levelname for r in found] == ["INFO"]
+    (peer,) = model.teachers
+    for step in (10, 19):
+        cases.publish(exchange, cases.linear(1), step=step)
+        peer.follower.look()
+        assert peer.follower.announced == -1
+    (status,) = model.teachers.status()
+    assert (status["health"], status["num_quarantined"]) == ("absent", 0)
     # What is beyond it teaches from the swap on.
     cases.publish(exchange, cases.linear(1), step=20)
     cases.load(model, 20)
-    assert weights() == 1
     assert model.teachers.status()[0]["health"] == "good"
 
 

@@ -64,7 +64,6 @@ def _state(*steps):
         f"group_{group}": {
             "step": step,
             "now": None,
-            "is_worse": False,
             "silence": silence,
         }
         for group, step in enumerate(steps, 1)

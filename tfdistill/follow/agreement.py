@@ -31,10 +31,6 @@ _READ_TIMEOUT_SECS, _RETRY_SECS = 60.0, 0.2
 Sum = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-def _nothing() -> tf.Tensor:
-    return tf.zeros([0], tf.int64)
-
-
 def _collective_sum(
     strategy: tf.distribute.Strategy,
     size: int,
@@ -77,14 +73,14 @@ class News:
         ready: Followers whose announced version every worker has read.
         failed: Followers whose announced version some worker could not read,
             and which all have rejected.
-        said: The sums of what the workers said.
+        said: The sum of what the workers said.
         of_replicas: The sums of what the replicas said.
     """
 
     newest: Sequence[int]
     ready: Sequence[int]
     failed: Sequence[int]
-    said: np.ndarray
+    said: int
     of_replicas: np.ndarray
 
 
@@ -98,20 +94,17 @@ class Agreement:
         *,
         num_workers: int,
         is_chief: bool,
-        num_said: int = 0,
     ) -> None:
         """Takes the followers, in the same order on all workers."""
         self._followers = followers
         self._sum = sum_over_group
         self._num_workers = num_workers
         self._is_chief = is_chief
-        self._num_said = num_said
 
-    def exchange_news(self, said: Sequence[int] | None = None) -> News:
+    def exchange_news(self, said: int = 0) -> News:
         """Tells the others what this worker knows; rejects what failed.
 
-        `said` are numbers of this worker's own, of which all learn the sum; 0
-        by default.
+        `said` is a number of this worker's own, of which all learn the sum.
         """
         mine = self._no_news()
         for index, each in enumerate(self._followers):
@@ -119,14 +112,14 @@ class Agreement:
             mine[0, index] = (each.newest + 1) * self._is_chief
             mine[1, index] = state == follower.READY
             mine[2, index] = state == follower.FAILED
-        (newest, ready, failed), sums, of_replicas = self._summed(mine, said)
+        (newest, ready, failed), said, of_replicas = self._summed(mine, said)
         for index in map(int, np.flatnonzero(failed)):
             self._reject(index)
         return News(
             newest=[int(step) - 1 for step in newest],
             ready=[int(i) for i in np.flatnonzero(ready == self._num_workers)],
             failed=[int(i) for i in np.flatnonzero(failed)],
-            said=sums,
+            said=said,
             of_replicas=of_replicas,
         )
 
@@ -178,21 +171,17 @@ class Agreement:
         return np.zeros([_FIELDS, len(self._followers)], np.int64)
 
     def _summed(
-        self, mine: np.ndarray, said: Sequence[int] | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        said = said or [0] * self._num_said
-        vector = np.array([*mine.reshape(-1), *said], np.int64)
-        summed, of_replicas = self._sum(vector)
-        of_followers, sums = np.split(summed, [mine.size])
-        return of_followers.reshape(mine.shape), sums, of_replicas
+        self, mine: np.ndarray, said: int = 0
+    ) -> tuple[np.ndarray, int, np.ndarray]:
+        summed, of_replicas = self._sum(np.append(mine, said))
+        return summed[:-1].reshape(mine.shape), int(summed[-1]), of_replicas
 
 
 def among(
     strategy: tf.distribute.Strategy,
     followers: Sequence[follower.Follower],
     *,
-    num_said: int = 0,
-    of_replica: Callable[[], tf.Tensor] = _nothing,
+    of_replica: Callable[[], tf.Tensor] = lambda: tf.zeros([0], tf.int64),
     sum_over_group: Sum | None = None,
 ) -> Agreement:
     """Makes the agreement of the workers of a strategy.
@@ -201,7 +190,7 @@ def among(
     servers the coordinator decides, unless `sum_over_group` is given.
     """
     if sum_over_group is None:
-        size = _FIELDS * len(followers) + num_said
+        size = _FIELDS * len(followers) + 1
         sum_over_group = (
             (lambda values: (values, values[:0]))
             if replicas.on_servers(strategy)
@@ -212,7 +201,6 @@ def among(
         sum_over_group,
         num_workers=replicas.num_workers(strategy),
         is_chief=replicas.is_chief(strategy),
-        num_said=num_said,
     )
 
 

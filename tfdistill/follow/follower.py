@@ -8,7 +8,6 @@ step. A version that any worker cannot use is rejected by all.
 
 import dataclasses
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +29,17 @@ _CONTRADICTIONS = versions.CorruptVersionError, versions.VersionNotFoundError
 _LONGEST_PAUSE_SECS = 30.0
 # Between two looks at the exchange.
 _POLL_SECS = 0.1
+
+
+def checked_groups(peers: Sequence[int]) -> list[int]:
+    """Returns indices of groups; ValueError if they are none, or come twice."""
+    is_index = all(isinstance(g, int) and g >= 0 for g in peers)
+    if not is_index or len(set(peers)) != len(peers):
+        raise ValueError(
+            "`peers` must hold group indices >= 0, each once; received "
+            f"{tuple(peers)}."
+        )
+    return list(peers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +81,8 @@ class Follower:
         """
         self.group = group
         self.current = -1
-        # No version of a higher step is proposed.
-        self.limit: float = math.inf
+        # Of the steps of versions, which may be proposed at present.
+        self.wanted: Callable[[int], bool] = lambda step: True
         self.rejected: dict[int, str] = {}
         self._exchange = exchange
         self._read = read
@@ -108,7 +118,8 @@ class Follower:
 
     def _is_usable(self, version: versions.Version) -> bool:
         step = version.step
-        return self.current < step <= self.limit and step not in self.rejected
+        is_new = step > self.current and step not in self.rejected
+        return is_new and self.wanted(step)
 
     def stage(self) -> None:
         """Reads the announced version, if there is one still to read."""

@@ -1,7 +1,7 @@
 """WeightMixer: a group mixes its weights with those that its peers publish."""
 
-import functools
 import logging
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -36,15 +36,16 @@ class WeightMixer(steps.Mixer):
     versions of another are refused.
 
     By default training never waits: a mix takes what has been read, and is
-    skipped if that is less than the quorum. With `grace_secs` it waits until a
-    quorum has versions of its own step; with the quorum `"all"` the result no
-    longer depends on the groups' speeds. A peer that was missing then is not
-    waited for again until it publishes.
+    skipped if that is nothing. With `wait_secs` it waits until all peers have
+    published their version of its own step, so that the result does not depend
+    on the groups' speeds. A peer that was missing then is not waited for again
+    until it publishes.
 
     Attributes:
-        num_mixes, num_skipped: Mixes that took place, and that lacked their
-            quorum.
+        num_mixes, num_skipped: Mixes that took place, and that had no version.
         num_bytes: Bytes of the versions that were mixed.
+        waits: How long the training thread waited for versions.
+        blocked: How long mixing held up the training thread, waits included.
         staleness_steps: Of the last mix: by how many steps the versions were
             behind this group's own, by group.
         is_over: Whether the group mixes no more; see `end`.
@@ -61,10 +62,8 @@ class WeightMixer(steps.Mixer):
         rule: rules.Rule,
         *,
         every_steps: int,
-        peers: str | Sequence[int] = peers_lib.ALL,
-        quorum: int | str = 1,
-        grace_secs: float = 0.0,
-        seed: int = 0,
+        peers: Sequence[int] | None = None,
+        wait_secs: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Reads nothing yet.
@@ -74,16 +73,10 @@ class WeightMixer(steps.Mixer):
                 `tfdistill.mixing.ModelAveraging(0.5)`.
             every_steps: Steps between mixes, >= 1; a multiple of the
                 exporter's.
-            peers: With whom: `"all"` (default), all other groups; `"ring"`,
-                the groups before and after this one; `"gossip"`, pairs that
-                are drawn anew for each mix; or a list of groups. Lists must
-                be mutual.
-            quorum: How many peers must have a version that was not mixed
-                before, >= 1, or `"all"` of those whose turn it is. With fewer
-                the mix is left out. Default 1.
-            grace_secs: The longest wait of a mix for the quorum, >= 0.
-                Default 0: training never waits.
-            seed: Draws the pairs of `"gossip"`, the same in all groups.
+            peers: Groups to mix with, each of which must mix with this one.
+                Default: all others of the run.
+            wait_secs: The longest wait of a mix for its peers' versions of
+                the same step, >= 0. Default 0: training never waits.
             clock: Seconds of a clock that never goes backwards.
 
         Raises:
@@ -91,11 +84,12 @@ class WeightMixer(steps.Mixer):
         """
         super().__init__()
         rules.check_rule(rule)
-        peers_lib.check_peers(peers)
-        self._rule, self._peers, self._seed = rule, peers, seed
-        self._new_quorum = functools.partial(
-            peers_lib.Quorum, quorum, grace_secs=grace_secs, clock=clock
-        )
+        if not 0 <= wait_secs < math.inf:
+            raise ValueError(
+                f"`wait_secs` must be finite and >= 0; received {wait_secs}."
+            )
+        self._rule, self._wait_secs, self._clock = rule, wait_secs, clock
+        self._peers = None if peers is None else follower.checked_groups(peers)
         self._schedule = steps.EverySteps(every_steps)
         # When the next mix's versions are announced, if it will not wait.
         every = self._schedule.every_steps
@@ -104,32 +98,23 @@ class WeightMixer(steps.Mixer):
         self._made: weights.MixedWeights | None = None
         self._following: follower.Following | None = None
         self._journal = journal_lib.Journal()
-        # On the training thread, waits included.
+        self.waits = background.WorkTimes()
         self.blocked = background.WorkTimes()
         self.forget()
 
     def forget(self) -> None:
         """Forgets an earlier training: this one is at step 0."""
-        self._quorum = self._new_quorum()
-        self._origin = peers_lib.Origin(self._rule.description)
+        # The SHA-256 of the weights that the group began with, once known.
+        self._began: str | None = None
+        self._rounds: Any = None
         # The mean of peers' versions, by what it consists of.
         self._mean: tuple[Any, list[tf.Tensor]] = None, []
         self._followers: dict[int, follower.Follower] = {}
         # Mixes left out in a row, and how many when the log says so again.
         self._num_short, self._next_told = 0, 1
-        self.num_mixes = self.num_skipped = self.num_bytes = 0
+        self.num_mixes = self.num_skipped = self.num_bytes = self.num_waits = 0
         self.staleness_steps: dict[int, int] = {}
         self.is_over = False
-
-    @property
-    def num_waits(self) -> int:
-        """Mixes that had to wait."""
-        return self._quorum.num_waits
-
-    @property
-    def waits(self) -> background.WorkTimes:
-        """How long the training thread waited for versions."""
-        return self._quorum.waits
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -146,10 +131,12 @@ class WeightMixer(steps.Mixer):
 
     def manifest_extras(self) -> dict[str, Any]:
         """Returns what versions say to those who mix them."""
-        if self._origin.weights is None:
+        if self._began is None:
             return {}
-        found = {peers_lib.RULE_FIELD: self._origin.rule}
-        return found | {peers_lib.INITIAL_FIELD: self._origin.weights}
+        return {
+            peers_lib.RULE_FIELD: self._rule.description,
+            peers_lib.INITIAL_FIELD: self._began,
+        }
 
     # ---- before the first step ----
 
@@ -191,17 +178,10 @@ class WeightMixer(steps.Mixer):
         if self.step == 0:
             self._weights.start()
             self.forget()
-        if self._origin.weights is None:
-            self._origin.weights = self._weights.digest()
+        if self._began is None:
+            self._began = self._weights.digest()
         strategy = model.distribute_strategy
-        cluster = strategy_lib.cluster_of(strategy)
         is_chief = replicas.is_chief(strategy)
-        self._partners = peers_lib.Partners(
-            self._peers,
-            group=self._exporter.group,
-            num_groups=cluster.num_groups,
-            seed=self._seed,
-        )
         self._find_followers(strategy)
         self._journal = journal_lib.Journal(
             model.trainer.backup, is_chief=is_chief
@@ -214,6 +194,16 @@ class WeightMixer(steps.Mixer):
         self._following.start()
 
     def _find_followers(self, strategy: tf.distribute.Strategy) -> None:
+        cluster, group = strategy_lib.cluster_of(strategy), self._exporter.group
+        everyone = range(cluster.num_groups)
+        given: Sequence[int] = everyone if self._peers is None else self._peers
+        groups = sorted(set(given) - {group})
+        if not groups:
+            raise ValueError(
+                "A mixing.WeightMixer needs another group to mix with; "
+                f"received {list(given)} for group {group}. Start more groups, "
+                "or leave the mixer out."
+            )
         on_servers = replicas.on_servers(strategy)
         if on_servers:
             _log.warning(
@@ -223,16 +213,20 @@ class WeightMixer(steps.Mixer):
         before = self._followers
         self._followers = peers_lib.followers_of(
             self._exporter,
-            self._partners.everyone,
+            groups,
             self.codistilled.graph,
             self._weights,
-            self._origin,
+            self.manifest_extras,
             on_servers=on_servers,
         )
         for group in before.keys() & self._followers.keys():
             self._followers[group].current = before[group].current
-        self._quorum.start(
-            self._followers, self._origin, self._exporter, strategy
+        self._rounds = peers_lib.Rounds(
+            self._followers,
+            self._exporter,
+            strategy,
+            wait_secs=self._wait_secs,
+            clock=self._clock,
         )
 
     @property
@@ -253,16 +247,14 @@ class WeightMixer(steps.Mixer):
         """Mixes when it is due."""
         super().on_train_batch_end(batch, logs)
         is_due = self._schedule.due(self.step)
-        is_ahead = self._ahead.due(self.step) and self._quorum.looks_ahead
+        is_ahead = self._ahead.due(self.step) and not self._wait_secs
         if self.is_over or not (is_due or is_ahead):
             return
-        number = self.step // self._schedule.every_steps
-        now, later = map(self._partners.at, (number, number + 1))
         with self.blocked.measured():
-            if is_due and now:  # Else nobody is left over for it this time.
-                self._mix(now)
+            if is_due:
+                self._mix()
             if is_ahead:
-                self._quorum.look_ahead(now, later)
+                self._rounds.look_ahead()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Stops the reading thread."""
@@ -283,12 +275,20 @@ class WeightMixer(steps.Mixer):
         """Ends the mixing; all workers call it at the same step."""
         self.is_over = True
 
-    def _mix(self, groups: Sequence[int]) -> None:
+    def _chosen(self) -> list[int]:
+        if not self._wait_secs:
+            return self._rounds.ready()
+        with self.waits.measured():
+            ready, has_waited = self._rounds.awaited(self.step)
+        self.num_waits += has_waited
+        return ready
+
+    def _mix(self) -> None:
         before = self._journal.replay(self.step)
         if before is None:
-            chosen = self._quorum.chosen(self.step, groups)
+            chosen = self._chosen()
         else:
-            chosen = self._quorum.repeated(before.versions)
+            chosen = self._rounds.repeated(before.versions)
             if len(chosen) < len(before.versions):
                 self._journal.warn(self.step)
         staged = [each for g in chosen if (each := self._followers[g].staged)]
@@ -304,7 +304,7 @@ class WeightMixer(steps.Mixer):
             self._num_short = 0
             self._take(staged)
         else:
-            self._leave_out(groups)
+            self._leave_out()
 
     def _take(self, staged: Sequence[follower.Staged]) -> None:
         others = self._mean_of(staged)
@@ -325,17 +325,17 @@ class WeightMixer(steps.Mixer):
             known = self._mean = key, mean
         return known[1]
 
-    def _leave_out(self, groups: Sequence[int]) -> None:
+    def _leave_out(self) -> None:
         self.num_skipped += 1
         self._num_short += 1
         if self._num_short == self._next_told:
             self._next_told *= 10
             _log.warning(
-                "Step %d: no mix, since too few of the groups %s have a "
-                "version that was not mixed before. Training continues. "
+                "Step %d: no mix, since none of the groups %s has a version "
+                "that was not mixed before. Training continues. "
                 "Mixes left out in a row: %d; this is logged again at %d.",
                 self.step,
-                list(groups),
+                list(self._followers),
                 self._num_short,
                 self._next_told,
             )
@@ -359,19 +359,16 @@ class WeightMixer(steps.Mixer):
     def state(self) -> dict[str, Any]:
         """Returns what else a resumed training goes on with."""
         return {
-            "initial_weights": self._origin.weights,
+            "initial_weights": self._began,
             "is_over": self.is_over,
             **self.totals,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned."""
-        self._origin.weights = state["initial_weights"]
+        self._began = state["initial_weights"]
         self.num_mixes, self.num_skipped = state["mixes"], state["skipped"]
-        self.num_bytes, self._quorum.num_waits = (
-            state["bytes"],
-            state["waits"],
-        )
+        self.num_bytes, self.num_waits = state["bytes"], state["waits"]
         for group, step in state["versions"].items():
             if int(group) in self._followers:
                 self._followers[int(group)].current = step

@@ -15,8 +15,6 @@ _HEALTH_CODES = {
     "absent": 0,
     "dropped": 1,
     "too_stale": 2,
-    "burn_in": 2,
-    "worse": 2,
     "fading": 3,
     "good": 4,
 }

@@ -175,7 +175,7 @@ def _of_teacher(teacher: Mapping[str, Any]) -> Iterator[str]:
     refused = {int(step): why for step, why in teacher["quarantined"].items()}
     for step, reason in sorted(refused.items(), reverse=True)[:_MOST_REFUSED]:
         yield f"{name}, version {step} quarantined: {reason}"
-    if not refused and teacher["reason"] and health != "burn_in":
+    if not refused and teacher["reason"]:
         yield f"{name} is {health.replace('_', ' ')}: {teacher['reason']}"
     missed = teacher.get("num_missed", 0)
     asked = missed + teacher.get("num_answers", 0)

@@ -139,9 +139,6 @@ class LabelTeacher(teacher.Teacher):
         if rows == 0:
             found["health"] = teacher.ABSENT
             found["reason"] = "no row has a label that counts"
-            if self._student.in_burn_in(found["step"]):
-                found["health"] = teacher.BURN_IN
-                found["reason"] = teacher.burn_in_reason(found["step"])
         if self._asker is not None:
             self._add_answers(found, is_absent=rows == 0)
         return found

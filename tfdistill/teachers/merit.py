@@ -11,8 +11,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import keras
+import numpy as np
+import tensorflow as tf
+
 from tfdistill.exports import saved_model
+from tfdistill.follow import screen
 from tfdistill.teachers import canary as canary_lib
+from tfdistill.teachers import on_servers
 from tfdistill.teachers import teacher
 
 _log = logging.getLogger(__name__)
@@ -21,76 +27,133 @@ _log = logging.getLogger(__name__)
 # half are wrong 0.58 to 0.77.
 _LEAST_SHARE = 0.8
 # A student with less skill than this is no yardstick; a version whose loss is
-# so many times that of a guess needs none.
-_LEAST_SKILL, _WORSE_THAN_CHANCE = 0.05, 1.25
+# so many times that of base rates needs none.
+_LEAST_SKILL, _WORSE_THAN_BASE = 0.05, 1.5
 
 
 class Merit:
     """Compares the versions of peers with the student, on the chief.
 
     The training thread takes the student's values; the thread that reads
-    versions finds all losses, the student's once for all peers.
+    versions finds all losses, the student's once for all peers. Class indices,
+    0 and 1, and one-hot rows are labels; with other targets, or several
+    outputs, nothing is compared.
     """
 
     def __init__(
-        self,
-        canary: canary_lib.Canary,
-        student: teacher.Student,
-        run: Callable[[Any, Any], list[Any]],
+        self, canary: canary_lib.Canary, student: teacher.Student
     ) -> None:
-        """Takes the student's values.
-
-        `run`, from values and inputs, is traced already: the other thread must
-        not run the student's code.
-        """
-        self._canary, self._student, self._run = canary, student, run
+        """Traces the student: the other thread must not run its code."""
+        self._canary, self._student = canary, student
+        self._labels = labels_of(canary.targets)
         self._writer = saved_model.SavedModelWriter(student.graph)
-        # By peer, the loss of the version before, and the last one found worse.
+        self._run = (
+            on_servers.student_runner(student.graph)
+            if student.on_servers
+            else lambda values, x: keras.tree.flatten(student.graph(values, x))
+        )
+        self._run(self._writer.snapshot(), canary.inputs)
+        # By peer, the loss of the version before.
         self._before: dict[str, float] = {}
-        self._worse: dict[str, int] = {}
-        # The first version may be read before the first refresh.
-        self.take()
+        self.forget()
+
+    def forget(self) -> None:
+        """Compares nothing until `take`."""
+        self._own_loss: Callable[[], float | None] = lambda: None
 
     def take(self) -> None:
         """Takes the student's values, between two steps, at no cost."""
-        run = functools.partial(self._run, self._writer.snapshot())
+        values, inputs = self._writer.snapshot(), self._canary.inputs
         # Found once somebody asks, and kept.
-        self._own_loss: Any = functools.cache(
-            lambda: self._canary.check(run, self._student)
+        self._own_loss = functools.cache(
+            lambda: self._loss(self._run(values, inputs))
         )
 
-    def compare(self, peer: str, version: int, loss: float | None) -> None:
-        """Notes whether a version of this loss is worse than the student."""
+    def check(self, peer: str, outputs: list[tf.Tensor]) -> None:
+        """Refuses a version with these outputs if it is clearly worse.
+
+        Models with batch normalization may be much worse for the time of one
+        version: the loss of the peer's version before is averaged in.
+        """
+        loss = self._loss(outputs)
         if loss is None:
             return
-        try:
-            own = self._own_loss()
-        except ValueError as error:
-            _log.info("The student's canary batch failed: %s", error)
-            return
-        before = self._before.get(peer)
-        if is_worse(self._canary, loss, own, before):
-            self._worse[peer] = version
+        before = self._before.get(peer, loss)
         self._before[peer] = loss
+        least, own = min(loss, (loss + before) / 2), self._own_loss()
+        base = base_rate_loss(self._labels)
+        if own is not None and is_worse(least, own, base):
+            raise screen.Refused(
+                "on the canary batch, it is clearly worse than the student."
+            )
 
-    def worse(self, peer: str) -> int:
-        """Returns the peer's last version that was found worse, or -1."""
-        return self._worse.get(peer, -1)
+    def _loss(self, outputs: list[tf.Tensor]) -> float | None:
+        """Returns the mean cross-entropy in nats; None if there is none."""
+        if self._labels is None:
+            return None
+        logits = _logits(outputs, from_logits=self._student.from_logits)
+        labels, num_classes = self._labels, logits.shape[-1]
+        fits = len(labels) == len(logits) and len(outputs) == 1
+        if fits and labels.min() >= 0 and labels.max() < num_classes:
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                labels, logits
+            )
+            return float(tf.reduce_mean(losses))
+        # The labels are at fault, not these versions.
+        self._labels = None
+        _log.warning(
+            "To compare teachers with the student, it must have one output, "
+            "and the labels of held-out examples must be %d numbers in 0 to "
+            "%d; received %d, from %d to %d. Versions are not compared.",
+            *(len(logits), num_classes - 1),
+            *(len(labels), labels.min(), labels.max()),
+        )
+        return None
 
 
-def is_worse(
-    canary: canary_lib.Canary, loss: float, own: float, before: float | None
-) -> bool:
-    """Whether losses are clearly worse than the student's own.
-
-    Models with batch normalization may be much worse for the time of one
-    version: `before`, the loss of the version before, is averaged in.
-    """
-    base = canary.base_rate_loss()
+def is_worse(loss: float, own: float, base: float) -> bool:
+    """Whether a loss is clearly worse than the student's `own`, in nats."""
     if not base > 0:
         return False
-    mean = loss if before is None else (loss + before) / 2
-    least, own_skill = min(loss, mean), 1 - own / base
-    if own_skill < _LEAST_SKILL:
-        return least > _WORSE_THAN_CHANCE * canary.chance_loss()
-    return 1 - least / base < _LEAST_SHARE * own_skill
+    skill = 1 - own / base
+    if skill < _LEAST_SKILL:
+        return loss > _WORSE_THAN_BASE * base
+    return 1 - loss / base < _LEAST_SHARE * skill
+
+
+def base_rate_loss(labels: Any) -> float:
+    """The cross-entropy of whoever knows only how often classes occur."""
+    _, counts = np.unique(labels, return_counts=True)
+    rates = counts / counts.sum()
+    return float(-(rates * np.log(rates)).sum())
+
+
+def _logits(outputs: list[tf.Tensor], *, from_logits: bool) -> tf.Tensor:
+    """Returns a logit for each class, `[rows, classes]`, of the first output.
+
+    One number a row is the logit, or the probability, of class 1.
+    """
+    values = tf.cast(outputs[0], tf.float32)
+    values = tf.reshape(values, [-1, values.shape[-1]])
+    is_binary = values.shape[-1] == 1
+    if is_binary:
+        other = tf.zeros_like(values) if from_logits else 1 - values
+        values = tf.concat([other, values], axis=-1)
+    if from_logits:
+        return values
+    return tf.math.log(tf.clip_by_value(values, 1e-12, 1.0))
+
+
+def labels_of(targets: Any) -> np.ndarray | None:
+    """Returns targets as a vector of class indices; None if they are none."""
+    flat = [] if targets is None else keras.tree.flatten(targets)
+    if len(flat) != 1:
+        return None
+    values = np.asarray(flat[0])
+    if values.dtype.kind not in "iub":
+        if not np.isin(values, (0, 1)).all():
+            return None
+        if values.ndim > 1 and values.shape[-1] > 1:
+            is_one_hot = (values.sum(axis=-1) == 1).all()
+            return values.argmax(axis=-1).reshape(-1) if is_one_hot else None
+    return values.astype(np.int64).reshape(-1)

@@ -15,7 +15,6 @@ from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
-from tfdistill.exports import student_graph
 from tfdistill.follow import follower as follower_lib
 from tfdistill.follow import screen
 from tfdistill.system import background
@@ -23,7 +22,6 @@ from tfdistill.system import run_files
 from tfdistill.teachers import canary as canary_lib
 from tfdistill.teachers import copies
 from tfdistill.teachers import merit as merit_lib
-from tfdistill.teachers import on_servers
 from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher
 
@@ -45,9 +43,11 @@ class Peers(teacher.Teacher):
     step. If a peer's graph equals the student's, the student's own graph runs
     with the peer's values, and the peer's graph file is never loaded.
 
-    A version that is damaged, unsigned, of other shapes or not finite is
-    quarantined. One that has grown old loses its weight, and so does one that
-    is clearly worse than the student on a labelled `canary`.
+    A version is quarantined, and the one before it stays in use, if it is
+    damaged, unsigned, of other shapes, not finite, or on a labelled `canary`
+    clearly worse than the student. One that its group made in the burn-in,
+    while the student's distillation weight was 0, is never read. One that has
+    grown old loses its weight.
 
     Under parameter servers, peers must train the student's own graph.
 
@@ -84,10 +84,10 @@ class Peers(teacher.Teacher):
             canary: Held-out examples that each version must predict before it
                 is used: a dataset as `fit` takes it, or arrays `(x, y)`, of
                 which the first 256 examples are taken. A version is refused if
-                its outputs are not finite or have another shape. If the
-                targets are class indices, 0 and 1, or one-hot rows, one that
-                is clearly worse than the student has no weight. Default: the
-                `validation_data` of `fit`, if these are a dataset or arrays.
+                its outputs are not finite or have another shape, and, if the
+                targets are class indices, 0 and 1, or one-hot rows, if it is
+                clearly worse than the student. Default: the `validation_data`
+                of `fit`, if these are a dataset or arrays.
             schema: What peers' labels, vocabularies and columns must be; see
                 `follow.screen.digests`. Default: nothing is compared.
             allow_other_graphs: Whether to run peers' graphs that differ from
@@ -101,7 +101,9 @@ class Peers(teacher.Teacher):
         if exchange is not None:
             publisher.check_exchange(exchange)
         self.exchange = exchange
-        self.peers = None if peers is None else checked_groups(peers)
+        self.peers = peers
+        if peers is not None:
+            self.peers = follower_lib.checked_groups(peers)
         self.bound = max_staleness_steps
         self.max_staleness_steps = staleness.checked(max_staleness_steps)
         self.canary = canary
@@ -118,17 +120,6 @@ class Peers(teacher.Teacher):
         return [Peer(group, exchange, self, canary) for group in groups]
 
 
-def checked_groups(peers: Sequence[int]) -> list[int]:
-    """Returns indices of groups; ValueError if they are none, or come twice."""
-    is_index = all(isinstance(g, int) and g >= 0 for g in peers)
-    if not is_index or len(set(peers)) != len(peers):
-        raise ValueError(
-            "`peers` must hold group indices >= 0, each once; received "
-            f"{tuple(peers)}."
-        )
-    return list(peers)
-
-
 def exchange_for(
     exchange: publisher.Exchange | None,
     groups: Sequence[int],
@@ -143,25 +134,6 @@ def exchange_for(
             "tfdistill.Exchange(directory)."
         )
     return exchange or publisher.Exchange(cluster.exchange)
-
-
-class _OtherGraph:
-    """A peer's own graph and its variables."""
-
-    def __init__(
-        self, function: other_graphs.FrozenFunction, values: Sequence[Any]
-    ) -> None:
-        self.infer = function
-        ours = [tuple(variable.shape) for variable in function.variables]
-        theirs = [tuple(value.shape) for value in values]
-        if ours != theirs:
-            raise ValueError(
-                f"its graph must have variables of the shapes {theirs}, as "
-                f"its manifest says; found {ours}."
-            )
-
-    def install(self, values: saved_model.Snapshot) -> None:
-        copies.assign(self.infer.variables, values)
 
 
 class Peer(teacher.Teacher):
@@ -183,14 +155,9 @@ class Peer(teacher.Teacher):
         self._options = options
         self._silence = staleness.Silence()
         self._merit: merit_lib.Merit | None = None
-        # Of the versions in use and to come, those the chief has found worse.
-        self._worse: set[int] = set()
-        self._is_burn_in = False
         self._reading = threading.Lock()
-        # A graph that is loaded for the version to come.
-        self._next: copies.Copy | _OtherGraph | None = None
-        # The last version of another graph that has answered the canary.
-        self._examined = -1
+        # Of a graph that is loaded for the version to come.
+        self._next: copies.Place | None = None
         # The student's step at the last refresh.
         self._now: int | None = None
         self._logged = teacher.GOOD, False
@@ -216,35 +183,25 @@ class Peer(teacher.Teacher):
         self._place = self._own_place = student.place(self.name, graph)
         self.canary = self.canary or student.held_out
         if self.canary is not None:
-            self._prepare_canary(self.canary, student)
+            # Traced here: the reading thread must not run the student's code.
+            self._own_place.try_out(self._writer.snapshot(), self.canary.inputs)
+            if student.is_chief:
+                self._merit = student.merits.get(self.canary)
+                self._merit = self._merit or merit_lib.Merit(
+                    self.canary, student
+                )
+                student.merits[self.canary] = self._merit
+        also = {}
+        if not self._options.allow_other_graphs:
+            also["also"] = screen.refuse_other_graphs(graph, _OTHER_GRAPH)
         self.follower = follower_lib.Follower(
             self.exchange,
             self.group,
             read=self._read,
-            screen=self._screen(graph),
+            screen=screen.Screen(graph, schema=self._options.schema, **also),
             alone=student.num_workers == 1,
         )
-
-    def _screen(self, graph: student_graph.StudentGraph) -> screen.Screen:
-        also = {}
-        if not self._options.allow_other_graphs:
-            also["also"] = screen.refuse_other_graphs(graph, _OTHER_GRAPH)
-        return screen.Screen(graph, schema=self._options.schema, **also)
-
-    def _prepare_canary(
-        self, canary: canary_lib.Canary, student: teacher.Student
-    ) -> None:
-        # Traced here: the reading thread must not run the student's code.
-        self._own_place.try_out(self._writer.snapshot(), canary.inputs)
-        if canary.labels is None or not student.is_chief:
-            return
-        if canary not in student.merits:
-            run = self._own_place.try_out
-            if student.on_servers:
-                run = on_servers.student_runner(student.graph)
-                run(self._writer.snapshot(), canary.inputs)
-            student.merits[canary] = merit_lib.Merit(canary, student, run)
-        self._merit = student.merits[canary]
+        self.follower.wanted = lambda step: not student.in_burn_in(step)
 
     # ---- in the step ----
 
@@ -266,49 +223,18 @@ class Peer(teacher.Teacher):
         with self._reading, self._reads.measured():
             values = self._own_place.read(version, expected)
         if is_own:
-            self._try_out(
-                version.step,
-                functools.partial(self._own_place.try_out, values),
-            )
+            self._try_out(functools.partial(self._own_place.try_out, values))
         return values
 
-    def _try_out(self, version: int, predict: Any) -> None:
+    def _try_out(self, predict: Any) -> None:
         """Has a version predict the canary batch, if there is one."""
         if self.canary is None:
             return
-        loss = self.canary.check(predict, self._student)
+        outputs = self.canary.check(predict, self._graph.output_spec)
         if self._merit is not None:
-            self._merit.compare(self.name, version, loss)
-
-    def examine(self) -> None:
-        """Has a version of another graph answer the canary, once it is in use.
-
-        On the reading thread of the chief: a peer's own graph does not run
-        with values before they are in place.
-        """
-        version, place = self.follower.current, self._place
-        is_other = isinstance(place, _OtherGraph)
-        if not is_other or version == self._examined or self._merit is None:
-            return
-        try:
-            self._try_out(version, place.infer)
-        except Exception as error:  # A peer's graph raises what it likes.
-            _log.info("%s failed on the canary batch: %s", self.name, error)
-        self._examined = version
+            self._merit.check(self.name, outputs)
 
     # ---- between steps, on all workers at the same step ----
-
-    @property
-    def verdict(self) -> int:
-        """The last version that the chief has found worse than the student.
-
-        -1 for none, and on every other worker.
-        """
-        return -1 if self._merit is None else self._merit.worse(self.name)
-
-    def take_verdict(self, step: int) -> None:
-        """Takes the chief's `verdict`."""
-        self._worse.add(step)
 
     @property
     def needs_graph(self) -> bool:
@@ -329,15 +255,26 @@ class Peer(teacher.Teacher):
                 if staged.fingerprint == self._graph.fingerprint:
                     self._next = self._own_place
                 else:
-                    function = other_graphs.load_version(
-                        self.exchange, staged.version, self._graph
-                    )
-                    self._next = _OtherGraph(function, staged.values)
-                    self._try_out(staged.version.step, function)
+                    self._next = self._load(staged)
         except Exception as error:  # Loading raises whatever its code raises.
             self._next = None
             return f"its graph cannot be used: {error}"
         return None
+
+    def _load(self, staged: follower_lib.Staged) -> copies.Place:
+        """Loads a peer's own graph, and tries it out."""
+        function = other_graphs.load_version(
+            self.exchange, staged.version, self._graph
+        )
+        ours = [tuple(variable.shape) for variable in function.variables]
+        theirs = [tuple(value.shape) for value in staged.values]
+        if ours != theirs:
+            raise ValueError(
+                f"its graph must have variables of the shapes {theirs}, as "
+                f"its manifest says; found {ours}."
+            )
+        self._try_out(function)
+        return copies.Place(function, function.variables)
 
     def swap(self, step: int | None = None) -> bool:
         """Puts the staged version in place, at a step of the student.
@@ -353,9 +290,7 @@ class Peer(teacher.Teacher):
         self._place.install(staged.values)
         extras = staged.version.manifest.extras
         self._silence.arrived(step, extras.get(screen.INTERVAL_FIELD))
-        self._worse &= {self.follower.current}
         self._now, self._drop_reason = step, ""
-        self._settle()
         self._num_swaps += 1
         self._last_num_bytes = staged.version.num_bytes
         self._num_bytes += staged.version.num_bytes
@@ -373,15 +308,8 @@ class Peer(teacher.Teacher):
         if step is None or not self._in_use:
             return
         self._now = step
-        if self._is_burn_in:
-            # A weight that is no function of the step alone may end it.
-            self._settle()
         self._silence.refreshed(step)
-        self._log_health(step)
-
-    def _settle(self) -> None:
-        version = self.follower.current
-        self._is_burn_in = self._student.in_burn_in(version)
+        self._log_health()
 
     # ---- what the version counts ----
 
@@ -398,8 +326,19 @@ class Peer(teacher.Teacher):
             reason = rejected.get(max(rejected, default=-1), "")
             return teacher.Standing(teacher.ABSENT, reason, share=0.0)
         age = 0 if self._now is None else self._now - step
-        most = self._options.max_staleness_steps
-        health, reason, share = self._judged(step, age, most)
+        most, share = self._options.max_staleness_steps, 1.0
+        health, reason = teacher.GOOD, ""
+        if self._options.bound == staleness.AUTO and self._now is not None:
+            share = self._silence.share(self._now, version=step)
+        if most is not None and age > most:
+            health, share = teacher.TOO_STALE, 0.0
+            reason = f"it is {age} steps old, beyond max_staleness_steps={most}"
+        elif share < 1:
+            health, every = teacher.FADING, self._silence.interval
+            reason = (
+                f"its group publishes no more versions that can be used: this "
+                f"one is {age} steps old, and they came every {every:.0f} steps"
+            )
         return teacher.Standing(
             health,
             reason,
@@ -409,55 +348,22 @@ class Peer(teacher.Teacher):
             age_steps=age,
         )
 
-    def _judged(
-        self, step: int, age: int, most: int | None
-    ) -> tuple[str, str, float]:
-        """Returns a version's health, the reason, and its share."""
-        if self._is_burn_in:
-            return teacher.BURN_IN, teacher.burn_in_reason(step), 0.0
-        if step in self._worse:
-            reason = "on the canary batch, it is clearly worse than the student"
-            return teacher.WORSE, reason, 0.0
-        if most is not None and age > most:
-            reason = f"it is {age} steps old, beyond max_staleness_steps={most}"
-            return teacher.TOO_STALE, reason, 0.0
-        share = 1.0
-        if self._options.bound == staleness.AUTO and self._now is not None:
-            share = self._silence.share(self._now, version=step)
-        if share == 1:
-            return teacher.GOOD, "", share
-        every = self._silence.interval
-        before = f", and they came every {every:.0f} steps" if every else ""
-        reason = (
-            f"its group publishes no more versions: this one is {age} steps "
-            f"old{before}"
-        )
-        return teacher.FADING, reason, share
-
-    def _log_health(self, step: int) -> None:
-        """Logs a change, unless the student is better while none counts yet."""
+    def _log_health(self) -> None:
         found = self.standing()
-        health, share = found.health, found.share
-        weight = self._student.weight
-        if health == teacher.WORSE and weight is not None:
-            if not float(weight(tf.constant(step, tf.int64))):
-                return
-        before, self._logged = self._logged, (health, share == 0)
+        before, self._logged = self._logged, (found.health, found.share == 0)
         if self._logged == before:
             return
-        if health == teacher.GOOD:
-            again = "" if before[0] == teacher.BURN_IN else " again"
-            _log.info("The teacher %s has its full weight%s.", self.name, again)
+        if found.health == teacher.GOOD:
+            _log.info("The teacher %s has its full weight again.", self.name)
             return
-        _log.log(
-            logging.INFO if health == teacher.BURN_IN else logging.WARNING,
+        _log.warning(
             "The teacher %s, version %d, is %s: %s. It %s until a newer "
             "version arrives.",
             self.name,
             found.step,
-            health.replace("_", " "),
+            found.health.replace("_", " "),
             found.reason,
-            "has no weight" if share == 0 else "counts less and less",
+            "counts less and less" if found.share else "has no weight",
         )
 
     def status(self) -> dict[str, Any]:
@@ -483,7 +389,6 @@ class Peer(teacher.Teacher):
         return {
             "step": self.standing().step,
             "now": self._now,
-            "is_worse": self.follower.current in self._worse,
             "silence": self._silence.state(),
         }
 
@@ -491,5 +396,4 @@ class Peer(teacher.Teacher):
         """Takes what `state` returned, once its version was read again."""
         if self.follower.current == state["step"] >= 0:
             self._now = state["now"]
-            self._worse = {state["step"]} if state["is_worse"] else set()
             self._silence.restore(state["silence"])

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.exchange import publisher
+from tfdistill.follow import follower
 from tfdistill.labels import attached
 from tfdistill.labels import forms
 from tfdistill.predictions import mailbox as mailbox_lib
@@ -82,7 +83,7 @@ class PeerPredictions(teacher.Teacher):
                 f"{encoding!r}."
             )
         self._exchange: Any = exchange
-        self._peers = None if peers is None else peers_lib.checked_groups(peers)
+        self._peers = None if peers is None else follower.checked_groups(peers)
         self._wait_secs = wait_secs
         self._encoding = encoding or forms.Form()
         # Made when the first peer is attached.

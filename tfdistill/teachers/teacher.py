@@ -26,17 +26,10 @@ from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
 # What a teacher's `health` may be.
-ABSENT, BURN_IN, GOOD, FADING, TOO_STALE, WORSE, DROPPED = (
-    "absent",
-    "burn_in",
-    "good",
-    "fading",
-    "too_stale",
-    "worse",
-    "dropped",
-)
+ABSENT, GOOD, FADING = "absent", "good", "fading"
+TOO_STALE, DROPPED = "too_stale", "dropped"
 # Places before a version at which a schedule is asked whether it was over.
-_NUM_LOOKS_BACK = 8
+_NUM_LOOKS_BACK = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -337,14 +330,6 @@ class Teacher:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned, on all workers alike."""
-
-
-def burn_in_reason(step: int) -> str:
-    """Says why a version of the burn-in has no weight."""
-    return (
-        f"its version {step} is from the burn-in, in which the distillation "
-        "weight is 0"
-    )
 
 
 def _snake_case(name: str) -> str:

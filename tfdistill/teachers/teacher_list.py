@@ -175,7 +175,6 @@ class TeacherList:
         self._agreement = agreement.among(
             student.strategy,
             [peer.follower for peer in self._peers],
-            num_said=len(self._peers),
             of_replica=lambda: self._asked.bad_in_a_row() >= most,
             sum_over_group=self.remote.sum if self.remote else None,
         )
@@ -226,16 +225,13 @@ class TeacherList:
     def _start_following(self) -> None:
         if self._student is None or not self._peers or self._following:
             return
+        for merit in self._student.merits.values():
+            merit.take()
         self._following = follower.Following(
             [peer.follower for peer in self._peers],
             proposes=self._student.is_chief,
-            also=self._examine,
         )
         self._following.start()
-
-    def _examine(self) -> None:
-        for peer in self._peers:
-            peer.examine()
 
     def stop(self) -> None:
         """Stops looking; waits for a read in progress, 30 s at most."""
@@ -267,9 +263,7 @@ class TeacherList:
         student = self._check_attached("refresh")
         for merit in student.merits.values():
             merit.take()
-        # Of no version a 0, as of who is not the chief.
-        verdicts = [peer.verdict + 1 for peer in self._peers]
-        news = self._agreement.exchange_news(verdicts)
+        news = self._agreement.exchange_news()
         for each, is_bad in zip(self._teachers, news.of_replicas, strict=True):
             if is_bad:
                 each.drop(
@@ -277,7 +271,6 @@ class TeacherList:
                     f"{soft_targets.MAX_BAD_BATCHES} batches in a row."
                 )
         for index, peer in enumerate(self._peers):
-            peer.take_verdict(int(news.said[index]) - 1)
             newest = news.newest[index]
             is_free = index not in news.failed and peer.follower.announced < 0
             if is_free and newest >= 0:
@@ -345,11 +338,11 @@ class TeacherList:
 
         Returns:
             For each teacher its `name`, the `step` of the version in use (-1
-            for none), its `health` ("absent", "burn_in", "good", "fading",
-            "too_stale", "worse" or "dropped") with the `reason`, the `share`
-            of its weight that this leaves it, its `age_steps` at the last
-            refresh (None without a version), how many versions were put in
-            place (`swaps`) and their `bytes`, the `last_bytes` of these, the
+            for none), its `health` ("absent", "good", "fading", "too_stale" or
+            "dropped") with the `reason`, the `share` of its weight that this
+            leaves it, its `age_steps` at the last refresh (None without a
+            version), how many versions were put in place (`swaps`) and their
+            `bytes`, the `last_bytes` of these, the
             `read_secs` of the last read (None without one), `num_dropped`,
             `num_quarantined`, and the newest `quarantined` versions with
             their reasons. Of peers that send predictions, `step` is that of
@@ -382,13 +375,16 @@ class TeacherList:
         workers have read the versions that were in use. One that is gone,
         refused or cannot be read by all is left out, with a warning.
         """
-        self._check_attached("restore")
+        student = self._check_attached("restore")
         lost = sorted(set(state).difference(self.names))
         if lost:
             _log.warning("%s are no longer teachers.", ", ".join(lost))
         # The reading thread may be at another version.
         was_following = self._following is not None
         self._stop_following()
+        # What was good enough then is good enough now.
+        for merit in student.merits.values():
+            merit.forget()
         wanted = {
             index: state[peer.name].get("step", -1)
             for index, peer in enumerate(self._peers)
