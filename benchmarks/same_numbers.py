@@ -100,7 +100,7 @@ def _run_recipe(name: str, workdir: pathlib.Path) -> Found:
     topology, options = _RECIPES[name]
     program = ["launch.train"]
     if topology:
-        program = ["launch.local", "--plain", "--stuck_secs=0", *topology]
+        program = ["launch.local", "--stuck_secs=0", *topology]
     _run([*program, f"--workdir={workdir}", *options], workdir)
     group = workdir / "group_0"
     results = json.loads((group / "results.json").read_bytes())

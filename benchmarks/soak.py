@@ -47,7 +47,7 @@ def _launch(
         f"--workers_per_group={options.workers_per_group}",
         *_exchange(options, workdir),
         f"--max_restarts={_MAX_RESTARTS}",
-        *["--on_group_failure=continue", "--plain", "--"],
+        *["--on_group_failure=continue", "--"],
         *[sys.executable, "-m", "benchmarks.soak_task"],
         f"--num_steps={_num_steps(options)}",
         f"--steps_per_second={steps_per_second}",

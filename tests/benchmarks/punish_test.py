@@ -32,7 +32,7 @@ def launched(tmp_path, by):
     command = [
         *[sys.executable, "-m", "launch.local", f"--workdir={workdir}"],
         *["--num_groups=2", "--max_restarts=100"],
-        *["--on_group_failure=continue", "--plain", "--"],
+        *["--on_group_failure=continue", "--"],
         *[sys.executable, "-m", "benchmarks.soak_task"],
         *["--num_steps=1000000", "--steps_per_second=10"],
         *["--backup_every_steps=20", f"--by={by}"],

@@ -71,9 +71,8 @@ def topology(tmp_path, code, **fields):
 
 
 def shown(topology, **options):
-    """A run that prints what a launcher prints without a terminal."""
-    display = tables.Display(plain=True)
-    return local_run.LocalRun(topology, display=display, **options)
+    """A run that prints what a launcher prints."""
+    return local_run.LocalRun(topology, display=tables.Lines(), **options)
 
 
 def run(topology, **options):

@@ -41,7 +41,7 @@ def _launched(
     **env,
 ):
     command = [sys.executable, "-m", "tfdistill.launcher.command", *options]
-    command += [f"--workdir={workdir}", "--preload=json", "--plain", "--"]
+    command += [f"--workdir={workdir}", "--preload=json", "--"]
     command += tasks.command(code)
     process = subprocess.Popen(
         command,

@@ -260,7 +260,7 @@ def test_second_interrupt_kills_at_once(tmp_path, launcher):
 def test_command_line_runs_a_command(tmp_path, capsys):
     arguments = [
         *("--num_groups=2", "--start=spawn", f"--workdir={tmp_path}"),
-        *("--plain", "--"),
+        "--",
     ]
     code = "print(GROUP, sys.argv[1:])"
     command = [*tasks.command(code), "--num_groups=9", "--", "x"]

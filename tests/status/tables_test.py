@@ -49,7 +49,7 @@ def _lines(*statuses, width, **options):
 
 def test_plain_lines_are_rare_and_only_on_change():
     stream = io.StringIO()
-    display = tables.Display(stream, plain=True)
+    display = tables.Lines(stream)
     status = group.GroupStatus(0)
 
     def shown(now):
@@ -70,7 +70,6 @@ def test_plain_lines_are_rare_and_only_on_change():
     assert "done, step 2" in shown(70.0)
     display.say("a [b] c")
     assert stream.getvalue().endswith("a [b] c\n")
-    display.close()
 
 
 def _troubled():
@@ -106,7 +105,7 @@ def test_the_view_fits_the_terminal(width):
 @pytest.mark.parametrize(("missed", "told"), [(11, False), (12, True)])
 def test_a_peer_that_misses_many_batches_is_told_of_once(missed, told):
     stream = io.StringIO()
-    display = tables.Display(stream, plain=True)
+    display = tables.Lines(stream)
     status = group.GroupStatus(0)
     peer = cases.teacher(num_answers=100, num_forged=2)
     for more in range(3):

@@ -32,12 +32,6 @@ example:
 def add_options(options: programs.Flags) -> None:
     """Adds the options that come before `--`."""
     fields.add(options, local_cluster.LocalCluster)
-    options.section("output")
-    options.add(
-        "plain",
-        "print lines, not a live table; always so without a terminal",
-        False,
-    )
 
 
 def run(options: programs.Options) -> "local_run.RunResult":
@@ -46,20 +40,15 @@ def run(options: programs.Options) -> "local_run.RunResult":
     from tfdistill.launcher import local_run
     from tfdistill.status import tables
 
-    display = tables.Display(plain=True if options.plain else None)
     try:
         topology = local_cluster.LocalCluster(
             command=options.command,
             **fields.chosen(local_cluster.LocalCluster, options),
         )
-        started = local_run.LocalRun(topology, display=display)
+        started = local_run.LocalRun(topology, display=tables.Lines())
     except ValueError as cause:
-        display.close()
         raise programs.UsageError(str(cause)) from cause
-    try:
-        result = started.supervise()
-    finally:
-        display.close()
+    result = started.supervise()
     try:
         _tell(result)
     except OSError:  # Neither a full disk nor a closed pipe fails a run.

@@ -57,20 +57,17 @@ def launch(
     command: Sequence[str],
     *,
     workdir: str | os.PathLike[str],
-    plain: bool = False,
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Launched:
     """Runs a command as groups of tasks on this machine, to their end.
 
-    While it runs, it shows the table of groups: in a notebook if ipywidgets is
-    installed, otherwise plain lines. Ctrl-C, or a notebook's "interrupt",
-    stops all tasks. TensorFlow is not loaded.
+    While it runs, it prints lines about the groups. Ctrl-C, or a notebook's
+    "interrupt", stops all tasks. TensorFlow is not loaded.
 
     Args:
         command: A program and its arguments, started once for each task.
         workdir: Directory of the run, for logs and results.
-        plain: Print lines, not a table. Default False.
         env: Variables to set for each task. Default none.
         **options: The options of `tfdistill-local`, by the same names, with
             the same defaults and in the same form, such as `num_groups=2`,
@@ -100,12 +97,8 @@ def launch(
         env=dict(env or {}),
         **options,
     )
-    display = tables.Display(plain=True if plain else None)
-    try:
-        run = local_run.LocalRun(topology, display=display)
-        ended = run.supervise()
-    finally:
-        display.close()
+    run = local_run.LocalRun(topology, display=tables.Lines())
+    ended = run.supervise()
     launched = Launched(
         workdir=pathlib.Path(topology.workdir),
         exchange=topology.exchange or f"{topology.workdir}/exchange",

@@ -72,7 +72,7 @@ class LocalRun:
         self,
         topology: local_cluster.LocalCluster,
         *,
-        display: tables.Display | None = None,
+        display: tables.Lines | None = None,
     ) -> None:
         """Describes the run; entering it starts the processes.
 

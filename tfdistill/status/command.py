@@ -1,10 +1,11 @@
 """The command `tfdistill-status`: how a run is that was started elsewhere."""
 
-import contextlib
 import sys
 import time
+from collections.abc import Callable
 
 import rich.console
+import rich.live
 
 from tfdistill.status import group
 from tfdistill.status import observed_run
@@ -59,14 +60,28 @@ def _show(run: group.RunStatus) -> None:
 
 
 def _watch(run: observed_run.ObservedRun) -> group.RunStatus:
-    """Shows the run until it is over."""
-    with contextlib.closing(tables.Display(errors=True)) as display:
-        while True:
-            seen = run.look()
-            display.show(seen)
-            if seen.over:
-                return seen
-            time.sleep(_INTERVAL_SECS)
+    """Shows the run until it is over: by lines, if not on a terminal."""
+    console = rich.console.Console()
+    if not console.is_terminal:
+        return _follow(run, tables.Lines(errors=True).show)
+    with rich.live.Live(console=console, auto_refresh=False) as live:
+        return _follow(
+            run,
+            lambda seen: live.update(
+                tables.view(seen, console, whole=False), refresh=True
+            ),
+        )
+
+
+def _follow(
+    run: observed_run.ObservedRun, show: Callable[[group.RunStatus], None]
+) -> group.RunStatus:
+    while True:
+        seen = run.look()
+        show(seen)
+        if seen.over:
+            return seen
+        time.sleep(_INTERVAL_SECS)
 
 
 def _run(options: programs.Options) -> int:

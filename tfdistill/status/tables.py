@@ -4,7 +4,6 @@ Unknown values are `-`.
 """
 
 import contextlib
-import importlib.util
 import re
 import sys
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from typing import TextIO
 
 import rich.box
 import rich.console
-import rich.live
 import rich.table
 import rich.text
 
@@ -29,7 +27,7 @@ _UNKNOWN = "-"
 _MOST_REFUSED = 3
 # A peer's missed batches are worth a note from this share of so many on.
 _MANY_MISSED, _MIN_BATCHES = 0.1, 100
-# Between two plain lines of a group whose state has not changed.
+# Between two lines of a group whose state has not changed.
 _INTERVAL_SECS = 5.0
 _Status = group.GroupStatus
 
@@ -185,60 +183,31 @@ def _of_teacher(teacher: Mapping[str, Any]) -> Iterator[str]:
         yield f"refused messages of strangers: {forged}"
 
 
-class Display:
-    """Shows messages and the status of a run on one stream, while it runs."""
+class Lines:
+    """Shows messages and the status of a run as lines, while it runs."""
 
     def __init__(
-        self,
-        stream: TextIO | None = None,
-        *,
-        plain: bool | None = None,
-        errors: bool = False,
+        self, stream: TextIO | None = None, *, errors: bool = False
     ) -> None:
-        """Chooses between a live view and, without a terminal, plain lines.
+        """Shows nothing yet.
 
-        A notebook counts as a terminal if it has ipywidgets. Plain lines are
-        written on each change of a group's state, and every five seconds at
-        most on other changes; each note once. A group's last error is among
-        the notes if `errors`: a launcher reports it by `say`.
+        A line is written on each change of a group's state, and every five
+        seconds at most on other changes; each note once. A group's last error
+        is among the notes if `errors`: a launcher reports it by `say`.
         """
+        self._stream = sys.stdout if stream is None else stream
         self._errors = errors
         self._shown: dict[int, tuple[float, str, str]] = {}
         self._reported: set[str] = set()
         self._began: float | None = None
-        self._console = rich.console.Console(
-            file=sys.stdout if stream is None else stream, soft_wrap=True
-        )
-        self._live: rich.live.Live | None = None
-        if plain is None:
-            plain = not _can_update(self._console)
-        if not plain:
-            self._live = rich.live.Live(
-                console=self._console,
-                auto_refresh=False,
-                redirect_stderr=False,
-            )
-            self._live.start()
 
     def say(self, text: str) -> None:
-        """Writes a message, above the live view if there is one.
-
-        Nobody need read it, nor the disk have room for it.
-        """
+        """Writes a message; nobody need read it, nor the disk have room."""
         with contextlib.suppress(OSError):
-            if self._live is None:
-                print(text, file=self._console.file, flush=True)
-            else:
-                self._console.print(text, markup=False, highlight=False)
+            print(text, file=self._stream, flush=True)
 
     def show(self, run: group.RunStatus) -> None:
         """Shows the present status; lines count seconds from the first call."""
-        if self._live is not None:
-            with contextlib.suppress(OSError):
-                self._live.update(
-                    view(run, self._console, whole=False), refresh=True
-                )
-            return
         self._began = run.time if self._began is None else self._began
         now = run.time - self._began
         for note in _notes(run, errors=self._errors):
@@ -256,15 +225,3 @@ class Display:
                 continue
             self._shown[status.group] = (now, status.state, line)
             self.say(f"[{now:7.1f} s] {line}")
-
-    def close(self) -> None:
-        """Leaves the last view on the screen and ends the live display."""
-        with contextlib.suppress(OSError):
-            if self._live is not None:
-                self._live.stop()
-
-
-def _can_update(console: rich.console.Console) -> bool:
-    if console.is_jupyter:
-        return importlib.util.find_spec("ipywidgets") is not None
-    return console.is_terminal and not console.is_dumb_terminal
