@@ -20,41 +20,6 @@ from tfdistill.teachers import term
 from tfdistill.training import steps
 
 
-class IntervalMeans:
-    """Takes the steps before an interval out of Keras' means since the epoch.
-
-    A mean over an epoch hides what changes late in it.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = list(names)
-        self._before: tuple[int, dict[str, float]] | None = None
-
-    def begin(self, num_done: int) -> None:
-        """Begins an epoch, of which the means hold some steps already."""
-        nothing = dict.fromkeys(self._names, 0.0)
-        self._before = (0, nothing) if num_done == 0 else None
-
-    def take(
-        self, logs: Mapping[str, Any], *, num_done: int
-    ) -> dict[str, float]:
-        """Returns the means of the steps since the last call.
-
-        None at the first call in an epoch that was resumed in its middle: the
-        means of the steps before are not known.
-        """
-        now = {name: float(logs[name]) for name in self._names if name in logs}
-        before, self._before = self._before, (num_done, now)
-        if before is None or num_done <= before[0]:
-            return {}
-        then, means = before
-        return {
-            name: (mean * num_done - means.get(name, 0.0) * then)
-            / (num_done - then)
-            for name, mean in now.items()
-        }
-
-
 class TrainingPace:
     """Counts steps, examples and seconds since the last look."""
 
@@ -96,8 +61,7 @@ class TrainingPace:
 
 # Of a group, in its directory: `tensorboard --logdir` shows it as the run.
 DIRECTORY = "tensorboard"
-_LOSSES = ("loss", "task_loss", "distillation_loss")
-_IN_STEP = (*_LOSSES, "distillation_weight", "teacher_staleness")
+_SHOWN = ("loss", "task_loss", "distillation_loss", "distillation_weight")
 # Of the executions before a point, by how many agreement is measured: each
 # costs a read.
 _NUM_COMPARED = 20
@@ -145,7 +109,6 @@ class Summaries(steps.SteppedCallback):
         self._loader: Any = None
         self._mixer: Any = None
         self._file: summary_file.SummaryFile | None = None
-        self._means = IntervalMeans(_LOSSES)
         self._pace = TrainingPace()
         # What the last executions measured, since the last point at most.
         self._compared: collections.deque[tuple[str, list[Any]]] = (
@@ -176,28 +139,19 @@ class Summaries(steps.SteppedCallback):
         if self._file is not None:
             self._file.close()  # Of a training that an error has ended.
         self._file = summary_file.SummaryFile(self._directory, step=self.step)
-        self._num_done = 0
         self._compared.clear()
         others = (self._exporter, self._loader, self._mixer)
         self._pace = TrainingPace([each for each in others if each is not None])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Starts new means."""
+        """Does not count the time since the last epoch."""
         super().on_epoch_begin(epoch, logs)
         self._pace.go_on()
-        self._num_done = 0
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Notes the first step of an interval."""
-        super().on_train_batch_begin(batch, logs)
-        if not self._num_done:
-            self._means.begin(batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes a point when one is due."""
         before = self.step
         super().on_train_batch_end(batch, logs)
-        self._num_done = batch + 1
         last = self.model.trainer.last
         self._pace.add(self.step - before, float(last.examples))
         for kind in _COMPARED:
@@ -220,7 +174,7 @@ class Summaries(steps.SteppedCallback):
                 if name.startswith("val_")
                 else f"training/{name}": value
                 for name, value in (logs or {}).items()
-                if name not in _IN_STEP
+                if name not in (*_SHOWN, "teacher_staleness")
             }
         )
         rate = _learning_rate(self.model)
@@ -241,12 +195,9 @@ class Summaries(steps.SteppedCallback):
 
     def _point(self, logs: Mapping[str, Any]) -> None:
         status = self.model.teachers.status()
-        means = self._means.take(logs, num_done=self._num_done)
-        weight = logs.get("distillation_weight")
         self._scalars(
             {
-                **{f"codistillation/{key}": v for key, v in means.items()},
-                "codistillation/distillation_weight": weight,
+                **{f"codistillation/{name}": logs.get(name) for name in _SHOWN},
                 **tags.of_teachers(status, self.step),
                 **self._agreement(status),
                 **tags.of_exchange(self._exporter, self._loader),
