@@ -7,10 +7,6 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import servers
-from tests.losses_test import INF
-from tests.losses_test import gradient_of
-from tests.losses_test import normal
-from tests.losses_test import softmax
 from tfdistill import losses
 from tfdistill.contrib import sampled
 
@@ -232,9 +228,7 @@ def test_evaluation_files_and_teachers_see_a_dense_layer(tmp_path):
     pupil.compile(
         "adam",
         None,
-        distillation_loss=sampled.SampledSoftTargetCrossEntropy(
-            from_logits=True
-        ),
+        distillation_loss=losses.SoftTargetCrossEntropy(from_logits=True),
     )
     history = pupil.fit(x, epochs=2, verbose=0).history
     assert np.isfinite(history["distillation_loss"]).all()
@@ -247,41 +241,6 @@ def test_outputs_of_the_other_mode_are_refused(training):
     other = layer(features(), training=not training)
     with pytest.raises(ValueError, match="Pass on the `training`"):
         layer.cross_entropy(other, *y.values(), training=training)
-
-
-# ---- the loss that draws ----
-
-
-@pytest.mark.parametrize("from_logits", [True, False])
-def test_draws_are_unbiased(from_logits):
-    rows, classes = 20_000, 7
-    student = normal(1, classes, seed=1).astype("float32")
-    teacher = normal(1, classes)
-    teacher[0, 3] = -INF  # A class that can never be.
-    target = softmax(teacher)
-    if not from_logits:
-        student = softmax(student)
-    dense = losses.SoftTargetCrossEntropy(
-        from_logits=from_logits, temperature=1.5
-    )
-    expected = gradient_of(dense, target, student)
-    loss = sampled.SampledSoftTargetCrossEntropy(
-        num_samples=3,
-        from_logits=from_logits,
-        temperature=1.5,
-    )
-    # Each row draws for itself, so that rows are repetitions.
-    found = gradient_of(
-        loss, np.tile(target, [rows, 1]), np.tile(student, [rows, 1])
-    )
-    for got, exact in zip(found, expected, strict=True):
-        got = got.astype("float64")
-        error = got.std(axis=0) / np.sqrt(rows)
-        assert error.max() > 1e-4
-        distance = np.abs(got.mean(axis=0) - exact[0])
-        assert (distance <= 3 * error + 1e-5 * np.abs(exact[0])).all(), (
-            distance / error
-        )
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ def _dataset(batch_size=8):
 
 
 @contextlib.contextmanager
-def _teachers(*addresses, timeout_secs=20.0, **options):
+def _teachers(*addresses, outputs=_OUTPUTS, timeout_secs=20.0, **options):
     """Generous, so that a busy machine is not a slow server."""
     made = tfdistill.labels.Teachers(
-        list(addresses), timeout_secs=timeout_secs, **options
+        list(addresses), outputs, timeout_secs=timeout_secs, **options
     )
     with contextlib.closing(made):
         yield made
@@ -89,9 +89,12 @@ def test_inputs_and_outputs_by_name_and_in_their_order(exchange):
     cases.randomize(model, 4)
     spec = {"a": cases.input_spec(3), "b": cases.input_spec(2)}
     cases.publish(exchange, model, spec=spec)
-    x = {"a": np.ones([4, 3]), "b": np.ones([4, 2], np.int32)}
+    x = {"a": np.ones([4, 3]), "b": np.ones([4, 2], "float16")}
+    outputs = {f"outputs_{n}": (n + 2,) for n in range(11)}
     with server_cases.serving(exchange) as server:
-        with _teachers(server.address, form=labels.Form(top_k=2)) as teachers:
+        with _teachers(
+            server.address, outputs=outputs, form=labels.Form(top_k=2)
+        ) as teachers:
             dataset = tf.data.Dataset.from_tensor_slices(x).batch(4)
             (label,) = _labels_in(dataset.map(teachers))
     floats = {name: value.astype("float32") for name, value in x.items()}
@@ -199,7 +202,7 @@ def test_a_bad_answer_is_refused_by_kind_and_asked_for_elsewhere(
     with (
         server_cases.scripted(lambda _: answer) as bad,
         server_cases.scripted(lambda _: good) as other,
-        _teachers(bad, other, outputs=_OUTPUTS) as teachers,
+        _teachers(bad, other) as teachers,
     ):
         (label,) = _asked(teachers, 1)
         assert (label["version"].numpy() == 10).all()
@@ -216,7 +219,7 @@ def test_a_version_that_goes_backwards_is_refused():
 
     with (
         server_cases.scripted(answer) as address,
-        _teachers(address, outputs=_OUTPUTS) as teachers,
+        _teachers(address) as teachers,
     ):
         found = _asked(teachers, 3)
         assert [x["version"].numpy()[0] for x in found] == [20, 21, -1]
@@ -227,9 +230,7 @@ def test_silent_servers_are_left_alone():
     with (
         server_cases.raw() as half_open,
         server_cases.raw(b"HTTP/1.1 400 no\r\n\r\n" * 10) as nonsense,
-        _teachers(
-            half_open, nonsense, outputs=_OUTPUTS, timeout_secs=0.5
-        ) as teachers,
+        _teachers(half_open, nonsense, timeout_secs=0.5) as teachers,
     ):
         found = _asked(teachers)
         status = teachers.status()
@@ -246,7 +247,7 @@ def test_a_data_set_with_labels_from_servers_can_be_resumed(tmp_path):
     good = server_cases.response(outputs=_GOOD)
     with (
         server_cases.scripted(lambda _: good) as address,
-        _teachers(address, outputs=_OUTPUTS) as teachers,
+        _teachers(address) as teachers,
     ):
         iterator = iter(_dataset().map(teachers))
         next(iterator)

@@ -20,7 +20,9 @@ NUM_STEPS = 4
 def main(directory: pathlib.Path, address: str) -> None:
     """Runs this task."""
     strategy = tfdistill.make_strategy()
-    teachers = tfdistill.labels.Teachers([address], timeout_secs=30)
+    teachers = tfdistill.labels.Teachers(
+        [address], {"outputs": [cases.NUM_CLASSES]}, timeout_secs=30
+    )
 
     def data(context=None) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensor_slices(cases.data(32)).repeat()

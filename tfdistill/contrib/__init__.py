@@ -19,9 +19,6 @@ if typing.TYPE_CHECKING:
         dirichlet_shard as dirichlet_shard,
     )
     from tfdistill.contrib.sampled import SampledOutput as SampledOutput
-    from tfdistill.contrib.sampled import (
-        SampledSoftTargetCrossEntropy as SampledSoftTargetCrossEntropy,
-    )
 
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
@@ -30,6 +27,6 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "merge_barrier": ["MergeBarrier"],
         "mutual_learning": ["OtherStudents"],
         "quasi_global": ["QuasiGlobalMomentum", "dirichlet_shard"],
-        "sampled": ["SampledOutput", "SampledSoftTargetCrossEntropy"],
+        "sampled": ["SampledOutput"],
     },
 )

@@ -1,4 +1,4 @@
-"""Many classes at the price of a few: an output layer and a loss that draw."""
+"""Many classes at the price of a few: an output layer that draws."""
 
 import math
 import numbers
@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill import losses
 from tfdistill.embedding import rows as rows_lib
 
 
@@ -266,86 +265,6 @@ class SampledOutput(keras.layers.Layer):
             ),
             "seed": self.seed,
         }
-
-
-@keras.saving.register_keras_serializable(package="tfdistill")
-class SampledSoftTargetCrossEntropy(losses.SoftTargetCrossEntropy):
-    """An unbiased estimate of `SoftTargetCrossEntropy` from drawn classes.
-
-    Each example, and each position, draws classes of its own, with
-    replacement, as likely as the aggregate of the teachers has them: RS-KD
-    (arXiv:2503.16870). The means of value and gradient over the draws are those
-    of `SoftTargetCrossEntropy`. The loss estimates what a student learns from
-    such labels. It saves no time where the teacher gives all classes anyway;
-    `SampledOutput` does.
-
-    The draws are a function of `seed` and of the outputs compared. The loss
-    has no state, so a run repeats, and a resumed run draws what it would have
-    drawn without the stop.
-
-    Example:
-        >>> loss = SampledSoftTargetCrossEntropy(num_samples=8)
-        >>> loss.get_config()["num_samples"]
-        8
-    """
-
-    def __init__(
-        self, *, num_samples: int = 32, seed: int = 0, **kwargs: Any
-    ) -> None:
-        """Takes what is drawn, and the arguments of `DistillationLoss`.
-
-        Args:
-            num_samples: Classes to draw for each example and position, >= 1.
-                Default 32. The variance falls with 1 / `num_samples`.
-            seed: Of the draws, a whole number. Default 0.
-            **kwargs: As for `DistillationLoss`.
-
-        Raises:
-            ValueError: If an argument is outside the values above.
-        """
-        super().__init__(**kwargs)
-        _check_count("num_samples", num_samples, least=1)
-        if not isinstance(seed, int):
-            raise ValueError(
-                f"`seed` must be a whole number; received {seed!r}."
-            )
-        self.num_samples, self.seed = int(num_samples), int(seed)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, for serialization."""
-        return {
-            **super().get_config(),
-            "num_samples": self.num_samples,
-            "seed": self.seed,
-        }
-
-    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-        """Returns the estimates in nats, shape `y_pred.shape[:-1]`."""
-        target, log_p, _ = self.compared(y_true, y_pred)
-        drawn = tf.gather(
-            log_p,
-            self._draw(target, seed_of=target + log_p),
-            batch_dims=len(log_p.shape) - 1,
-        )
-        # 1, or 0 of a row without a teacher.
-        total = tf.reduce_sum(tf.stop_gradient(target), axis=-1)
-        return -self.scale * total * tf.reduce_mean(drawn, axis=-1)
-
-    def _draw(self, target: tf.Tensor, *, seed_of: tf.Tensor) -> tf.Tensor:
-        """Draws classes of each row, int32 `[..., num_samples]`."""
-        # Integers add up to the same in any order; floats do not.
-        bits = tf.reduce_sum(tf.bitcast(seed_of, tf.int32))
-        # Not stateless_categorical: on a CPU, rows share draws, and which ones
-        # depends on the number of threads.
-        uniform = tf.random.stateless_uniform(
-            tf.concat([tf.shape(target)[:-1], [self.num_samples]], axis=0),
-            seed=tf.stack([tf.constant(self.seed % 2**31, tf.int32), bits]),
-            dtype=tf.float64,
-        )
-        ends = tf.cumsum(tf.cast(target, tf.float64), axis=-1)
-        drawn = tf.searchsorted(ends, uniform * ends[..., -1:], side="right")
-        drawn = tf.minimum(drawn, tf.shape(target)[-1] - 1)
-        return tf.ensure_shape(drawn, [*target.shape[:-1], self.num_samples])
 
 
 def _without(

@@ -70,36 +70,6 @@ def question(model: str, inputs: Mapping[str, np.ndarray]) -> Any:
     return request
 
 
-def metadata_question(model: str) -> Any:
-    """Returns a GetModelMetadataRequest about a model's signatures."""
-    request = metadata_pb2.GetModelMetadataRequest(metadata_field=[_METADATA])
-    request.model_spec.name = model
-    return request
-
-
-def read_signature(response: Any) -> Signature:
-    """Reads a GetModelMetadataResponse; BadAnswerError if it is none."""
-    found = metadata_pb2.SignatureDefMap()
-    try:
-        response.metadata[_METADATA].Unpack(found)
-        said = dict(found.signature_def)[SIGNATURE]
-        return Signature(_specs(said.inputs), _specs(said.outputs))
-    except Exception as error:  # protobuf's DecodeError has no public home.
-        raise BadAnswerError(
-            "malformed",
-            f"it must describe the signature {SIGNATURE!r}: {error!r}",
-        ) from error
-
-
-def _specs(infos: Any) -> Specs:
-    return {
-        name: tf.TensorSpec(
-            tf.TensorShape(info.tensor_shape), tf.as_dtype(info.dtype)
-        )
-        for name, info in infos.items()
-    }
-
-
 def read_answer(response: Any, specs: Specs) -> tuple[int, list[np.ndarray]]:
     """Reads a PredictResponse: the version, and outputs in float32.
 

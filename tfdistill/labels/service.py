@@ -18,7 +18,6 @@ import grpc
 import numpy as np
 import tensorflow as tf
 
-from tfdistill.exports import other_graphs
 from tfdistill.exports import student_graph
 from tfdistill.labels import attached
 from tfdistill.labels import forms
@@ -42,7 +41,6 @@ _OPTIONS = [
 # How long a server that fails is left alone: twice as long as it took to fail,
 # and doubled each time, so that a frozen one costs hardly any time.
 _SHORTEST_PAUSE_SECS, _LONGEST_PAUSE_FACTOR = 0.1, 32
-_POLL_SECS = 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -66,7 +64,7 @@ class Teachers:
     Example:
         ```python
         teachers = tfdistill.labels.Teachers(
-            ["host1:8500", "host2:8500"], max_age_steps=1000
+            ["host1:8500", "host2:8500"], {"outputs": [10]}
         )
         dataset = dataset.map(teachers, num_parallel_calls=4).prefetch(4)
         model = tfdistill.CodistillModel(
@@ -78,20 +76,23 @@ class Teachers:
     def __init__(
         self,
         addresses: Sequence[str],
+        outputs: Mapping[str, Sequence[int | None]],
         *,
         name: str = "served",
         model: str = "default",
         form: forms.Form | None = None,
         timeout_secs: float = 0.5,
         max_age_steps: int | None = None,
-        outputs: Mapping[str, Sequence[int | None]] | None = None,
-        wait_secs: float = 60.0,
         credentials: Any = None,
     ) -> None:
-        """Asks the servers what the model takes and returns.
+        """Connects when the first batch is asked about.
 
         Args:
-            addresses: `host:port` of each server, at least one.
+            addresses: `host:port` of each server, at least one. They need not
+                be there yet.
+            outputs: The shape of each of the model's outputs without the batch,
+                by name, in the order of the student's; float32. A version of
+                a student with one output calls it "outputs".
             name: Of the teacher, as `teachers.LabelTeacher(name)` has it.
             model: The model's name at the servers.
             form: What is kept of each output. Default: all, as float32.
@@ -99,16 +100,10 @@ class Teachers:
                 included, > 0. Default 0.5.
             max_age_steps: A label does not count once the student's step is so
                 many beyond the version that answered. Default: no bound.
-            outputs: Each output's shape without the batch, by name, in the
-                order of the student's; float32. Servers then need not be
-                there yet. Default: servers are asked.
-            wait_secs: Longest wait for the first server that says what its
-                model takes and returns. Default 60.
             credentials: `grpc.ChannelCredentials` for TLS. Default: none.
 
         Raises:
             ValueError: An argument is not as above.
-            RuntimeError: No server has answered in `wait_secs`.
         """
         if isinstance(addresses, str) or not addresses:
             raise ValueError(
@@ -137,20 +132,25 @@ class Teachers:
         self._counts: collections.Counter[str] = collections.Counter()
         self._refused: collections.Counter[str] = collections.Counter()
         self._is_checked = False
-        self._inputs, self._outputs = self._described(outputs, wait_secs)
+        self._outputs = {
+            name: tf.TensorSpec([None, *shape], tf.float32)
+            for name, shape in outputs.items()
+        }
 
     def __call__(self, *element: Any) -> Any:
         """Adds labels to an element, for `dataset.map`.
 
         Args:
-            *element: `x`, or `(x, y)`, or `(x, y, sample_weight)`: a batch.
+            *element: `x`, or `(x, y)`, or `(x, y, sample_weight)`: a batch,
+                whose inputs have the names that the model has for them. Floats
+                are sent as float32.
 
         Returns:
             The element as `teachers.LabelTeacher` takes it.
         """
         whole = element[0] if len(element) == 1 else element
         bare, _ = attached.detach(whole)
-        flat = self._named(bare[0] if isinstance(bare, tuple) else bare)
+        flat = _named(bare[0] if isinstance(bare, tuple) else bare)
         names = list(flat)
 
         def ask(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -203,68 +203,6 @@ class Teachers:
         for server in self._servers:
             server.close()
         self._servers = []
-
-    def _described(
-        self, outputs: Mapping[str, Sequence[int | None]] | None, secs: float
-    ) -> tuple[protocol.Specs | None, protocol.Specs]:
-        """Returns the model's inputs, None if unknown, and its outputs."""
-        inputs = None
-        if outputs is None:
-            signature = self._wait(secs)
-            inputs, found = signature.input_spec, signature.output_spec
-            specs = {n: found[n] for n in other_graphs.in_flat_order(found)}
-        else:
-            specs = {
-                name: tf.TensorSpec([None, *shape], tf.float32)
-                for name, shape in outputs.items()
-            }
-        for name, spec in specs.items():
-            if not spec.shape.rank or not spec.dtype.is_floating:
-                raise ValueError(
-                    "A teacher's outputs must be floats [batch, ...]; the "
-                    f"model's {name!r} is {spec.dtype.name} {spec.shape}."
-                )
-        return inputs, specs
-
-    def _wait(self, wait_secs: float) -> protocol.Signature:
-        """Returns what the first server that answers says of its model."""
-        deadline = time.monotonic() + wait_secs
-        while True:
-            for server in self._servers:
-                try:
-                    return server.signature(self._model, self._timeout_secs)
-                except protocol.BadAnswerError as error:
-                    server.problem = str(error)
-            if time.monotonic() >= deadline:
-                problems = {s.address: s.problem for s in self._servers}
-                raise RuntimeError(
-                    f"A server must describe the model {self._model!r} within "
-                    f"{wait_secs} s; received {problems}. Start one first, or "
-                    "pass `outputs`."
-                )
-            time.sleep(_POLL_SECS)
-
-    def _named(self, x: Any) -> dict[str, tf.Tensor]:
-        """Returns inputs by the names and in the dtypes of the model."""
-        ours = student_graph.named(x, "inputs")
-        for name, tensor in ours.items():
-            if not isinstance(tensor, tf.Tensor) or not tensor.shape.rank:
-                raise ValueError(
-                    "Inputs that servers are asked about must be dense tensors "
-                    f"[batch, ...]; received {name}={tensor!r}. Batch the data "
-                    "set first, and pass the teachers to its `map`."
-                )
-        if self._inputs is None:
-            return ours
-        pairs = other_graphs.match(
-            {name: spec.shape for name, spec in self._inputs.items()},
-            ours,
-            what=f"inputs of the served model {self._model!r}",
-        )
-        return {
-            theirs: tf.cast(ours[own], self._inputs[theirs].dtype)
-            for own, theirs in pairs.items()
-        }
 
     # ---- in the threads of the input pipeline ----
 
@@ -375,12 +313,6 @@ class Server:
                 "problem": untrusted.one_line(self.problem),
             }
 
-    def signature(self, model: str, timeout_secs: float) -> protocol.Signature:
-        """Asks what the model takes and returns; BadAnswerError if it fails."""
-        question = protocol.metadata_question(model)
-        method = self._stub.GetModelMetadata
-        return protocol.read_signature(_called(method, question, timeout_secs))
-
     def ask(
         self, question: Any, specs: protocol.Specs, *, timeout_secs: float
     ) -> tuple[int, list[np.ndarray]]:
@@ -418,6 +350,21 @@ class Server:
                 factor = min(2**self._num_failed, _LONGEST_PAUSE_FACTOR)
                 secs = max(factor * secs, _SHORTEST_PAUSE_SECS)
                 self._alone_until = time.monotonic() + secs
+
+
+def _named(x: Any) -> dict[str, tf.Tensor]:
+    """Returns inputs by the names and in the dtypes of versions."""
+    named = student_graph.named(x, "inputs")
+    for name, tensor in named.items():
+        if not isinstance(tensor, tf.Tensor) or not tensor.shape.rank:
+            raise ValueError(
+                "Inputs that servers are asked about must be dense tensors "
+                f"[batch, ...]; received {name}={tensor!r}. Batch the data "
+                "set first, and pass the teachers to its `map`."
+            )
+        if tensor.dtype.is_floating:
+            named[name] = tf.cast(tensor, tf.float32)
+    return named
 
 
 def _called(method: Any, question: Any, timeout_secs: float) -> Any:
