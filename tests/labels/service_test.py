@@ -211,21 +211,6 @@ def test_a_bad_answer_is_refused_by_kind_and_asked_for_elsewhere(
     assert f"({kind})" in caplog.text and bad in caplog.text
 
 
-def test_a_version_that_goes_backwards_is_refused():
-    versions = iter([20, 21, 19])
-
-    def answer(_):
-        return server_cases.response(next(versions), outputs=_GOOD)
-
-    with (
-        server_cases.scripted(answer) as address,
-        _teachers(address) as teachers,
-    ):
-        found = _asked(teachers, 3)
-        assert [x["version"].numpy()[0] for x in found] == [20, 21, -1]
-        assert teachers.status()["refused"] == {"backwards": 1}
-
-
 def test_silent_servers_are_left_alone():
     with (
         server_cases.raw() as half_open,

@@ -1,10 +1,9 @@
 """TensorFlow Serving's PredictionService: what is asked, and what is answered.
 
 An answer comes from another machine. Everything in it is compared with what
-the model's signature says before it is made an array.
+is expected before it is made an array.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 try:
-    from tensorflow_serving.apis import get_model_metadata_pb2 as metadata_pb2
     from tensorflow_serving.apis import predict_pb2
     from tensorflow_serving.apis import prediction_service_pb2_grpc as service
 except ImportError as error:
@@ -23,7 +21,6 @@ except ImportError as error:
     ) from error
 
 SIGNATURE = "serving_default"
-_METADATA = "signature_def"
 # Of one message, either way: what is larger is refused before it is read.
 MAX_BYTES = 512 * 1024 * 1024
 # Options of gRPC. Without the last one, two servers may share a port.
@@ -47,14 +44,6 @@ class BadAnswerError(ValueError):
         """`kind` is what it is counted as."""
         super().__init__(reason)
         self.kind = kind
-
-
-@dataclasses.dataclass
-class Signature:
-    """What a model takes and returns, by name; the batch dimension is None."""
-
-    input_spec: Specs
-    output_spec: Specs
 
 
 # ---- asking ----
@@ -135,26 +124,6 @@ def _array(proto: Any, name: str, spec: tf.TensorSpec) -> np.ndarray:
 
 
 # ---- answering ----
-
-
-def metadata(model: str, version: int, signature: Signature) -> Any:
-    """Returns the GetModelMetadataResponse that describes a model."""
-    found = metadata_pb2.SignatureDefMap()
-    described = found.signature_def[SIGNATURE]
-    described.method_name = "tensorflow/serving/predict"
-    for infos, specs in (
-        (described.inputs, signature.input_spec),
-        (described.outputs, signature.output_spec),
-    ):
-        for name, spec in specs.items():
-            infos[name].name = f"{name}:0"
-            infos[name].dtype = spec.dtype.as_datatype_enum
-            infos[name].tensor_shape.CopyFrom(spec.shape.as_proto())
-    response = metadata_pb2.GetModelMetadataResponse()
-    response.model_spec.name = model
-    response.model_spec.version.value = version
-    response.metadata[_METADATA].Pack(found)
-    return response
 
 
 def answer(model: str, version: int, outputs: Mapping[str, Any]) -> Any:

@@ -5,12 +5,11 @@ between two of them: no answer mixes two versions, and no version costs a load.
 """
 
 import collections
-import contextlib
 import logging
 import threading
-from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
+from typing import NamedTuple
 
 import grpc
 import tensorflow as tf
@@ -30,11 +29,18 @@ _STOP_SECS = 5.0
 _log = logging.getLogger(__name__)
 
 
-def _signature(version: versions.Version) -> protocol.Signature:
+class _Signature(NamedTuple):
+    """What a model takes and returns, by name; the batch dimension is None."""
+
+    input_spec: protocol.Specs
+    output_spec: protocol.Specs
+
+
+def _signature(version: versions.Version) -> _Signature:
     """What a version takes and returns, by its manifest."""
     said = version.manifest.inputs, version.manifest.outputs
     try:
-        return protocol.Signature(*map(_specs, said))
+        return _Signature(*map(_specs, said))
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             "its manifest must give shape and dtype of each input and output; "
@@ -68,7 +74,7 @@ class Followed:
         # Of the versions that were read.
         self.num_refused = self.num_bytes = 0
         # What all versions must take and return, by the first.
-        self.signature: protocol.Signature | None = None
+        self.signature: _Signature | None = None
         self._schema: Any = {}
         self._exchange = exchange
         self._trust_graph = trust_graph
@@ -191,40 +197,31 @@ class Server(protocol.Servicer):
 
     def Predict(self, request: Any, context: Any) -> Any:
         """Answers PredictionService's request of this name."""
-        with self._asked(request, context) as (function, signature):
-            inputs = protocol.arrays(request.inputs, signature.input_spec)
-            shapes = {name: array.shape for name, array in inputs.items()}
-            if len({shape[:1] for shape in shapes.values()}) > 1:
-                raise protocol.BadAnswerError(
-                    "shape",
-                    "All inputs must have the same number of rows; received "
-                    f"{shapes}.",
-                )
-            names = student_graph.leaf_names(signature.output_spec, "outputs")
-            outputs = zip(names, function(inputs), strict=True)
-            version = self._followed.version
-            return protocol.answer(self._model, version, dict(outputs))
-
-    def GetModelMetadata(self, request: Any, context: Any) -> Any:
-        """Answers PredictionService's request of this name."""
-        with self._asked(request, context) as (_, signature):
-            version = self._followed.version
-            return protocol.metadata(self._model, version, signature)
-
-    @contextlib.contextmanager
-    def _asked(
-        self, request: Any, context: Any
-    ) -> Iterator[tuple[other_graphs.FrozenFunction, protocol.Signature]]:
-        """Gives what was asked about, and counts; what fails is refused."""
         outcome = "failed"
         try:
             with self._followed.lock:
-                yield self._found(request.model_spec, context)
+                answer = self._predicted(request, context)
             outcome = "requests"
+            return answer
         except (protocol.BadAnswerError, tf.errors.OpError) as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self.counts[outcome] += 1
+
+    def _predicted(self, request: Any, context: Any) -> Any:
+        function, signature = self._found(request.model_spec, context)
+        inputs = protocol.arrays(request.inputs, signature.input_spec)
+        shapes = {name: array.shape for name, array in inputs.items()}
+        if len({shape[:1] for shape in shapes.values()}) > 1:
+            raise protocol.BadAnswerError(
+                "shape",
+                "All inputs must have the same number of rows; received "
+                f"{shapes}.",
+            )
+        names = student_graph.leaf_names(signature.output_spec, "outputs")
+        outputs = zip(names, function(inputs), strict=True)
+        version = self._followed.version
+        return protocol.answer(self._model, version, dict(outputs))
 
     def _found(self, spec: Any, context: Any) -> Any:
         """Returns what was asked about; ends the request if it is not there."""
