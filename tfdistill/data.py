@@ -79,7 +79,11 @@ def group_shard(
         return examples.with_options(options)
     if mode == "shared" or cluster.num_groups == 1:
         return examples
-    data_checks.check_parts(examples, cluster.num_groups)
+    # Not known while a function for workers is traced.
+    number = tf.get_static_value(examples.cardinality())
+    data_checks.check_parts(
+        -1 if number is None else number, cluster.num_groups
+    )
     if _is_reshuffled(examples):
         warnings.warn(
             "This data set is shuffled before the groups' parts are taken, so "

@@ -112,13 +112,9 @@ def told() -> Iterator[None]:
         raise
 
 
-def check_parts(data: tf.data.Dataset | int, num_groups: int) -> None:
-    """Checks that each group gets an element, if their number is known."""
-    number: int | None = data if isinstance(data, int) else None
-    if isinstance(data, tf.data.Dataset):
-        # Not known while a function for workers is traced.
-        number = tf.get_static_value(data.cardinality())
-    if number is not None and 0 <= number < num_groups:
+def check_parts(number: int, num_groups: int) -> None:
+    """Checks that each group gets one of a number of elements, if known."""
+    if 0 <= number < num_groups:
         raise DataError(
             "Disjoint parts need at least one element per group; received "
             f"{number} elements for {num_groups} groups. Use "

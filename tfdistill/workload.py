@@ -133,21 +133,17 @@ class Workload:
                     f"`{name}` must be one of {', '.join(known)}; received "
                     f"{getattr(self, name)!r}."
                 )
-        self._check_divides("evaluate_every_steps", "num_steps")
-        self._check_divides("steps_per_execution", "evaluate_every_steps")
-
-    def _check_divides(self, part: str, whole: str) -> None:
-        found = {
-            name: self.epoch_steps
-            if name == "evaluate_every_steps"
-            else getattr(self, name)
-            for name in (part, whole)
-        }
-        if found[whole] % found[part]:
-            raise ValueError(
-                f"`{part}` must divide `{whole}`; received {found[part]} and "
-                f"{found[whole]}. Override both."
-            )
+        for part, whole in (
+            (self.epoch_steps, self.num_steps),
+            (self.steps_per_execution, self.epoch_steps),
+        ):
+            if whole % part:
+                raise ValueError(
+                    "`evaluate_every_steps` must divide `num_steps`, and "
+                    "`steps_per_execution` must divide it; received "
+                    f"{self.epoch_steps}, {self.num_steps} and "
+                    f"{self.steps_per_execution}. Override them."
+                )
 
     @property
     def epoch_steps(self) -> int:

@@ -4,29 +4,18 @@ They stand on the library's own names, nothing in the library knows of them,
 and they may change, or leave, with any release.
 """
 
-import typing
+from tfdistill.contrib.batch_scaler import BatchScaler
+from tfdistill.contrib.merge_barrier import MergeBarrier
+from tfdistill.contrib.mutual_learning import OtherStudents
+from tfdistill.contrib.quasi_global import QuasiGlobalMomentum
+from tfdistill.contrib.quasi_global import dirichlet_shard
+from tfdistill.contrib.sampled import SampledOutput
 
-from tfdistill.system import lazy
-
-if typing.TYPE_CHECKING:
-    from tfdistill.contrib.batch_scaler import BatchScaler as BatchScaler
-    from tfdistill.contrib.merge_barrier import MergeBarrier as MergeBarrier
-    from tfdistill.contrib.mutual_learning import OtherStudents as OtherStudents
-    from tfdistill.contrib.quasi_global import (
-        QuasiGlobalMomentum as QuasiGlobalMomentum,
-    )
-    from tfdistill.contrib.quasi_global import (
-        dirichlet_shard as dirichlet_shard,
-    )
-    from tfdistill.contrib.sampled import SampledOutput as SampledOutput
-
-__getattr__, __dir__, __all__ = lazy.attach(
-    __name__,
-    {
-        "batch_scaler": ["BatchScaler"],
-        "merge_barrier": ["MergeBarrier"],
-        "mutual_learning": ["OtherStudents"],
-        "quasi_global": ["QuasiGlobalMomentum", "dirichlet_shard"],
-        "sampled": ["SampledOutput"],
-    },
-)
+__all__ = [
+    "BatchScaler",
+    "MergeBarrier",
+    "OtherStudents",
+    "QuasiGlobalMomentum",
+    "SampledOutput",
+    "dirichlet_shard",
+]

@@ -46,9 +46,8 @@ class MergeBarrier(mixing.WeightMixer):
     so does that of any group that mixes with this one.
 
     Attributes:
-        losses: Of the comparison that opened it: of the mean, of the group's
-            own version, and the mean of its peers'; None if it is not known
-            here.
+        barrier: The one that opened it, in the unit of the loss; None if it is
+            not known here.
         num_compared: How many mixes were compared.
     """
 
@@ -117,7 +116,7 @@ class MergeBarrier(mixing.WeightMixer):
         """Closes it for another training, whose steps are traced again."""
         was_open = getattr(self, "is_over", False)
         super().forget()
-        self.losses: Sequence[float] | None = None
+        self.barrier: float | None = None
         self.num_compared = 0
         if was_open:
             self.model.make_train_function(force=True)
@@ -160,7 +159,7 @@ class MergeBarrier(mixing.WeightMixer):
 
     def goes_on(self, staged: Sequence[follower.Staged]) -> bool:
         """Whether the chief, and all whose versions these are, still mix."""
-        is_wanted = self._values.gathered(self.losses is None)[0]
+        is_wanted = self._values.gathered(self.barrier is None)[0]
         extras = [each.version.manifest.extras for each in staged]
         if not is_wanted or any(e.get(OPEN_FIELD) is True for e in extras):
             return False
@@ -177,11 +176,11 @@ class MergeBarrier(mixing.WeightMixer):
         if not replicas.is_chief(self.model.distribute_strategy):
             return
         reason = "as in another group"
-        if self.losses is not None:
+        if self.barrier is not None:
             reason = (
-                "since on the held-out batch the mean of the versions has the "
-                "loss {:.4f}, this group's own {:.4f} and its peers' {:.4f}"
-            ).format(*self.losses)
+                "since the mean of the versions has a loss on the held-out "
+                f"batch that is {self.barrier:.4f} above the mean of theirs"
+            )
         _log.warning(
             "Step %d: from now on weights are not mixed, %s.", self.step, reason
         )
@@ -192,29 +191,24 @@ class MergeBarrier(mixing.WeightMixer):
         taken, self._taken = self._taken, []
         for own, others in taken:
             try:
-                mean, mine, theirs = self._compared(own, others)
+                barrier = self._barrier_of([own, *others])
             except Exception as error:  # TensorFlow raises many kinds.
                 _log.info("The versions were not compared: %s", error)
                 continue
-            num = len(others) + 1
-            of_losses = (mine + (num - 1) * theirs) / num
             # NaN, which a mean may have, is a barrier, too.
-            if not mean <= of_losses + self._margin:
-                self.losses = mean, mine, theirs
+            if not barrier <= self._margin:
+                self.barrier = barrier
             self.num_compared += 1
 
-    def _compared(
-        self, own: Sequence[Any], others: Sequence[Sequence[Any]]
-    ) -> tuple[float, float, float]:
-        """Returns the losses of the mean, of one's own, and theirs on average.
+    def _barrier_of(self, versions: Sequence[Sequence[Any]]) -> float:
+        """Returns the loss of the mean less the mean of the losses.
 
         ValueError if a version itself has none.
         """
-        mine, *theirs = (self._loss_of(values) for values in (own, *others))
-        if not math.isfinite(sum(theirs, mine)):
+        of_versions = sum(map(self._loss_of, versions)) / len(versions)
+        if not math.isfinite(of_versions):
             raise ValueError("the loss of a version is not finite.")
-        mean = self._loss_of(_mean([own, *others]))
-        return mean, mine, sum(theirs) / len(theirs)
+        return self._loss_of(_mean(versions)) - of_versions
 
     def _loss_of(self, values: Sequence[Any]) -> float:
         tensors = [tf.convert_to_tensor(value) for value in values]
@@ -226,11 +220,11 @@ class MergeBarrier(mixing.WeightMixer):
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed training goes on with."""
-        return {**super().state(), "losses": self.losses}
+        return {**super().state(), "barrier": self.barrier}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned."""
-        self.losses = state["losses"]
+        self.barrier = state["barrier"]
         super().restore(state)
 
 

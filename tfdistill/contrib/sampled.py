@@ -69,7 +69,6 @@ class SampledOutput(keras.layers.Layer):
         num_classes: int,
         *,
         num_sampled: int = 1024,
-        use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         seed: int | None = None,
         **kwargs: Any,
@@ -80,7 +79,6 @@ class SampledOutput(keras.layers.Layer):
             num_classes: Number of classes, >= 2.
             num_sampled: Classes drawn for a batch, >= 1, all different. The
                 whole batch shares them, and so do replicas. Default 1024.
-            use_bias: Whether there is a bias. Default True.
             kernel_initializer: Of the kernel, `[num_classes, features]`.
             seed: Of the draws. Default: from Keras' own seed.
             **kwargs: As for `keras.layers.Layer`.
@@ -93,7 +91,6 @@ class SampledOutput(keras.layers.Layer):
         _check_count("num_sampled", num_sampled, least=1)
         self.num_classes = int(num_classes)
         self.num_sampled = int(num_sampled)
-        self.use_bias = bool(use_bias)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
@@ -111,14 +108,12 @@ class SampledOutput(keras.layers.Layer):
             initializer=self.kernel_initializer,
             autocast=False,
         )
-        self.bias = None
-        if self.use_bias:
-            self.bias = self.add_weight(
-                name="bias",
-                shape=(self.num_classes,),
-                initializer="zeros",
-                autocast=False,
-            )
+        self.bias = self.add_weight(
+            name="bias",
+            shape=(self.num_classes,),
+            initializer="zeros",
+            autocast=False,
+        )
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns logits; in training the inputs, for `cross_entropy`."""
@@ -128,7 +123,7 @@ class SampledOutput(keras.layers.Layer):
         kernel = tf.convert_to_tensor(self.kernel.value)
         inputs = tf.cast(inputs, kernel.dtype)
         logits = tf.einsum("...d,cd->...c", inputs, kernel)
-        return logits if self.bias is None else logits + self.bias.value
+        return logits + self.bias.value
 
     @tf.custom_gradient
     def _guarded(self, features: tf.Tensor) -> Any:
@@ -215,11 +210,10 @@ class SampledOutput(keras.layers.Layer):
         )
         own = tf.einsum("rd,rkd->rk", rows, of_rows)
         others = tf.matmul(rows, kernel[own_size:], transpose_b=True)
-        if self.bias is not None:
-            bias = self._look_up(self.bias, ids)
-            own += tf.reshape(bias[:own_size], tf.shape(classes))
-            others += bias[own_size:]
-        others += math.log(self.num_classes / drawn.shape[0])
+        bias = self._look_up(self.bias, ids)
+        own += tf.reshape(bias[:own_size], tf.shape(classes))
+        # Divided by the probability of being drawn.
+        others += bias[own_size:] + math.log(self.num_classes / drawn.shape[0])
         lowest = rows.dtype.min
         # All other classes, so without the row's own.
         others = _without(others, drawn, classes, lowest)
@@ -259,7 +253,6 @@ class SampledOutput(keras.layers.Layer):
             **super().get_config(),
             "num_classes": self.num_classes,
             "num_sampled": self.num_sampled,
-            "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(
                 self.kernel_initializer
             ),

@@ -341,16 +341,11 @@ def _opened(path: pathlib.Path, signer: signing.Signer | None) -> Any:
         said, proof = found["labels"], found["proof"]
         if said["format"] != FORMAT:
             raise ValueError(f"its format must be {FORMAT}")
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"There must be complete labels in {path}; found no {FILE_NAME}, "
-            "which is written last. Write them with tfdistill.labels.write, or "
-            "with: python -m launch.label"
-        ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path / FILE_NAME} must be what tfdistill.labels.write wrote; "
-            f"{error!r}. Write it again."
+            f"There must be complete labels in {path}, with {FILE_NAME}, which "
+            f"is written last; received {error!r}. Write them with "
+            "tfdistill.labels.write, or with: python -m launch.label"
         ) from error
     if signer and not signer.proves(proof, _text(said)):
         raise ValueError(

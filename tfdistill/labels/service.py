@@ -80,7 +80,6 @@ class Teachers:
         *,
         name: str = "served",
         model: str = "default",
-        form: forms.Form | None = None,
         timeout_secs: float = 0.5,
         max_age_steps: int | None = None,
         credentials: Any = None,
@@ -95,7 +94,6 @@ class Teachers:
                 a student with one output calls it "outputs".
             name: Of the teacher, as `teachers.LabelTeacher(name)` has it.
             model: The model's name at the servers.
-            form: What is kept of each output. Default: all, as float32.
             timeout_secs: Longest time for one batch, tries at other servers
                 included, > 0. Default 0.5.
             max_age_steps: A label does not count once the student's step is so
@@ -121,7 +119,7 @@ class Teachers:
                 f"received {max_age_steps!r}."
             )
         self.name = name
-        self._model, self._form = model, form or forms.Form()
+        self._model = model
         self._timeout_secs, self._max_age_steps = timeout_secs, max_age_steps
         self._turn = itertools.count()
         self._servers = [
@@ -131,7 +129,6 @@ class Teachers:
         # Batches and rows, and those without an answer; bad answers by kind.
         self._counts: collections.Counter[str] = collections.Counter()
         self._refused: collections.Counter[str] = collections.Counter()
-        self._is_checked = False
         self._outputs = {
             name: tf.TensorSpec([None, *shape], tf.float32)
             for name, shape in outputs.items()
@@ -169,7 +166,7 @@ class Teachers:
             tensor.set_shape([batch, *spec.shape[1:]])
         most = self._max_age_steps
         label = attached.label(
-            map(self._form.encode, outputs),
+            map(forms.Form().encode, outputs),
             version=version,
             expires_step=None if most is None else version + most,
         )
@@ -218,10 +215,6 @@ class Teachers:
             for name, spec in self._outputs.items()
         }
         found = self._asked(inputs, expected)
-        if found and not self._is_checked:
-            for output in found[1]:
-                self._form.check(output)
-            self._is_checked = True
         with self._lock:
             self._counts.update(batches=1, rows=rows)
             if found is None:
