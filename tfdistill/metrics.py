@@ -33,10 +33,10 @@ def _pair(
 
 
 def _probabilities(predictions: npt.ArrayLike, name: str) -> np.ndarray:
-    """Returns probabilities as float64 `[examples]` or `[..., classes]`.
+    """Returns probabilities as float64 `[..., classes]`.
 
-    From `[..., classes]`, or those of "yes" `[examples]` or `[examples, 1]`;
-    `name` is what a message calls them.
+    Those of "yes" get the class "no" in front; `name` is what a message calls
+    them.
     """
     array = np.asarray(predictions).astype(np.float64)
     if array.ndim == 0 or array.size == 0:
@@ -44,8 +44,6 @@ def _probabilities(predictions: npt.ArrayLike, name: str) -> np.ndarray:
             f"`{name}` must hold at least one example; received shape "
             f"{array.shape}."
         )
-    if array.ndim == 2 and array.shape[-1] == 1:
-        array = array[:, 0]
     remedy = "Apply softmax or sigmoid first if the model gives logits."
     in_range = (array >= 0) & (array <= 1 + 1e-6)  # Rounding of a softmax.
     if not in_range.all():
@@ -55,14 +53,21 @@ def _probabilities(predictions: npt.ArrayLike, name: str) -> np.ndarray:
             f"`{name}` must be probabilities in [0, 1]; received "
             f"{array[where]} at {place}. {remedy}"
         )
-    if array.ndim > 1:
-        worst = float(np.max(np.abs(array.sum(axis=-1) - 1.0)))
-        if worst > _ROW_SUM_TOLERANCE:
-            raise ValueError(
-                f"The rows of `{name}` must sum to one; received rows that "
-                f"are off by up to {worst:.3g}. {remedy}"
-            )
+    if _is_binary(array):
+        yes = array.reshape(-1)
+        return np.stack([1.0 - yes, yes], axis=-1)
+    worst = float(np.max(np.abs(array.sum(axis=-1) - 1.0)))
+    if worst > _ROW_SUM_TOLERANCE:
+        raise ValueError(
+            f"The rows of `{name}` must sum to one; received rows that "
+            f"are off by up to {worst:.3g}. {remedy}"
+        )
     return array
+
+
+def _is_binary(predictions: npt.ArrayLike) -> bool:
+    shape = np.shape(predictions)
+    return len(shape) == 1 or (len(shape) == 2 and shape[-1] == 1)
 
 
 def _labels(labels: npt.ArrayLike, predictions: np.ndarray) -> np.ndarray:
@@ -71,8 +76,7 @@ def _labels(labels: npt.ArrayLike, predictions: np.ndarray) -> np.ndarray:
     Whole numbers, one for each row of the predictions.
     """
     array = np.asarray(labels)
-    expected = predictions.shape[: max(1, predictions.ndim - 1)]
-    num_classes = predictions.shape[-1] if predictions.ndim > 1 else 2
+    expected, num_classes = predictions.shape[:-1], predictions.shape[-1]
     if array.shape == (*expected, 1):
         array = array[..., 0]
     if array.shape != expected:
@@ -116,13 +120,10 @@ def quality(
     """
     checked = _probabilities(predictions, "predictions")
     truth = _labels(labels, checked)
-    if checked.ndim == 1:
-        chosen = np.where(truth == 1, checked, 1.0 - checked)
-    else:
-        chosen = np.take_along_axis(checked, truth[..., np.newaxis], axis=-1)
+    chosen = np.take_along_axis(checked, truth[..., np.newaxis], axis=-1)
     nats = -np.log(np.clip(chosen, _EPSILON, 1.0 - _EPSILON))
     return {
-        "accuracy": float(np.mean(truth == _predicted_labels(checked))),
+        "accuracy": float(np.mean(truth == checked.argmax(axis=-1))),
         "log_loss": float(np.mean(nats)),
     }
 
@@ -151,12 +152,9 @@ def churn(
         {'churn': 0.375, 'label_churn': 0.5}
     """
     first, second = _pair(predictions, other_predictions)
-    difference = np.abs(first - second)
-    if first.ndim > 1:
-        difference = 0.5 * difference.sum(axis=-1)
-    changed = _predicted_labels(first) != _predicted_labels(second)
+    changed = first.argmax(axis=-1) != second.argmax(axis=-1)
     return {
-        "churn": float(np.mean(difference)),
+        "churn": float(np.mean(_distances(first, second))),
         "label_churn": float(np.mean(changed)),
     }
 
@@ -195,28 +193,21 @@ def spread(
         )
     first = predictions[0]
     stacked = np.stack([_pair(other, first)[0] for other in predictions])
-    chosen = stacked
-    if stacked.ndim > 2:
-        truth = _labels([] if labels is None else labels, stacked[0])
-        places = np.broadcast_to(truth, stacked.shape[:-1])[..., np.newaxis]
-        chosen = np.take_along_axis(stacked, places, axis=-1)[..., 0]
-    mean = np.maximum(chosen.mean(axis=0), np.finfo(np.float64).tiny)
-    relative = _distances_to_mean(chosen) / mean
+    if _is_binary(first):
+        labels = np.ones(stacked.shape[1:-1])
+    truth = _labels([] if labels is None else labels, stacked[0])
+    places = np.broadcast_to(truth, stacked.shape[:-1])[..., np.newaxis]
+    chosen = np.take_along_axis(stacked, places, axis=-1)[..., 0]
+    mean = chosen.mean(axis=0)
+    relative = np.abs(chosen - mean).mean(axis=0)
+    relative /= np.maximum(mean, np.finfo(np.float64).tiny)
+    distances = _distances(stacked, stacked.mean(axis=0))
     return {
-        "prediction_difference": float(np.mean(_distances_to_mean(stacked))),
+        "prediction_difference": float(np.mean(distances)),
         "relative_prediction_difference": float(np.mean(relative)),
     }
 
 
-def _distances_to_mean(stacked: np.ndarray) -> np.ndarray:
-    """Mean over models of the distance to their mean, for each example."""
-    differences = np.abs(stacked - stacked.mean(axis=0))
-    if stacked.ndim > 2:
-        differences = 0.5 * differences.sum(axis=-1)
-    return differences.mean(axis=0)
-
-
-def _predicted_labels(predictions: np.ndarray) -> np.ndarray:
-    if predictions.ndim == 1:
-        return (predictions > 0.5).astype(np.int64)
-    return np.argmax(predictions, axis=-1)
+def _distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Total variation distances, for each example."""
+    return 0.5 * np.abs(one - other).sum(axis=-1)
