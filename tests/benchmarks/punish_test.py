@@ -6,13 +6,13 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 import tfdistill
 from benchmarks.punish import run_view
 from benchmarks.punish import watch as watch_lib
+from tests.cases import waits
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -47,11 +47,11 @@ def launched(tmp_path, by):
 
 
 def _wait_for_record(launcher, workdir):
-    deadline = time.monotonic() + 120
-    while not (workdir / "launch.json").exists():
-        assert launcher.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    path = workdir / "launch.json"
+    waits.until(
+        lambda: launcher.poll() is not None or path.exists(), limit_secs=120.0
+    )
+    assert launcher.poll() is None
 
 
 @pytest.mark.multiprocess

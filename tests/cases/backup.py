@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import waits
 
 NUM_EXAMPLES, BATCH, SEED = 22, 4, 5
 Results = dict[str, np.ndarray]
@@ -133,11 +133,7 @@ def times_seen(model: Any, strategy: Any = None) -> set[int]:
 def wait_for_backup(directory: Any, step: int) -> None:
     """Waits until the backup of a step is written."""
     path = pathlib.Path(directory, "group_0", str(step), "manifest.json")
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"no {path} within 60 s")
-        time.sleep(0.01)
+    waits.until(path.exists, str(path))
 
 
 def student(num_classes: int = 3) -> keras.Model:

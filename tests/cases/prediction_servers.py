@@ -5,7 +5,6 @@ import pathlib
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent import futures
@@ -15,17 +14,10 @@ import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2
 
 from tests.cases import free_ports
+from tests.cases import waits
 from tfdistill.serving import server as server_lib
 
 WAIT_SECS = 60.0
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    """Returns once it holds, or fails after a minute."""
-    deadline = time.monotonic() + WAIT_SECS
-    while not holds():
-        assert time.monotonic() < deadline, "It never held."
-        time.sleep(0.01)
 
 
 def certificate(directory: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
@@ -56,7 +48,7 @@ def serving(exchange, *, group=1, wait=True, port=0, **options) -> Iterator:
     server.start()
     try:
         if wait:
-            wait_until(lambda: followed.version >= 0)
+            waits.until(lambda: followed.version >= 0)
         yield server
     finally:
         server.stop()

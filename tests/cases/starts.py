@@ -7,6 +7,7 @@ import select
 import pytest
 
 from tests.cases import tasks
+from tests.cases import waits
 from tfdistill.launcher import parent as parent_lib
 from tfdistill.launcher import task_process
 
@@ -106,11 +107,11 @@ def finish(process):
         process.read()
         return process.closed
 
-    tasks.until(closed)
+    waits.until(closed)
     return process.exit_code
 
 
 def running(process):
     """Waits until the task runs; returns its pid."""
-    tasks.until(lambda: process.read() or process.pid)
+    waits.until(lambda: process.read() or process.pid)
     return process.pid

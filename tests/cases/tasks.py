@@ -5,10 +5,10 @@ None imports TensorFlow, but they speak with the launcher as trainers do.
 
 import pathlib
 import sys
-import time
 
 import psutil
 
+from tests.cases import waits
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 from tfdistill.status import tables
@@ -80,17 +80,8 @@ def run(topology, **options):
         return started.wait(timeout_secs=LIMIT_SECS)
 
 
-def until(condition):
-    """Waits for a condition; returns its value."""
-    end = time.monotonic() + LIMIT_SECS
-    while not (value := condition()):
-        assert time.monotonic() < end, "the condition did not come true in time"
-        time.sleep(0.02)
-    return value
-
-
 def poll_until(run, condition):
-    return until(lambda: run.poll(0.05) or condition())
+    return waits.until(lambda: run.poll(0.05) or condition())
 
 
 def alive(pid):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.cases import waits
 from tfdistill.cluster import ending
 
 pytestmark = [
@@ -156,17 +157,10 @@ time.sleep(600)
     assert _terminate(process)[0] == 75
 
 
-def _wait_until(condition, limit_secs=10.0):
-    deadline = time.monotonic() + limit_secs
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
 def test_silence_ends_the_process_with_an_explanation(capfd):
     ended = []
     with ending.Watchdog(0.1, lambda: "waited for b", end=ended.append):
-        assert _wait_until(lambda: ended)
+        assert waits.until(lambda: ended)
     assert ended == [75]
     printed = capfd.readouterr().err
     assert "tfdistill: waited for b" in printed
@@ -184,4 +178,4 @@ def test_progress_keeps_it_quiet(clock):
             time.sleep(0.01)
         assert not ended
         clock.now += 0.3
-        assert _wait_until(lambda: ended)
+        assert waits.until(lambda: ended)

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import time
 
 import keras
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import waits
 from tests.mixing import mixer_test as mixing_cases
 from tfdistill import mixing
 from tfdistill.contrib import merge_barrier
@@ -54,14 +54,13 @@ class _Compared(keras.callbacks.Callback):
         followers = [] if barrier.is_open else barrier._followers.values()
         # Versions of before teach once it is open.
         taught = [t.follower for t in self.model.teachers if barrier.is_open]
-        deadline = time.monotonic() + cases.WAIT_SECS
-        while (
-            any(f.announced >= 0 and not f.state for f in followers)
-            or any(f.current < 0 and not f.staged for f in taught)
-            or barrier.num_compared < barrier.num_mixes - self._num_before
-        ):
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        waits.until(
+            lambda: (
+                all(f.announced < 0 or f.state for f in followers)
+                and all(f.current >= 0 or f.staged for f in taught)
+                and barrier.num_compared >= barrier.num_mixes - self._num_before
+            )
+        )
 
 
 def _publish(exchange, student, **extras):

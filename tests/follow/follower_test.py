@@ -4,11 +4,11 @@ import itertools
 import logging
 import random
 import threading
-import time
 
 import numpy as np
 import pytest
 
+from tests.cases import waits
 from tfdistill.exchange import versions
 from tfdistill.follow import agreement
 from tfdistill.follow import follower
@@ -220,13 +220,6 @@ def test_an_older_version_does_not_come_after_a_newer_one():
 # ---- the background thread ----
 
 
-def _until(condition):
-    deadline = time.monotonic() + _WAIT_SECS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def test_the_same_reason_is_warned_of_once(caplog):
     reader = follower.Follower(None, 3, read=None, alone=True)
     with caplog.at_level(logging.WARNING):
@@ -252,9 +245,9 @@ def test_the_poller_outlives_errors_and_serves_all_peers(caplog):
     poller = follower.Following(readers, proposes=True, also=fail)
     with caplog.at_level(logging.ERROR):
         poller.start()
-        _until(lambda: readers[1].state == follower.READY)
+        waits.until(lambda: readers[1].state == follower.READY)
         broken.on_latest = lambda: None
-        _until(lambda: readers[0].state == follower.READY)
+        waits.until(lambda: readers[0].state == follower.READY)
         poller.stop()
     assert "out of reach" in caplog.text
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import prediction_servers as server_cases
+from tests.cases import waits
 from tfdistill.exports import other_graphs
 from tfdistill.labels import attached
 
@@ -135,7 +136,7 @@ def test_servers_die_and_return_while_training_goes_on(exchange):
         assert learned.status()["step"] == 10
         assert two.address in alone.status()["reason"]
         stack.enter_context(server_cases.serving(exchange, port=two.port))
-        server_cases.wait_until(
+        waits.until(
             lambda: (_asked(teachers, 1)[0]["version"].numpy() == 10).all()
         )
         assert teachers.status()["servers"][1]["usable"]

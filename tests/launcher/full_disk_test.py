@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.cases import tasks
+from tests.cases import waits
 from tests.programs import commands
 from tfdistill.launcher import local_cluster
 from tfdistill.status import run_events
@@ -83,11 +84,11 @@ def test_a_full_disk_stops_neither_the_launcher_nor_its_restarts(tmp_path):
     workdir, end = tmp_path / "run", tmp_path / "end"
     options = ["--num_groups=2", "--max_restarts=3", "--start=spawn"]
     with _launched(workdir, *options, END=str(end)) as launcher:
-        tasks.until((workdir / "launch.json").exists)
+        waits.until((workdir / "launch.json").exists)
         with _limited(launcher):
             before = set()
             for _ in range(3):
-                tasks.until(lambda: _tasks(launcher, 0) - before)
+                waits.until(lambda: _tasks(launcher, 0) - before)
                 (pid,) = _tasks(launcher, 0)
                 before.add(pid)
                 if len(before) < 3:

@@ -10,6 +10,7 @@ import pytest
 
 import tfdistill
 from tests.cases import tasks
+from tests.cases import waits
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -56,7 +57,7 @@ def test_a_failure_is_raised_with_the_last_lines(tmp_path):
 def test_ctrl_c_stops_all_tasks_and_is_raised(tmp_path):
     def interrupt():
         started = tmp_path / "run" / "group_0_worker_0.steps"
-        tasks.until(started.exists)
+        waits.until(started.exists)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)

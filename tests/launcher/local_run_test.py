@@ -12,6 +12,7 @@ import pytest
 
 from launch import local
 from tests.cases import tasks
+from tests.cases import waits
 from tfdistill.launcher import command as cli
 from tfdistill.launcher import local_run
 from tfdistill.status import observed_run
@@ -34,7 +35,7 @@ def _family_pids(tmp_path, num_tasks):
         found = [line.split()[1:] for line in lines if line.startswith("pids")]
         return found if len(found) == num_tasks else None
 
-    return [int(pid) for pids in tasks.until(find) for pid in pids]
+    return [int(pid) for pids in waits.until(find) for pid in pids]
 
 
 def test_all_tasks_share_a_key_that_is_written_nowhere_else(
@@ -115,7 +116,7 @@ wait_for("go")
             run.poll()
             return run.result().groups[1].state == "failed"
 
-        tasks.until(failed)
+        waits.until(failed)
         assert not run.over
         pathlib.Path(topology.workdir, "go").touch()
         result = run.wait(timeout_secs=tasks.LIMIT_SECS)

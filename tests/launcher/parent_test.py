@@ -17,6 +17,7 @@ import pytest
 
 from tests.cases import starts
 from tests.cases import tasks
+from tests.cases import waits
 from tfdistill.launcher import parent as parent_lib
 
 pytestmark = [
@@ -176,7 +177,7 @@ def test_what_a_parent_cannot_import_a_task_still_can(start, name):
         assert starts.finish(process) == 0
         assert process.method == "spawn"
         assert process.log.read_text() == "ran\n"
-    assert why in tasks.until(lambda: first.chosen.failure)
+    assert why in waits.until(lambda: first.chosen.failure)
     third = start(*code("print('ran')"), preload=("json", name))
     assert third.chosen is None  # It is not tried again.
     assert starts.finish(third) == 0
@@ -232,7 +233,7 @@ def test_killed_keeper_takes_a_forked_task_along(start):
     pid = starts.running(process)
     psutil.Process(pid).parent().kill()
     assert starts.finish(process) == -signal.SIGKILL
-    tasks.until(lambda: not tasks.alive(pid))
+    waits.until(lambda: not tasks.alive(pid))
 
 
 @pytest.mark.parametrize("number", [0, int(signal.SIGSTOP)])
@@ -259,7 +260,7 @@ with parent.keep(), open("log", "ab") as file:
     assert len(pids) == 3 and all(tasks.alive(pid) for pid in pids)
     process.kill()
     process.communicate()
-    tasks.until(lambda: not any(tasks.alive(pid) for pid in pids))
+    waits.until(lambda: not any(tasks.alive(pid) for pid in pids))
 
 
 # Of one script, as one that sets a variable.
@@ -307,5 +308,5 @@ def test_an_operation_of_tensorflow_makes_a_parent_unfit(start):
     process = start(*code("print('ran')"), preload=("operation",))
     assert starts.finish(process) == 0
     assert process.method == "spawn"
-    failure = tasks.until(lambda: process.chosen.failure)
+    failure = waits.until(lambda: process.chosen.failure)
     assert "has run an operation" in failure

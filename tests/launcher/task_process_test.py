@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.cases import tasks
+from tests.cases import waits
 from tfdistill.launcher import task_process
 
 pytestmark = [
@@ -58,12 +59,12 @@ def _finish(process):
         process.read()
         return process.closed
 
-    tasks.until(closed)
+    waits.until(closed)
     return process.exit_code
 
 
 def _family(log):
-    return [int(pid) for pid in tasks.until(lambda: log.read_text().split())]
+    return [int(pid) for pid in waits.until(lambda: log.read_text().split())]
 
 
 @pytest.mark.parametrize(
@@ -112,10 +113,10 @@ def test_stop_may_be_ignored_but_not_kill(start):
 def test_killed_keeper_takes_the_task_along(start):
     process = start(*_python("import time; print(1, flush=True)\n" + WAIT))
     _family(process.log)
-    tasks.until(lambda: process.read() or process.pid)
+    waits.until(lambda: process.read() or process.pid)
     psutil.Process(process.pid).parent().kill()
     assert _finish(process) != 0
-    tasks.until(lambda: not tasks.alive(process.pid))
+    waits.until(lambda: not tasks.alive(process.pid))
 
 
 def test_launcher_killed_by_sigkill(tmp_path):
@@ -130,10 +131,10 @@ time.sleep(600)
 """
     process = subprocess.Popen(_python(launcher))
     try:
-        tasks.until((tmp_path / "log").exists)
+        waits.until((tmp_path / "log").exists)
         pids = _family(tmp_path / "log")
         assert all(tasks.alive(pid) for pid in pids)
     finally:
         process.kill()
         process.wait(LIMIT_SECS)
-    tasks.until(lambda: not any(tasks.alive(pid) for pid in pids))
+    waits.until(lambda: not any(tasks.alive(pid) for pid in pids))

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import servers
+from tests.cases import waits
 from tfdistill import mixing
 from tfdistill.embedding import layer
 
@@ -113,10 +114,7 @@ class _Read(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         readers = [self._mixer._followers[group] for group in self._groups]
-        deadline = time.monotonic() + cases.WAIT_SECS
-        while any(r.announced >= 0 and not r.state for r in readers):
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        waits.until(lambda: all(r.announced < 0 or r.state for r in readers))
 
 
 def _fit(model, exchange, mixer, *more, epochs=1):
@@ -222,10 +220,7 @@ class _OneVersionAStep(keras.callbacks.Callback):
         step = int(self.model.optimizer.iterations) + 1
         if step not in self._exchange.steps(1):
             self._publish(step)
-        deadline = time.monotonic() + cases.WAIT_SECS
-        while self._mixer._followers[1].newest < step:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        waits.until(lambda: self._mixer._followers[1].newest >= step)
 
 
 def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import time
 
 import keras
 import numpy as np
@@ -11,6 +10,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import summaries as summary_cases
+from tests.cases import waits
 from tfdistill import teachers
 
 _X, _Y = cases.data(64)
@@ -68,10 +68,7 @@ class _Published(keras.callbacks.Callback):
         self._exporter = exporter
 
     def on_epoch_end(self, epoch, logs=None):
-        end = time.monotonic() + cases.WAIT_SECS
-        while self._exporter.writes.last_secs is None:
-            assert time.monotonic() < end, "nothing was published in time"
-            time.sleep(0.01)
+        waits.until(lambda: self._exporter.writes.last_secs is not None)
 
 
 def _mixing(exchange):

@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 
-from tests.cases import tasks
+from tests.cases import waits
 from tfdistill.exchange import publisher
 from tfdistill.predictions import addresses
 from tfdistill.predictions import mailbox
@@ -87,7 +87,7 @@ def predictions(worker, step, **changes):
 
 
 def meet(*workers):
-    tasks.until(
+    waits.until(
         lambda: all(
             worker.box.peer(other.group).stream
             for worker in workers
@@ -121,7 +121,7 @@ def both(one, other, step):
 def arrived(worker, step, group=1):
     """Waits until a message of a step is in the box."""
     peer = worker.box.peer(group)
-    tasks.until(lambda: peer.newest.get(0, -1) >= step)
+    waits.until(lambda: peer.newest.get(0, -1) >= step)
 
 
 def put(worker, data, other, *, shown=None):
@@ -196,7 +196,7 @@ def test_the_first_message_waits_for_a_peer_that_starts_later(opened):
     one = opened(0, (1,))
 
     def later():
-        tasks.until(lambda: one.box.peer(1).recent)
+        waits.until(lambda: one.box.peer(1).recent)
         return opened(1, (0,)).swap(0)
 
     for answer in together(lambda: one.swap(0), later):
@@ -206,14 +206,14 @@ def test_the_first_message_waits_for_a_peer_that_starts_later(opened):
 def test_a_group_that_does_not_learn_from_this_one_is_named(opened):
     one, other = opened(0, (1,), wait_secs=0.0), opened(1, (2,))
     assert one.swap(0) is None
-    tasks.until(lambda: "among its `peers`" in one.box.peer(1).why)
+    waits.until(lambda: "among its `peers`" in one.box.peer(1).why)
     assert other.box.num_forged["sender"]
 
 
 def test_peers_with_other_replicas_are_named(opened, caplog):
     one = opened(0, (1,), wait_secs=0.0)
     opened(1, (0,), replicas=(0, 1))
-    tasks.until(lambda: "equally many workers" in one.box.peer(1).why)
+    waits.until(lambda: "equally many workers" in one.box.peer(1).why)
     assert one.swap(0) is None
     assert "equally many workers" in caplog.text
 
@@ -327,7 +327,7 @@ def test_an_address_that_is_not_signed_is_none(opened, tmp_path):
     try:
         one = opened(0, (1,), wait_secs=0.0)
         name = tmp_path / "group_1" / "mailbox-0.json"
-        tasks.until(name.exists)
+        waits.until(name.exists)
         exchange = publisher.Exchange(tmp_path, key=KEY)
         assert addresses.Address.find(exchange, 1, 0) is None
         assert one.box.peer(1).address is None
@@ -390,7 +390,7 @@ def test_what_a_peer_does_not_take_is_bounded(opened):
     for step in range(3 * mailbox.MAX_KEPT):
         one.swap(step)
     peer = one.box.peer(1)
-    tasks.until(lambda: peer.num_unsent == 3 * mailbox.MAX_KEPT)
+    waits.until(lambda: peer.num_unsent == 3 * mailbox.MAX_KEPT)
     assert len(peer.recent) == mailbox.MAX_KEPT
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.cases import waits
 from tests.programs import codistill as codistill_program
 from tests.programs import commands
 from tfdistill.launcher import local_cluster
@@ -35,14 +36,6 @@ def _reached(directory, group, step):
     # The last line may be half written.
     lines = path.read_text().split("\n")[:-1]
     return any(json.loads(line)["step"] >= step for line in lines)
-
-
-def _wait_for_step(directory, group, step, *, limit_secs=200.0):
-    deadline = time.monotonic() + limit_secs
-    while not _reached(directory, group, step):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"group {group} did not reach step {step}.")
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +119,7 @@ def test_11_ctrl_c_ends_every_process(tmp_path):
         start_new_session=True,
     )
     try:
-        _wait_for_step(tmp_path, 0, 5)
+        waits.until(lambda: _reached(tmp_path, 0, 5), limit_secs=200.0)
         tasks = psutil.Process(launcher.pid).children(recursive=True)
         assert len(tasks) >= 2
         launcher.send_signal(signal.SIGINT)

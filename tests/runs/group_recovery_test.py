@@ -3,10 +3,10 @@
 import json
 import os
 import signal
-import time
 
 import pytest
 
+from tests.cases import waits
 from tests.programs import commands
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
@@ -83,10 +83,12 @@ def test_a_group_comes_back_after_a_kill_and_a_hang(tmp_path):
     with local_run.LocalRun(topology) as run:
 
         def poll_until(condition):
-            end = time.monotonic() + LIMIT_SECS
-            while not condition():
-                assert time.monotonic() < end and not run.over, run.result()
+            def holds():
+                assert not run.over, run.result()
                 run.poll(0.05)
+                return condition()
+
+            waits.until(holds, limit_secs=LIMIT_SECS)
 
         poll_until(lambda: reached(30))
         os.kill(run.pids["group_0_worker_1"], signal.SIGKILL)

@@ -2,11 +2,11 @@
 
 import json
 import secrets
-import time
 
 import pytest
 
 from tests.cases import kubernetes as manifest_cases
+from tests.cases import waits
 from tests.programs import commands
 from tfdistill.launcher import local_cluster
 
@@ -70,12 +70,13 @@ def test_a_group_trains_and_goes_on_after_the_loss_of_a_pod(
 
     job = job_of("job")
     first, second = start(job)
-    end = time.monotonic() + LIMIT_SECS
     backup = workdir / "group_0" / "backup"
-    while not list(backup.rglob("manifest.json")):
+
+    def is_written():
         assert first.poll() is second.poll() is None, first.text()
-        assert time.monotonic() < end, "no backup in time"
-        time.sleep(0.05)
+        return list(backup.rglob("manifest.json"))
+
+    waits.until(is_written, "a backup", limit_secs=LIMIT_SECS)
     second.kill()
     # The other ends too, by what the Job's failure policy lets it retry.
     rules = job["spec"]["podFailurePolicy"]["rules"]

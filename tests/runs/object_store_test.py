@@ -10,6 +10,7 @@ import pytest
 
 import tfdistill
 from tests.cases import object_store
+from tests.cases import waits
 from tests.programs import codistill as codistill_program
 from tests.programs import commands
 from tfdistill.exchange import versions
@@ -37,11 +38,12 @@ def _taught_by(directory, group):
 
 def _wait_until_taught(run, directory, *, after):
     """Waits until a version newer than `after` has taught each group."""
-    deadline = time.monotonic() + _WAIT_SECS
-    while min(_taught_by(directory, group) for group in range(2)) <= after:
+
+    def taught():
         run.poll()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return min(_taught_by(directory, g) for g in range(2)) > after
+
+    waits.until(taught, limit_secs=_WAIT_SECS)
 
 
 @pytest.mark.multiprocess

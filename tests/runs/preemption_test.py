@@ -1,5 +1,6 @@
 """SIGTERM to real tasks, in every phase of a training."""
 
+import functools
 import json
 import signal
 import time
@@ -8,6 +9,7 @@ import pytest
 
 import tfdistill
 from tests.cases import free_ports
+from tests.cases import waits
 from tests.programs import commands
 from tests.programs import preemption as program
 
@@ -17,6 +19,7 @@ pytestmark = [
     pytest.mark.usefixtures("no_process_left"),
 ]
 LIMIT_SECS = 240.0
+_until = functools.partial(waits.until, limit_secs=LIMIT_SECS, pause_secs=0.05)
 # By phase, how many tasks a group of workers has; one needs no TF_CONFIG.
 NUM_TASKS = {
     "start": 2,
@@ -51,13 +54,6 @@ def start(tmp_path):
             return starter(program, phase, tmp_path, **env)
 
         yield act
-
-
-def _until(condition, what):
-    end = time.monotonic() + LIMIT_SECS
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 def test_sigterm_ends_a_task_in_every_phase(tmp_path, start):

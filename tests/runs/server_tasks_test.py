@@ -1,5 +1,6 @@
 """Groups with parameter servers as real processes: who dies, who goes on."""
 
+import functools
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import time
 import pytest
 
 from tests.cases import free_ports
+from tests.cases import waits
 from tests.programs import closure as program
 from tests.programs import commands
 from tfdistill.launcher import local_cluster
@@ -19,14 +21,7 @@ pytestmark = [
     pytest.mark.usefixtures("no_process_left"),
 ]
 LIMIT_SECS = 150.0
-
-
-def _until(condition):
-    end = time.monotonic() + LIMIT_SECS
-    while not (value := condition()):
-        assert time.monotonic() < end, "the condition did not come true in time"
-        time.sleep(0.05)
-    return value
+_until = functools.partial(waits.until, limit_secs=LIMIT_SECS, pause_secs=0.05)
 
 
 def _rounds(directory):

@@ -1,10 +1,10 @@
 """Groups that run on a real Slurm: two nodes of its own on this machine."""
 
+import functools
 import json
 import os
 import pathlib
 import sys
-import time
 
 import psutil
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from launch import outputs
 from launch import slurm as slurm_lib
 from tests.cases import slurm_nodes
+from tests.cases import waits
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -19,6 +20,7 @@ pytestmark = [
     pytest.mark.usefixtures("no_process_left"),
 ]
 LIMIT_SECS = 300.0
+_until = functools.partial(waits.until, limit_secs=LIMIT_SECS, pause_secs=0.05)
 # Enough for a fast machine to be caught in the middle.
 NUM_STEPS = 500
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -40,14 +42,6 @@ def _submit(capsys, workdir, *argv):
     options.append(f"--sbatch=--nodes={len(slurm_nodes.node_names())}")
     assert slurm_lib.main([*options, "--submit", *argv]) == 0
     return capsys.readouterr().out.strip()
-
-
-def _until(condition, what):
-    end = time.monotonic() + LIMIT_SECS
-    while not (value := condition()):
-        assert time.monotonic() < end, f"{what} did not come true in time"
-        time.sleep(0.1)
-    return value
 
 
 def _step(workdir, group):

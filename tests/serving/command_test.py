@@ -14,6 +14,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import prediction_servers as server_cases
+from tests.cases import waits
 from tfdistill.labels import attached
 from tfdistill.serving import command
 
@@ -32,7 +33,7 @@ def _run(options, client):
             lines = out.getvalue().rpartition("\n")[0].splitlines()
             return [r for r in map(json.loads, lines) if holds(r)]
 
-        server_cases.wait_until(found)
+        waits.until(found)
         return found()[-1]
 
     def run():
@@ -103,6 +104,6 @@ def test_it_warns_again_and_again_of_what_is_not_there(
 
     def client(last):
         said = f"Nothing to serve: group 7 of {root} has no usable version"
-        server_cases.wait_until(lambda: caplog.text.count(said) >= 2)
+        waits.until(lambda: caplog.text.count(said) >= 2)
 
     _run([f"--exchange={root}", "--group=7", "--port=0"], client)

@@ -14,6 +14,7 @@ from tensorflow_serving.apis import prediction_service_pb2_grpc
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import prediction_servers as server_cases
+from tests.cases import waits
 
 _X, _ = cases.data(8)
 
@@ -42,7 +43,7 @@ def test_a_bare_client_gets_predictions(exchange):
                 stub.Predict(_request(), timeout=60)
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
             cases.publish(exchange, model, step=7)
-            server_cases.wait_until(lambda: server.followed.version == 7)
+            waits.until(lambda: server.followed.version == 7)
             answer = stub.Predict(_request(version=7), timeout=60)
     assert answer.model_spec.version.value == 7
     np.testing.assert_allclose(
@@ -115,12 +116,10 @@ def test_versions_are_swapped_without_a_failed_or_mixed_answer(exchange):
         try:
             for step in (20, 30, 40):
                 cases.publish(exchange, models[step], step=step)
-                server_cases.wait_until(
-                    lambda step=step: server.followed.version == step
-                )
+                waits.until(lambda step=step: server.followed.version == step)
         finally:
             count = len(seen[0])
-            server_cases.wait_until(lambda: len(seen[0]) > count + 1)
+            waits.until(lambda: len(seen[0]) > count + 1)
             stop.set()
             for thread in threads:
                 thread.join()
@@ -140,17 +139,15 @@ def test_a_version_that_fails_its_checks_is_never_served(exchange):
     lost.set_weights([np.full_like(w, np.nan) for w in lost.get_weights()])
     with server_cases.serving(exchange, wait=False) as server:
         cases.publish(exchange, cases.linear(5), step=10)
-        server_cases.wait_until(lambda: server.followed.version == 10)
+        waits.until(lambda: server.followed.version == 10)
         for number, (step, bad) in enumerate(
             [(30, cases.linear(4, classes=5)), (40, lost)]
         ):
             cases.publish(exchange, bad, step=step, finite=False)
-            server_cases.wait_until(
-                lambda n=number: server.followed.num_refused > n
-            )
+            waits.until(lambda n=number: server.followed.num_refused > n)
             assert server.followed.version == 10
         cases.publish(exchange, cases.linear(6), step=50)
-        server_cases.wait_until(lambda: server.followed.version == 50)
+        waits.until(lambda: server.followed.version == 50)
 
 
 def test_only_versions_of_the_key_are_served(tmp_path):

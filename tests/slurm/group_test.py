@@ -7,10 +7,10 @@ tests/runs/slurm_test.py runs with the real ones.
 import os
 import signal
 import threading
-import time
 
 import pytest
 
+from tests.cases import waits
 from tfdistill.launcher import fields as launcher_fields
 from tfdistill.slurm import group
 from tfdistill.slurm import job
@@ -105,9 +105,7 @@ def _told(group, fake, number=signal.SIGUSR1):
     """Runs a group that is told to end once its step runs."""
 
     def tell():
-        end = time.monotonic() + LIMIT_SECS
-        while not (fake / "running").exists() and time.monotonic() < end:
-            time.sleep(0.02)
+        waits.until((fake / "running").exists)
         group.tell_to_end(number)
         if number == signal.SIGTERM:
             (fake / "terminated").touch()  # Slurm tells the tasks itself.

@@ -1,7 +1,5 @@
 """Peers that send what they predict of the same batch, in the same step."""
 
-import time
-
 import keras
 import numpy as np
 import pytest
@@ -10,6 +8,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import mutual_learning
+from tests.cases import waits
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.labels import forms
 
@@ -93,9 +92,7 @@ def test_a_peer_that_is_gone_and_back_teaches_while_it_is_there(tmp_path):
     mailbox._wait_secs = 60.0
 
     def meet(logs):
-        end = time.monotonic() + cases.WAIT_SECS
-        while mailbox.peer(1).is_silent and time.monotonic() < end:
-            time.sleep(0.002)
+        waits.until(lambda: not mailbox.peer(1).is_silent)
 
     met = keras.callbacks.LambdaCallback(on_train_begin=meet)
     with mutual_learning.numpy_peers(cluster, alone=16):
