@@ -232,11 +232,11 @@ def test_the_teachers_are_those_of_the_backup(tmp_path, stopped_while_taught):
 
 def test_a_silent_teacher_fades_as_if_training_had_never_stopped(tmp_path):
     exchange = tfdistill.Exchange(tmp_path / "exchange")
-    peers.publish(exchange, cases.student(), step=10, extras={"every_steps": 1})
+    peers.publish(exchange, cases.student(), step=1, extras={"every_steps": 1})
     case = cases.Case(
         epochs=5,
         callbacks=lambda: [
-            cases.AtStep(2, lambda model: peers.load(model, 10)),
+            cases.AtStep(2, lambda model: peers.load(model, 1)),
             tfdistill.callbacks.TeacherLoader(every_steps=1),
         ],
     )
