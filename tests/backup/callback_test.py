@@ -16,12 +16,22 @@ from tfdistill.parameter_server import variables
 from tfdistill.training import steps
 
 
-def _state(optimizer="adagrad", extra=()):
+@pytest.fixture
+def on_servers(monkeypatch):
+    """Every model is one on parameter servers."""
+    servers.pretend(monkeypatch)
+
+
+def _begun(directory, optimizer="adagrad", extra=()):
+    """A backup whose `fit` has begun, and the model of that."""
     model = servers.remote(
         servers.student(*extra), keras.optimizers.get(optimizer)
     )
-    _, found, update = servers.step_of(model)
-    return variables.ServerState(found, update), model
+    callback = callback_lib.Backup(directory)
+    callback.begin(model, [])
+    callback.begun.set_model(model)
+    callback.begun.on_train_begin()
+    return callback, model
 
 
 def _point(step, **kwargs):
@@ -45,53 +55,54 @@ def _values(model):
     return {float(value) for w in servers.weights(model) for value in w.flat}
 
 
+@pytest.mark.usefixtures("on_servers")
 def test_it_resumes_from_the_newest(tmp_path):
-    state, model = _state()
-    callback = callback_lib.Backup(tmp_path)
-    assert callback.resume(state) is None
+    callback, model = _begun(tmp_path)
+    assert callback.point is None
     for step in (5, 10):
         _fill(model, step)
-        callback.on_quiet(_point(step), state)
+        callback.on_quiet(_point(step))
     last = _point(15, epoch=2, batch=3, metric_sums=(0.25, 7.0))
     _fill(model, 15)
-    callback.on_quiet(last, state)
+    callback.on_quiet(last)
     assert callback.num_backups == 3
-    other, resumed = _state()
-    assert callback_lib.Backup(tmp_path).resume(other) == last
-    assert _values(resumed) == {15.0}
+    resumed, other = _begun(tmp_path)
+    assert resumed.point == last
+    assert _values(other) == {15.0}
 
 
+@pytest.mark.usefixtures("on_servers")
 @pytest.mark.parametrize(
     "other",
     [{"optimizer": "sgd"}, {"extra": (keras.layers.Dense(3),)}],
     ids=["optimizer", "model"],
 )
 def test_a_backup_of_something_else_is_refused(tmp_path, other):
-    callback_lib.Backup(tmp_path).on_quiet(_point(5), _state()[0])
+    _begun(tmp_path)[0].on_quiet(_point(5))
     with pytest.raises(ValueError, match="differs in .*trainable/"):
-        callback_lib.Backup(tmp_path).resume(_state(**other)[0])
+        _begun(tmp_path, **other)
 
 
+@pytest.mark.usefixtures("on_servers")
 def test_a_failure_to_write_is_counted_and_leaves_what_is_there(
     tmp_path, caplog, monkeypatch
 ):
-    state, _ = _state()
-    callback = callback_lib.Backup(tmp_path)
-    callback.on_quiet(_point(5), state)
+    callback, _ = _begun(tmp_path)
+    callback.on_quiet(_point(5))
 
-    def fail(directory, snapshot):
+    def fail(self, directory, snapshot):
         pathlib.Path(directory, "state.half").touch()
         raise OSError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(state, "write", fail)
-        callback.on_quiet(_point(10), state)
+        patch.setattr(variables.ServerState, "write", fail)
+        callback.on_quiet(_point(10))
     assert "Step 10 was not backed up" in caplog.text
     assert "the disk is full" in caplog.text
     assert (callback.num_failed, callback.num_backups) == (1, 1)
     assert _steps(tmp_path) == [5]
     assert not list(tmp_path.rglob("*.half"))
-    callback.on_quiet(_point(10), state)
+    callback.on_quiet(_point(10))
     assert (callback.num_failed, callback.num_backups) == (1, 2)
     assert _steps(tmp_path) == [5, 10]
 

@@ -44,14 +44,12 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(backup.end)
         others = [c for c in callbacks if c is not backup]
-        # After these, so that they have begun when it gives them their states.
-        callbacks = [*others, backup]
-        point = backup.begin(model, others)
+        backup.begin(model, others)
+        if backup.point is not None:
+            arguments["initial_epoch"] = backup.point.epoch
+        callbacks = [backup.begun, *others, backup]
         if not replicas_lib.on_servers(strategy):
             _check_order(arguments)
-            if point is not None:
-                arguments["initial_epoch"] = point.epoch
-            callbacks = [backup.begun, *callbacks]
         if replicas_lib.num_workers(strategy) == 1:
             callbacks = [*callbacks, _BackUpAndEnd(backup)]
             ending.install()
@@ -117,10 +115,7 @@ class Backup(steps.SteppedCallback):
         self._schedule = (
             None if every_steps is None else steps.EverySteps(every_steps)
         )
-        self._replicas: replicas.ReplicaBackup | None = None
-        self._callbacks: Sequence[keras.callbacks.Callback] = ()
-        # What these had, in the backup.
-        self._states: dict[str, Any] = {}
+        self._begun: replicas.FitBackup | None = None
         self._data: Any = None
         self._epoch = self._num_done = 0
         self._is_due = False
@@ -147,25 +142,23 @@ class Backup(steps.SteppedCallback):
 
     def begin(
         self, model: Any, others: Sequence[keras.callbacks.Callback]
-    ) -> steps.TrainingPoint | None:
+    ) -> None:
         """Finds where to resume; every worker of the group calls it.
 
         `others` are the other callbacks of `fit`, some of which have a state
-        to keep. On parameter servers `resume` finds it later.
+        to keep.
         """
-        self._callbacks, self._states = others, {}
-        if replicas_lib.on_servers(model.distribute_strategy):
-            return None
-        self._replicas = replicas.ReplicaBackup(
+        self._begun = replicas.FitBackup(
             self._backups, model.distribute_strategy, others
         )
-        chosen = self._replicas.chosen
-        if chosen is None:
-            self._last_step, self.resumed_step = -1, None
-            return None
-        self._states = chosen.host["states"]
-        self._last_step = self.resumed_step = chosen.point.step
-        return chosen.point
+        self.resumed_step = self.point.step if self.point else None
+        self._last_step = self.point.step if self.point else -1
+
+    @property
+    def point(self) -> steps.TrainingPoint | None:
+        """Where the present `fit` resumes; None to start at step 0."""
+        chosen = self.begun.chosen
+        return chosen.point if chosen else None
 
     def opened(self, iterator: Any) -> None:
         """Sets Keras' iterator over the epochs of the data to where to begin.
@@ -175,28 +168,27 @@ class Backup(steps.SteppedCallback):
         if self._data is not None:
             return
         self._data = keras_internals.EpochData(iterator)
-        if chosen := self.begun.chosen:
-            point = chosen.point
-            self._data.go_to(dict(point.data), batch=point.batch)
+        if self.point:
+            self._data.go_to(dict(self.point.data), batch=self.point.batch)
 
     def end(self) -> None:
         """Waits for a backup that is being written."""
         self._data = None
-        if self._replicas is not None:
-            self._replicas.close()
-            self.num_skipped += self._replicas.num_skipped
-            self._replicas = None
+        if self._begun is not None:
+            self._begun.close()
+            self.num_skipped += self._begun.num_skipped
+            self._begun = None
 
     def backup_now(self) -> None:
         """Backs up between two steps, and waits until it is written."""
         self._take(self._epoch, self._num_done, wait=True)
 
     @property
-    def begun(self) -> replicas.ReplicaBackup:
-        """The backups of the present `fit`; on replicas only."""
-        if self._replicas is None:
+    def begun(self) -> replicas.FitBackup:
+        """The backups of the present `fit`."""
+        if self._begun is None:
             raise self.misplaced()
-        return self._replicas
+        return self._begun
 
     def _take(self, epoch: int, batch: int, *, wait: bool = False) -> None:
         self._is_due, self._last_step = False, self.step
@@ -219,7 +211,8 @@ class Backup(steps.SteppedCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts to count the steps."""
         super().on_train_begin(logs)
-        replicas.set_states(replicas.kept_of(self._callbacks), self._states)
+        # All others have begun.
+        self.begun.restore_callbacks()
         self.wants_quiet = self._is_due = False
         self._backups.not_finite = None
         if self._schedule:
@@ -272,29 +265,10 @@ class Backup(steps.SteppedCallback):
     def _on_servers(self) -> bool:
         return replicas_lib.on_servers(self.model.distribute_strategy)
 
-    def resume(self, state: store.State) -> steps.TrainingPoint | None:
-        """Reads the newest complete backup into `state` before training.
-
-        Returns where to resume, or None if there is no backup.
-        """
-        version = self._backups.newest()
-        self.resumed_step = None if version is None else version.step
-        if version is None:
-            return None
-        found = self._backups.read(version)
-        found.check_same(state)
-        state.assign(state.read(version.path))
-        self._states = found.host["states"]
-        _log.warning("Resuming from step %d of %s.", version.step, version.path)
-        return found.point
-
-    def on_quiet(self, point: steps.TrainingPoint, state: store.State) -> None:
+    def on_quiet(self, point: steps.TrainingPoint) -> None:
         """Writes a backup; a failure is only logged."""
         self.wants_quiet = False
-        states = replicas.states_of(replicas.kept_of(self._callbacks))
-        self._backups.save(
-            state, state.snapshot(), point, host={"states": states}
-        )
+        self.begun.take(point)
 
 
 class _BackUpAndEnd(keras.callbacks.Callback):

@@ -277,8 +277,10 @@ def set_states(
             each.restore(states[name])
 
 
-class ReplicaBackup(keras.callbacks.Callback):
+class FitBackup(keras.callbacks.Callback):
     """The backups of one `fit`, before whose other callbacks it reads.
+
+    With parameter servers, a backup is written while no step is in flight.
 
     Attributes:
         chosen: The one that training resumes from; None to start at step 0.
@@ -297,9 +299,12 @@ class ReplicaBackup(keras.callbacks.Callback):
         """
         super().__init__()
         self._store, self._strategy, self._others = store, strategy, others
+        self._on_servers = replicas.on_servers(strategy)
         self._worker: background.OneJobThread | None = None
-        self._state: ReplicaState | None = None
+        self._state: Any = None
         self._values: Snapshot | None = None
+        # Of the model, and of callbacks.
+        self._of_model: dict[str, steps.Stateful] = {}
         self._kept: dict[str, steps.Stateful] = {}
         self._gather = replicas.WorkerValues(strategy).gathered
         self.chosen = backup_store.choose(
@@ -309,43 +314,54 @@ class ReplicaBackup(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Gives the model, which `fit` has prepared, the backup's values."""
-        of_model = self.model.stateful()
-        self._kept = of_model | kept_of(self._others)
-        self._state = ReplicaState(self.model, self._kept)
-        if replicas.is_chief(self._strategy):
-            self._worker = background.OneJobThread(
-                "tfdistill-backup", job="backup"
-            )
-        if self.chosen is None:
-            return
-        version = self.chosen.version
-        self.chosen.check_same(self._state)
+        if self._on_servers:
+            self._kept = kept_of(self._others)
+            self._state = self.model.trainer.state()
+        else:
+            self._of_model = self.model.stateful()
+            self._kept = self._of_model | kept_of(self._others)
+            self._state = ReplicaState(self.model, self._kept)
+            if replicas.is_chief(self._strategy):
+                self._worker = background.OneJobThread(
+                    "tfdistill-backup", job="backup"
+                )
+        if self.chosen is not None:
+            self._resume(self.chosen)
+
+    def _resume(self, chosen: backup_store.Chosen) -> None:
+        version = chosen.version
+        chosen.check_same(self._state)
         with backup_store.together(self._store, self._gather):
             values = self._state.read(version.path)
-        self._values = values
         self._state.assign(values)
-        self._check_same_run(self.chosen.host)
-        states = self.chosen.host["states"]
+        if not self._on_servers:
+            self._values = values
+            self._check_same_run(chosen.host)
+        states = chosen.host["states"]
         if lost := states.keys() - self._kept.keys():
             _log.warning(
                 "The backup also keeps the state of %s, which this training "
                 "lacks; it continues without.",
                 ", ".join(sorted(lost)),
             )
-        set_states(of_model, states)
+        set_states(self._of_model, states)
         _log.warning(
             "Resuming from step %d of %s; skipping %d batches.",
             version.step,
             version.path,
-            self.chosen.point.data["batches"],
+            chosen.point.data.get("batches", 0),
         )
+
+    def restore_callbacks(self) -> None:
+        """Gives callbacks, which have begun, what they had in the backup."""
+        if self.chosen is not None:
+            set_states(kept_of(self._others), self.chosen.host["states"])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Gives the metrics, which Keras has just reset, their sums, once."""
         values, self._values = self._values, None
         if values is not None and self.chosen and self.chosen.point.batch:
-            state: Any = self._state
-            state.assign_metrics(values)
+            self._state.assign_metrics(values)
 
     def _check_same_run(self, host: dict[str, Any]) -> None:
         """Warns of what keeps a resumed training from being the same."""
@@ -376,15 +392,17 @@ class ReplicaBackup(keras.callbacks.Callback):
         Every worker calls it at the same step. While one is being written, the
         next is left out; `wait` waits for the earlier one, and for this one.
         """
-        state: Any = self._state
+        state = self._state
         snapshot = state.snapshot()
-        if self._worker is None:
-            return
         host = {
             "seed": keras_internals.global_seed(),
             "states": states_of(self._kept),
             "replicas": int(self._strategy.num_replicas_in_sync),
         }
+        if self._on_servers:
+            self._store.save(state, snapshot, point, host=host)
+        if self._worker is None:
+            return
         limit = _FINISH_SECS if wait else 0.0
         submitted = self._worker.submit(
             lambda: self._store.save(state, snapshot, point, host=host),

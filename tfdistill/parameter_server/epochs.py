@@ -97,13 +97,12 @@ class TrainingEpochs:
         rider: Any,
         last: steps.LastExecution,
         steps_per_epoch: int | None,
-        state: Any,
         backup: Any,
     ) -> None:
         """Traces nothing yet.
 
-        `state` is all that training changes, which `backup`, if there is one,
-        writes and reads. `steps_per_epoch` is None for all that the data hold.
+        `steps_per_epoch` is None for all that the data hold. The first epoch
+        begins where `backup`, if there is one, resumes.
         """
         self._model = model
         self._step = step
@@ -112,7 +111,6 @@ class TrainingEpochs:
         self._rider = rider
         self._last = last
         self._steps_per_epoch = steps_per_epoch
-        self._state = state
         self._backup = backup
         self._endless = data.is_endless()
         if self._endless and steps_per_epoch is None:
@@ -125,17 +123,7 @@ class TrainingEpochs:
         self._iterator: Any = None
         # Number of updates done.
         self._global_step = 0
-        self._resumed: steps.TrainingPoint | None = None
-
-    def start(self, initial_epoch: int) -> int:
-        """Reads the newest backup, if there is one; returns the first epoch."""
-        iterations = self._model.optimizer.iterations
-        if self._backup is not None:
-            self._resumed = self._backup.resume(self._state)
-        if self._resumed:
-            iterations.assign(self._resumed.step)
-        self._global_step = int(iterations.numpy())
-        return self._resumed.epoch if self._resumed else initial_epoch
+        self._resumed = backup and backup.point
 
     def run(
         self, epoch: int, callbacks: keras.callbacks.CallbackList
@@ -182,6 +170,7 @@ class TrainingEpochs:
     def _begin(self) -> int:
         """Returns how many of the epoch's steps are done already."""
         self._totals.reset()
+        self._global_step = int(self._model.optimizer.iterations.numpy())
         if self._iterator is None or not self._endless:
             self._iterator = self._data.iterator()
         resumed, self._resumed = self._resumed, None
@@ -211,7 +200,8 @@ class TrainingEpochs:
         # Storage may be slow; no step is late meanwhile.
         with signs.own().returning():
             signs.own().say(signs.CALLBACKS)
-            self._backup.on_quiet(point, self._state)
+            self._model.optimizer.iterations.assign(self._global_step)
+            self._backup.on_quiet(point)
 
     def _num_steps(self, scheduled: int) -> int:
         """Steps of the next execution: fewer at the end of the epoch."""

@@ -168,6 +168,10 @@ class ServerTrainer(trainer.Trainer):
             )
         return self._update
 
+    def state(self) -> variables.ServerState:
+        """All that training changes, for backups."""
+        return variables.ServerState(self.known_variables, self.update)
+
     def _step(self) -> worker.RemoteStep:
         return worker.RemoteStep(self._model, self.known_variables)
 
@@ -193,9 +197,9 @@ class ServerTrainer(trainer.Trainer):
         callbacks = self._callbacks(arguments)
         self._model.stop_training = False
         try:
-            first_epoch = epochs.start(arguments.get("initial_epoch", 0))
             callbacks.on_train_begin()
             logs: Logs = {}
+            first_epoch = arguments.get("initial_epoch", 0)
             for epoch in range(first_epoch, arguments.get("epochs", 1)):
                 callbacks.on_epoch_begin(epoch)
                 logs = epochs.run(epoch, callbacks)
@@ -218,7 +222,7 @@ class ServerTrainer(trainer.Trainer):
         self, data: worker_data.WorkerData, steps_per_epoch: int | None
     ) -> training_epochs.TrainingEpochs:
         rider = self._model.before_tracing()
-        state = variables.ServerState(self.known_variables, self.update)
+        self.state()  # Makes the optimizer's slots, outside of any trace.
         return training_epochs.TrainingEpochs(
             self._model,
             self._step(),
@@ -227,7 +231,6 @@ class ServerTrainer(trainer.Trainer):
             rider=rider,
             last=self.last,
             steps_per_epoch=steps_per_epoch,
-            state=state,
             backup=self.backup,
         )
 

@@ -177,7 +177,7 @@ class ServerState:
 
     def __init__(self, variables: RemoteVariables, update: Any) -> None:
         """Names the variables; a `RemoteUpdate` has the optimizer's slots."""
-        self._dense: dict[str, Any] = {}
+        self._dense: dict[str, Any] = {"step": variables.iterations.value}
         self._names: dict[str, str] = {}
         for kind in ("trainable", "others", "optimizer"):
             for index, variable in enumerate(getattr(variables, kind)):
