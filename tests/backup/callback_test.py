@@ -262,7 +262,8 @@ def test_a_silent_teacher_fades_as_if_training_had_never_stopped(tmp_path):
     cases.assert_same(cases.values(model), cases.values(whole))
     assert logs.found == {key: expected.found[key] for key in logs.found}
     weights = {float(line["distillation_weight"]) for line in logs.batches()}
-    assert max(weights) < 1 and 0 < len([w for w in weights if 0 < w < 1])
+    # Silence counts from step 10 on, with which the student has caught up.
+    assert len([w for w in weights if 0 < w < 1]) > 1
 
 
 def test_a_teacher_that_is_gone_is_told_of(
