@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import servers as server_cases
 from tests.cases import training as cases
 
 
@@ -65,14 +66,85 @@ def test_a_backup_resumes_it(tmp_path):
     assert model.optimizer.iterations.numpy() == 4
 
 
+def test_a_backup_that_would_lack_an_optimizer_is_refused(tmp_path):
+    model = _model(cases.dense(cases.OwnLosses))
+    with pytest.raises(ValueError, match="received top_optimizer besides"):
+        model.fit(
+            *cases.regression(8),
+            callbacks=[tfdistill.callbacks.Backup(tmp_path)],
+        )
+
+
+def test_a_step_of_its_own_is_refused_on_servers(monkeypatch):
+    model = tfdistill.DistributedModel(cases.dense(cases.OwnStep))
+    server_cases.pretend(monkeypatch)
+    with pytest.raises(ValueError, match=r"OwnStep.train_step.*compute_loss"):
+        model.compile("sgd", "mse")
+
+
+def test_a_step_of_its_own_is_refused_with_a_table():
+    inputs = keras.Input((3,), dtype="int64")
+    table = tfdistill.layers.ShardedEmbedding([5, 5, 5], 2)(inputs)
+    model = tfdistill.DistributedModel(cases.OwnStep(inputs, table))
+    with pytest.raises(ValueError, match="ShardedEmbedding.*OwnStep"):
+        model.compile("sgd", "mse")
+
+
+class _TwoOfAKind(keras.Model):
+    """As the GAN of Keras' guide: no `call`, and optimizers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [cases.dense(keras.Model), cases.dense(keras.Model)]
+        self.tracker = keras.metrics.Mean("both")
+
+    def compile(self, *optimizers):
+        super().compile()
+        self.first, self.second = optimizers
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, x):
+        for part, optimizer in zip(
+            self.parts, (self.first, self.second), strict=True
+        ):
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean(part(x) ** 2)
+            weights = part.trainable_weights
+            optimizer.apply(tape.gradient(loss, weights), weights)
+            self.tracker.update_state(loss)
+        return {"both": self.tracker.result()}
+
+
+def test_a_step_of_its_own_needs_no_call(two_replicas):
+    def trained(wrap, strategy=None):
+        keras.utils.set_random_seed(1)
+        with (strategy or tf.distribute.get_strategy()).scope():
+            model = wrap(_TwoOfAKind())
+            model.compile(*(keras.optimizers.SGD(0.1) for _ in range(2)))
+        data = tf.data.Dataset.from_tensor_slices(cases.regression(16)[0])
+        history = model.fit(data.batch(8), verbose=0, shuffle=False).history
+        return [*history["both"], *map(np.sum, model.get_weights())]
+
+    expected = trained(lambda model: model)
+    for strategy in (None, two_replicas):
+        found = trained(tfdistill.DistributedModel, strategy)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_examples_are_refused_with_its_own_step(two_replicas):
+    with two_replicas.scope():
+        model = _model(cases.dense(cases.OwnStep))
+    x, y, weights = cases.weighted(16)
+    with pytest.raises(ValueError, match="sample_weight.*an input"):
+        model.fit(x, y, sample_weight=weights, batch_size=8, verbose=0)
+
+
 class _OwnFit(keras.Model):
     def fit(self, *args, **kwargs):
         """Trains in its own way."""
-
-
-class _OwnStep(keras.Model):
-    def train_step(self, data):
-        """Takes a step in its own way."""
 
 
 class Tracked(keras.Model):
@@ -110,7 +182,6 @@ def test_what_its_own_loss_tracks_is_logged(two_replicas):
     [
         (lambda: cases.dense, "`model` must be a keras.Model; .* function"),
         (lambda: cases.dense(_OwnFit), "_OwnFit with its own fit"),
-        (lambda: cases.dense(_OwnStep), "OwnStep with its own train_step"),
     ],
 )
 def test_what_it_cannot_train_is_refused(model, message):

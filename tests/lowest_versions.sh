@@ -19,7 +19,7 @@ saved="tests/exports/saved_model_test.py"
 trained="tests/multi_worker_test.py::test_two_replicas_train_as_keras_on_one_device"
 paths="tests/system/keras_internals_test.py
   $trained[momentum_clipped] $trained[dictionaries] $trained[tables]
-  $trained[taught_in_memory]
+  $trained[taught_in_memory] $trained[own_step]
   $saved::test_a_snapshot_stays_while_training_goes_on
   $saved::test_versions_load_without_this_package_from_a_graph_written_once"
 

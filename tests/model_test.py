@@ -459,6 +459,11 @@ def _reads_no_labels(here, there):
     cases.fit(model, data.map(lambda *e: attached.attach(e, {"big": label})))
 
 
+def _measures_logits(here, there):
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    cases.codistill(cases.linear(), loss=loss, metrics=["AUC"])
+
+
 @pytest.mark.parametrize(
     ("train", "message"),
     [
@@ -473,6 +478,7 @@ def _reads_no_labels(here, there):
         (_mixes_elsewhere, "Mixer reads .*here and group_1 teaches .*there"),
         (_distils_while_it_mixes, "must be the `distillation_weight` as well"),
         (_reads_no_labels, "labels of big, which no teacher reads"),
+        (_measures_logits, r"keras.metrics.AUC\(from_logits=True\)"),
     ],
 )
 def test_mistakes_that_train_wrongly_are_told(tmp_path, train, message):

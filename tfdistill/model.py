@@ -14,7 +14,6 @@ reduces a batch tuple over the workers, and averages logs over a missing axis.
 `CodistillModel` adds teachers to a step, and nothing else.
 """
 
-import inspect
 import os
 import warnings
 from collections.abc import Mapping
@@ -45,6 +44,7 @@ from tfdistill.teachers import term
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
 from tfdistill.training import guards
+from tfdistill.training import own_steps
 from tfdistill.training import steps
 from tfdistill.training import trainer as replica_trainer
 
@@ -55,7 +55,6 @@ Logs = steps.Logs
 # What would never be run of a model inside another.
 _STEPS = ("train_step", "compute_metrics", "test_step", "predict_step")
 _LOOPS = (
-    "compile",
     "evaluate",
     "fit",
     "make_predict_function",
@@ -84,10 +83,10 @@ class DistributedModel(steps.Trained, keras.Model):
     `save_weights`, `load_weights` and `export` are those of the model, whose
     files plain Keras loads. They do not say how it was compiled.
 
-    A model may have a `compute_loss` of its own. On several replicas each calls
-    it with its own rows, and results count by rows: they equal those of one
-    process if its loss is a mean over the rows of a batch. Steps of its own are
-    refused.
+    A model may have a `compute_loss`, `test_step`, `compute_metrics` or
+    `compile` of its own, and outside of parameter servers a `train_step`. On
+    several replicas each runs on its own rows, and results count by rows: they
+    equal those of one process if each loss is a mean over the rows of a batch.
 
     Attributes:
         model: The model that was given.
@@ -102,8 +101,8 @@ class DistributedModel(steps.Trained, keras.Model):
     train_function: Any
     test_function: Any
     _trainer: Any = None
-    _INSIDE, _PREFIX = "model", "distributed"
-    _NEVER_RUN: tuple[str, ...] = (*_STEPS, *_LOOPS)
+    _INSIDE, _PREFIX, _MAY_COMPILE = "model", "distributed", True
+    _NEVER_RUN: tuple[str, ...] = _LOOPS
 
     def __init__(self, model: keras.Model, *, name: str | None = None) -> None:
         """Wraps a model. Make both inside the strategy's scope.
@@ -115,13 +114,13 @@ class DistributedModel(steps.Trained, keras.Model):
         Raises:
             ValueError: `model` is not a `keras.Model`, trains on several
                 workers already, or has methods that would never be run, such
-                as a `fit` or a `train_step` of its own.
+                as a `fit` of its own.
         """
         _check_inside(model, self._INSIDE, self._NEVER_RUN)
         super().__init__(name=name or f"{self._PREFIX}_{model.name}")
         self.model = model
         self.built = model.built
-        self._has_own_loss = _is_own(model, "compute_loss")
+        self._own = own_steps.Own(model, may_compile=self._MAY_COMPILE)
 
     @property
     def trainer(self) -> Any:
@@ -196,22 +195,26 @@ class DistributedModel(steps.Trained, keras.Model):
     # ---- Keras' methods ----
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Configures training; takes what `keras.Model.compile` takes.
+        """Configures training; takes what the model's own `compile` takes.
 
         Args:
-            *args: As for `keras.Model.compile`.
-            **kwargs: As for `keras.Model.compile`. `jit_compile="auto"`, the
+            *args: As for the model's `compile`.
+            **kwargs: As for the model's `compile`. `jit_compile="auto"`, the
                 default, is Keras' own choice on one device, which is XLA on a
                 GPU if all layers support it. Several replicas, workers and
                 parameter servers train without XLA, which cannot compile what
                 they exchange.
 
         Raises:
-            ValueError: The optimizer's `ema_overwrite_frequency` cannot run
-                under the strategy.
+            ValueError: The model's own `train_step` or the optimizer's
+                `ema_overwrite_frequency` cannot run under the strategy.
         """
-        arguments = fit_arguments.bind(super().compile, args, kwargs)
         strategy = self.distribute_strategy
+        own_steps.check(self.model, strategy)
+        if self._own.is_compiled:
+            arguments = self._own.compile(*args, **kwargs)
+        else:
+            arguments = fit_arguments.bind(super().compile, args, kwargs)
         loss = global_batch.over_global_batch(arguments.get("loss"))
         arguments["loss"] = loss
         is_alone = strategy.num_replicas_in_sync == 1
@@ -226,7 +229,7 @@ class DistributedModel(steps.Trained, keras.Model):
                 f"received it with {strategy.num_replicas_in_sync} replicas. "
                 "With use_ema=True `fit` leaves the averages at its end."
             )
-        if self._has_own_loss:
+        if self._own.has_loss and not self._own.is_compiled:
             keras_internals.lend_compiled_loss(self, self.model)
         self.trainer.compiled()
 
@@ -331,16 +334,25 @@ class DistributedModel(steps.Trained, keras.Model):
         spec = data_batch
         if iterator is not None:
             spec = keras_internals.distributed_element_spec(iterator)
+        own_steps.mark_built(self.model)
         if self.model.built:
             self.built = True
         self.trainer.build(spec, iterator)
+
+    def _symbolic_build(
+        self, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        super()._symbolic_build(iterator, data_batch)
+        if self._own.is_compiled:
+            # Its own metrics and losses.
+            self.model._symbolic_build(data_batch=data_batch)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Builds what `fit` calls for each execution; kept and returned."""
         if self.train_function is None or force:
             super().make_train_function(force=True)  # Traces nothing.
             self.train_function = self.trainer.train_function(
-                self.train_step, self.train_function
+                self._own.step_of(self, "train_step"), self.train_function
             )
         return self.train_function
 
@@ -349,7 +361,7 @@ class DistributedModel(steps.Trained, keras.Model):
         if self.test_function is None or force:
             super().make_test_function(force=True)  # Traces nothing.
             self.test_function = self.trainer.test_function(
-                self.test_step, self.test_function
+                self._own.step_of(self, "test_step"), self.test_function
             )
         return self.test_function
 
@@ -357,12 +369,14 @@ class DistributedModel(steps.Trained, keras.Model):
 
     def train_step(self, data: Any) -> Logs:
         """Runs one update on one replica's part of the global batch."""
+        if "train_step" in self._own:
+            return self.model.train_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
         with batch.scope(), self.trainer.tape() as tape:
             y_pred = self(x, training=True)
-            loss = self._share_of_loss(
-                batch, x, y, y_pred, sample_weight, training=True
+            loss = self._own.share_of_loss(
+                self, batch, x, y, y_pred, sample_weight, training=True
             )
             scaled = self.optimizer.scale_loss(loss)
         self.trainer.apply(tape, scaled, batch)
@@ -379,14 +393,15 @@ class DistributedModel(steps.Trained, keras.Model):
         Returns:
             The metrics' results.
         """
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
-            self.bare(data)
-        )
+        data = self.bare(data)
+        if "test_step" in self._own:
+            return self.model.test_step(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
         with batch.scope():
             y_pred = self(x, training=False)
-            loss = self._share_of_loss(
-                batch, x, y, y_pred, sample_weight, training=False
+            loss = self._own.share_of_loss(
+                self, batch, x, y, y_pred, sample_weight, training=False
             )
         batch.record(self.metrics, {"loss": loss})
         return self.compute_metrics(x, y, y_pred, sample_weight)
@@ -397,24 +412,9 @@ class DistributedModel(steps.Trained, keras.Model):
         On several workers it answers in a dtype that collectives can gather,
         which `predict` turns back.
         """
-        return self.trainer.sendable(super().predict_step(self.bare(data)))
-
-    def _share_of_loss(
-        self,
-        batch: global_batch.GlobalBatch,
-        x: Any,
-        y: Any,
-        y_pred: Any,
-        weights: Any,
-        *,
-        training: bool,
-    ) -> tf.Tensor:
-        """Returns this replica's share of what `compute_loss` gives."""
-        if not self._has_own_loss or not replicas.in_replica():
-            return self.compute_loss(x, y, y_pred, weights, training=training)
-        with batch.alone():
-            loss = self.compute_loss(x, y, y_pred, weights, training=training)
-        return loss * tf.cast(batch.share, loss.dtype)
+        is_own = "predict_step" in self._own
+        step = self.model.predict_step if is_own else super().predict_step
+        return self.trainer.sendable(step(self.bare(data)))
 
     def compute_loss(
         self,
@@ -430,28 +430,26 @@ class DistributedModel(steps.Trained, keras.Model):
         it with its own rows, and its value is taken for a mean over these.
         """
         given = (x, y, y_pred, sample_weight)
-        if not self._has_own_loss:
-            return super().compute_loss(*given, training=training)
-        function = self.model.compute_loss
-        # Those of before Keras 3.3 do not take it.
-        if "training" in inspect.signature(function).parameters:
-            return function(*given, training=training)
-        return function(*given)
+        if self._own.has_loss:
+            return self._own.loss(*given, training=training)
+        return super().compute_loss(*given, training=training)
 
     @property
     def metrics(self) -> list[keras.Metric]:
         """The metrics of `compile`, and those of the model's own loss."""
+        if self._own.is_compiled:
+            return self.model.metrics
         found = super().metrics
-        if not self._has_own_loss or self.model.compiled:
+        if not self._own.has_loss or self.model.compiled:
             return found
         known = set(map(id, found))
         return [*found, *(m for m in self.model.metrics if id(m) not in known)]
 
-
-def _is_own(model: keras.Model, name: str) -> bool:
-    """Whether neither Keras nor this package wrote a method of a model."""
-    home = next(k for k in type(model).__mro__ if name in vars(k)).__module__
-    return home.partition(".")[0] not in ("keras", "tfdistill")
+    def compute_metrics(self, *args: Any, **kwargs: Any) -> Logs:
+        """Updates the metrics; see `keras.Model.compute_metrics`."""
+        if self._own.is_compiled:
+            return self.model.compute_metrics(*args, **kwargs)
+        return super().compute_metrics(*args, **kwargs)
 
 
 def _check_inside(model: Any, inside: str, never_run: tuple[str, ...]) -> None:
@@ -467,7 +465,7 @@ def _check_inside(model: Any, inside: str, never_run: tuple[str, ...]) -> None:
             f"workers by itself; received {type(model).__name__}. Call "
             "`fit` on it as it is, or pass the model inside it."
         )
-    own = [n for n in never_run if _is_own(model, n)]
+    own = [n for n in never_run if own_steps.is_own(model, n)]
     if own:
         raise ValueError(
             f"`{inside}` must leave its training to the model that "
@@ -524,7 +522,8 @@ class CodistillModel(steps.Codistilled, DistributedModel):
     """
 
     # Loops of its own may do the same as Keras', as those of KerasHub.
-    _INSIDE, _PREFIX, _NEVER_RUN = "student", "codistill", _STEPS
+    _INSIDE, _PREFIX, _MAY_COMPILE = "student", "codistill", False
+    _NEVER_RUN = _STEPS
 
     def __init__(
         self,
@@ -623,6 +622,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         if self.teachers.swaps_predictions:
             _leave_out_xla(kwargs)
         super().compile(*args, **kwargs)
+        _check_scale(self.loss, kwargs)
         self.codistillation.compile(
             distillation_loss,
             schedules.get(distillation_weight),
@@ -658,7 +658,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
 
         See `DistributedModel.compute_loss`.
         """
-        has_task = self._has_own_loss or self.loss is not None or self.losses
+        has_task = self._own.has_loss or self.loss is not None or self.losses
         if not has_task and self.codistillation:
             return tf.zeros([], keras.config.floatx())
         return super().compute_loss(
@@ -675,8 +675,8 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         step = tf.convert_to_tensor(counter)
         with batch.scope(), self.trainer.tape() as tape:
             y_pred = self(x, training=True)
-            task_loss = self._share_of_loss(
-                batch, x, y, y_pred, weights, training=True
+            task_loss = self._own.share_of_loss(
+                self, batch, x, y, y_pred, weights, training=True
             )
             paid = self.codistillation.term(
                 tape,
@@ -733,6 +733,19 @@ def _leave_out_xla(arguments: dict[str, Any]) -> None:
             "cannot compile what the groups send each other."
         )
     arguments["jit_compile"] = False
+
+
+def _check_scale(loss: Any, arguments: Mapping[str, Any]) -> None:
+    """Warns of a metric of probabilities beside a loss of logits."""
+    given = (arguments.get("metrics"), arguments.get("weighted_metrics"))
+    has_area = any(m in ("AUC", "auc") for m in keras.tree.flatten(given))
+    logits = set(map(term.gives_logits, keras.tree.flatten(loss)))
+    if has_area and logits == {True}:
+        warnings.warn(
+            "The metric 'AUC' takes outputs for probabilities; received a loss "
+            "of logits. Pass keras.metrics.AUC(from_logits=True).",
+            stacklevel=3,
+        )
 
 
 def _check_labels(labels: Mapping[str, Any], taught: Any) -> None:

@@ -217,6 +217,61 @@ def penalized_table() -> keras.Model:
     return Penalized({"ids": inputs}, top(keras.layers.Flatten()(rows)))
 
 
+class OwnStep(keras.Model):
+    """A finished model with steps as in Keras' guide, a tape in one of them."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        for metric in self.metrics:
+            if metric.name != "loss":
+                metric.update_state(y, y_pred)
+        found = {m.name: m.result() for m in self.metrics if m.name != "loss"}
+        return {**found, "step_loss": loss}
+
+
+class OwnLosses(keras.Model):
+    """A finished model of two optimizers, its losses none of `compile`'s."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tracker = keras.metrics.MeanSquaredError("squared")
+        self.loss_fn = keras.losses.Huber(0.5)
+
+    def compile(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        super().compile(optimizer, jit_compile=False)
+        self.top_optimizer = keras.optimizers.SGD(0.2, global_clipnorm=0.02)
+        self.top_optimizer.build(self.layers[-1].trainable_variables)
+
+    @property
+    def metrics(self) -> list[keras.Metric]:
+        return [self.tracker]
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        top = self.layers[-1].trainable_variables
+        rest = self.layers[-2].trainable_variables
+        with tf.GradientTape(persistent=True) as tape:
+            y_pred = self(x, training=True)
+            loss = self.loss_fn(y, y_pred) + sum(self.losses)
+            other = keras.ops.mean(keras.ops.abs(y_pred - y)) + loss
+        self.top_optimizer.apply(tape.gradient(other, top), top)
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, rest), rest, strict=True)
+        )
+        self.tracker.update_state(y, y_pred)
+        return {"squared": self.tracker.result()}
+
+    def test_step(self, data: Any) -> Any:
+        x, y = data
+        self.tracker.update_state(y, self(x, training=False))
+        return {"squared": self.tracker.result()}
+
+
 # ---- the table ----
 
 
@@ -388,13 +443,24 @@ CASES: dict[str, Case] = {
         steps_per_execution=5,
         tolerance=2e-5,
     ),
-    # A model with a loss of its own.
+    # Models with steps and losses of their own.
     "own_loss": Case(
         optimizer=lambda: sgd(0.1, momentum=0.9),
         student=penalized_table,
         data=ids_only,
         compiled=_signs(metrics=["mae"]),
         steps_per_execution=5,
+    ),
+    "own_step": Case(
+        optimizer=lambda: adam(0.01, clipnorm=0.05),
+        student=lambda: regularized(OwnStep),
+        data=lambda: regression(25),
+        steps_per_execution=3,
+        tolerance=2e-5,
+    ),
+    "own_losses": Case(
+        optimizer=lambda: sgd(0.3, momentum=0.5, clipvalue=0.01),
+        student=lambda: regularized(OwnLosses),
     ),
     # For servers only. Replicas refuse bags, and each would normalize by its
     # own rows.
@@ -429,6 +495,7 @@ PLACES = {
         "masked_sequence",
         "tables",
         "taught_in_memory",
+        "own_step",
     ),
     "two_workers": (
         "dictionaries",
@@ -439,6 +506,8 @@ PLACES = {
         "tables",
         "rates_auc",
         "own_loss",
+        "own_step",
+        "own_losses",
     ),
     "two_workers_of_two": (
         "momentum_clipped",

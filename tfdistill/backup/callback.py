@@ -15,6 +15,7 @@ from tfdistill.backup import store
 from tfdistill.cluster import ending
 from tfdistill.cluster import replicas as replicas_lib
 from tfdistill.system import keras_internals
+from tfdistill.training import own_steps
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
             f"{len(backups)}. A larger `max_to_keep` keeps more backups."
         )
     (backup,) = backups
+    _check_optimizers(model)
     strategy = model.distribute_strategy
     with contextlib.ExitStack() as stack:
         stack.callback(backup.end)
@@ -58,6 +60,19 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
         model.trainer.backup = backup
         stack.callback(setattr, model.trainer, "backup", None)
         yield
+
+
+def _check_optimizers(model: Any) -> None:
+    """Refuses optimizers whose state and steps no backup would hold."""
+    found = own_steps.optimizers_of(model.model)
+    more = [n for n, value in found.items() if value is not model.optimizer]
+    if more:
+        raise ValueError(
+            "A model that a callbacks.Backup resumes must have one optimizer, "
+            "that of Keras' `compile`, by whose steps backups are numbered; "
+            f"received {', '.join(sorted(more))} besides. Leave the Backup "
+            "out, and save weights with keras.callbacks.ModelCheckpoint."
+        )
 
 
 def _check_order(arguments: Mapping[str, Any]) -> None:

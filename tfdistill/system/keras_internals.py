@@ -82,6 +82,25 @@ def leave_reduction_to_caller(optimizer: keras.Optimizer) -> None:
         instance._all_reduce_sum_gradients = list
 
 
+def pass_gradients_through(
+    optimizer: keras.Optimizer,
+    change: Callable[[list[Any]], list[Any]],
+) -> None:
+    """Makes `optimizer.apply` take what `change` makes of the gradients.
+
+    A training step of a user's own hands its gradients to the optimizer, so
+    that is where replicas must meet: before Keras clips. There is no public
+    hook for it; it is set on this instance.
+    """
+    leave_reduction_to_caller(optimizer)
+    original = type(optimizer).apply
+
+    def apply(gradients: Any, trainable_variables: Any = None) -> Any:
+        return original(optimizer, change(list(gradients)), trainable_variables)
+
+    optimizer.apply = apply
+
+
 class _Scaling(threading.local):
     """Whether this thread's losses are left unscaled."""
 

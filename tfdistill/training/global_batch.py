@@ -78,11 +78,11 @@ class GlobalBatch:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Runs a loss that was written for one device on this replica's rows.
+        """Runs code that was written for one device on this replica's rows.
 
-        It takes means over the rows that it gets. What it gives counts by this
-        replica's `share` of all rows: so every loss in it, compiled ones too,
-        is such a mean.
+        Such code takes means over the rows that it gets. What it gives, a loss
+        or gradients, counts by this replica's `share` of all rows: so every
+        loss in it, compiled ones too, is such a mean.
         """
         alone = dataclasses.replace(self, is_alone=True)
         with alone.scope(), keras_internals.losses_of_one_replica():
@@ -92,6 +92,17 @@ class GlobalBatch:
     def share(self) -> tf.Tensor:
         """This replica's rows over those of all."""
         return tf.math.divide_no_nan(self.local, self.total)
+
+    def averaged(self, values: Sequence[Any]) -> list[Any]:
+        """Averages replicas' losses or gradients by their rows; None stays."""
+        cleaned = self.cleaned(values)
+        return replicas.summed([_times(v, self.share) for v in cleaned])
+
+    @staticmethod
+    def alone_here() -> "GlobalBatch | None":
+        """The batch whose `alone` the code here runs in, if it does."""
+        batch = _active.batch
+        return batch if batch is not None and batch.is_alone else None
 
     def cleaned(self, values: Sequence[Any]) -> list[Any]:
         """Returns losses or gradients, 0 for NaN if this replica has no rows.
@@ -135,6 +146,17 @@ class GlobalBatch:
                 share * self.num_replicas,
                 sample_weight=self.total / self.num_replicas,
             )
+
+
+def _times(value: Any, share: tf.Tensor) -> Any:
+    if value is None:
+        return None
+    factor = tf.cast(share, value.dtype)
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            value.values * factor, value.indices, value.dense_shape
+        )
+    return tf.convert_to_tensor(value) * factor
 
 
 def _sum(value: tf.Tensor) -> tf.Tensor:

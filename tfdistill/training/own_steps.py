@@ -1,0 +1,222 @@
+"""A model's own training step and loss, on one of several replicas.
+
+They are written for one device: losses are means over the rows at hand, and the
+gradients go to the optimizer. Here each replica runs them on its own rows, and
+gradients are averaged by rows on their way into the optimizer, before it clips
+them. So several replicas update as one device does, if each loss is a mean over
+the rows of its batch.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill.cluster import replicas
+from tfdistill.embedding import layer as embedding_layer
+from tfdistill.system import keras_internals
+from tfdistill.training import global_batch
+from tfdistill.training import steps
+
+Logs = steps.Logs
+Step = Callable[[Any], Logs]
+
+
+# A model that brings one of these is compiled itself: its own losses and
+# metrics count.
+_COMPILED = (
+    "compile",
+    "compute_metrics",
+    "metrics",
+    "predict_step",
+    "test_step",
+    "train_step",
+)
+
+
+def is_own(model: keras.Model, name: str) -> bool:
+    """Whether neither Keras nor this package wrote a method of a model."""
+    home = next(k for k in type(model).__mro__ if name in vars(k)).__module__
+    return home.partition(".")[0] not in ("keras", "tfdistill")
+
+
+class Own:
+    """What a model inside of another does by methods of its own.
+
+    Attributes:
+        is_compiled: Whether it is compiled itself.
+        has_loss: Whether its `compute_loss` is called; if it is not compiled
+            itself, with the losses of the other.
+    """
+
+    def __init__(self, model: keras.Model, *, may_compile: bool) -> None:
+        """Finds its methods; only some wrappers may compile it."""
+        self._model = model
+        self._names = {name for name in _COMPILED if is_own(model, name)}
+        self.is_compiled = may_compile and bool(self._names)
+        self.has_loss = self.is_compiled or is_own(model, "compute_loss")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def compile(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Compiles it by its own `compile`; returns what the other takes."""
+        self._model.compile(*args, **kwargs)
+        names = ("optimizer", "run_eagerly", "steps_per_execution")
+        found = {name: getattr(self._model, name) for name in names}
+        return {**found, "jit_compile": kwargs.get("jit_compile", "auto")}
+
+    def loss(self, *data: Any, training: bool) -> Any:
+        """Calls its `compute_loss`, to which Keras gives `training` since 3.3.
+
+        Those of before do not take it.
+        """
+        function = self._model.compute_loss
+        if "training" in inspect.signature(function).parameters:
+            return function(*data, training=training)
+        return function(*data)
+
+    def share_of_loss(
+        self,
+        model: keras.Model,
+        batch: global_batch.GlobalBatch,
+        *data: Any,
+        training: bool,
+    ) -> tf.Tensor:
+        """A replica's share of what `compute_loss` of the wrapper gives.
+
+        `data` are the inputs, targets, outputs and weights.
+        """
+        x, y, y_pred, weights = data
+        is_split = self.has_loss and _has_replicas(model)
+        if not is_split:
+            return model.compute_loss(x, y, y_pred, weights, training=training)
+        self._check_weights(weights)
+        with batch.alone():
+            loss = model.compute_loss(x, y, y_pred, weights, training=training)
+        return loss * tf.cast(batch.share, loss.dtype)
+
+    def step_of(self, model: keras.Model, name: str) -> Step:
+        """The wrapper's `train_step` or `test_step`, for each replica."""
+        step = getattr(model, name)
+        if name not in self or not _has_replicas(model):
+            return step
+        if name == "train_step":
+            for optimizer in optimizers_of(self._model).values():
+                keras_internals.pass_gradients_through(optimizer, _averaged)
+        return self._on_replicas(step, model)
+
+    def _check_weights(self, weights: Any) -> None:
+        # Its own `compile` took the losses, which therefore know of no share.
+        if weights is not None and self.is_compiled:
+            raise ValueError(
+                "Examples must have no weights if several replicas run a "
+                "model's own steps or loss, which count by rows; received "
+                f"`sample_weight` or `class_weight` for {self._model.name}. "
+                "Make the weights an input of the model and multiply in its "
+                "own loss."
+            )
+
+    def _on_replicas(self, step: Step, model: keras.Model) -> Step:
+        """A step of one device as a step of one of several replicas.
+
+        What it logs is averaged by rows; Keras' metrics are added up elsewhere.
+        A replica without rows leaves the metrics of `model` as they are.
+        """
+
+        def run(data: Any) -> Logs:
+            inputs, _, weights = keras.utils.unpack_x_y_sample_weight(data)
+            self._check_weights(weights)
+            batch = global_batch.GlobalBatch.of(inputs)
+            variables = [v for m in model.metrics for v in m.variables]
+            before = [tf.identity(variable.value) for variable in variables]
+            with batch.alone():
+                logs = _flat(step(data))
+            if batch.may_be_empty:
+                for variable, value in zip(variables, before, strict=True):
+                    now = tf.convert_to_tensor(variable.value)
+                    variable.assign(tf.where(batch.local > 0, now, value))
+            numbers = {
+                key: tf.convert_to_tensor(value)
+                for key, value in logs.items()
+                if _is_number(value)
+            }
+            means = batch.averaged(list(numbers.values()))
+            return {**logs, **dict(zip(numbers, means, strict=True))}
+
+        return run
+
+
+def _has_replicas(model: keras.Model) -> bool:
+    return model.distribute_strategy.num_replicas_in_sync > 1
+
+
+def check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    """Checks that a model's own `train_step` can run under a strategy."""
+    if not is_own(model, "train_step"):
+        return
+    name = f"{type(model).__name__}.train_step"
+    remedy = (
+        "Leave `train_step` to Keras and put what is special into "
+        "`compute_loss`, or into `self.add_loss` in `call` or a layer"
+    )
+    if replicas.on_servers(strategy):
+        raise ValueError(
+            "A training step of your own must not be run with parameter "
+            f"servers; received {name}. Its tape cannot follow variables that "
+            f"are elsewhere. {remedy}; or train with workers only "
+            "(MultiWorkerMirroredStrategy)."
+        )
+    if embedding_layer.layers_of(model):
+        raise ValueError(
+            "A training step of your own must not be run with a "
+            f"layers.ShardedEmbedding; received {name}. The optimizer alone "
+            f"cannot update its table by rows. {remedy}."
+        )
+
+
+def mark_built(model: keras.Model) -> None:
+    """Says of a model that only its own step calls the layers of: it is built.
+
+    Keras would call it for this, and one such as a GAN has no `call`.
+    """
+    if is_own(model, "train_step"):
+        layers = [
+            x for x in keras_internals.all_layers(model) if x is not model
+        ]
+        if layers and all(layer.built for layer in layers):
+            model.built = True
+
+
+def optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
+    """Returns the optimizers that a model's own step may use, by attribute."""
+    return {
+        name: value
+        for name, value in vars(model).items()
+        if isinstance(value, keras.Optimizer)
+    }
+
+
+def _averaged(gradients: list[Any]) -> list[Any]:
+    batch = global_batch.GlobalBatch.alone_here()
+    if batch is None or not replicas.in_replica():
+        return gradients
+    return batch.averaged(gradients)
+
+
+def _flat(logs: Logs) -> Logs:
+    """Logs as Keras shows them: a step may return results of many metrics."""
+    found: Logs = {}
+    for key, value in logs.items():
+        found.update(value if isinstance(value, dict) else {key: value})
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (
+        isinstance(value, tf.Tensor | tf.Variable | keras.Variable)
+        and tf.as_dtype(value.dtype).is_floating
+        and not len(value.shape)
+    )
