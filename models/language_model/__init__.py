@@ -26,7 +26,7 @@ def workload(
     path: Any = None,
     vocabulary_size: int = 24_000,
     sequence_length: int = 32,
-    validation_fraction: float | None = 0.01,
+    validation_fraction: float = 0.01,
     num_train_tokens: int | None = None,
     num_validation_tokens: int | None = None,
     embedding_dim: int = 256,
@@ -103,7 +103,7 @@ def small(
     evaluate_every_steps: int = 150,
     steps_per_execution: int = 5,
     vocabulary_size: int = 2000,
-    validation_fraction: float | None = None,
+    validation_fraction: float = 0.05,
     num_train_tokens: int | None = 1_000_000,
     num_validation_tokens: int | None = 40_000,
     embedding_dim: int = 128,
@@ -197,8 +197,6 @@ def make_schema(**arguments: Any) -> dict[str, Any]:
 def open_tokens(
     *,
     path: data_files.Paths | None = None,
-    validation_path: data_files.Paths | None = None,
-    validation_fraction: float | None = None,
     cache_dir: data_files.Path | None = None,
     **options: Any,
 ) -> tokens.Tokens:
@@ -211,40 +209,13 @@ def open_tokens(
             Default: `imdb` in the data directory, which is the environment
             variable TFDISTILL_DATA, else `../shared/data` beside the
             repository.
-        validation_path: Likewise, of the documents that validate. Default
-            None: a share of those of `path` does.
-        validation_fraction: Share of the documents that validate, by a hash of
-            their text. Default 0.05 without `validation_path`.
         cache_dir: Where the tokens are kept. Default: `tfdistill` in the
             user's cache directory.
-        **options: The others of `tokens.Options`.
+        **options: Those of `tokens.Options`.
     """
-    if validation_path is not None and validation_fraction is not None:
-        raise ValueError(
-            "At most one of `validation_path` and `validation_fraction` may be "
-            f"set; received {validation_path!r} and {validation_fraction}."
-        )
-    if validation_fraction is None:
-        default = tokens.DEFAULT_VALIDATION_FRACTION
-        validation_fraction = default if validation_path is None else 0.0
-    elif not validation_fraction:
-        raise ValueError(
-            "`validation_fraction` must be in (0, 1); received "
-            f"{validation_fraction}. Set `validation_path` to train on all."
-        )
-    train, validation = (
-        [] if paths is None else text.sources(paths)
-        for paths in (
-            data_files.data_dir() / "imdb" if path is None else path,
-            validation_path,
-        )
-    )
     return tokens.open_or_tokenize(
-        train,
-        validation,
-        options=tokens.Options(
-            validation_fraction=validation_fraction, **options
-        ),
+        text.sources(data_files.data_dir() / "imdb" if path is None else path),
+        options=tokens.Options(**options),
         cache_dir=cache_dir,
     )
 

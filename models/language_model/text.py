@@ -1,7 +1,6 @@
 """Reads documents of text from files: plain, gzip or xz, one on each line."""
 
 import gzip
-import io
 import lzma
 import pathlib
 import zlib
@@ -49,22 +48,24 @@ class Source(data_files.File):
     def documents(self) -> Iterator[str]:
         """Yields the documents in order, without blank ones.
 
-        Bytes that are not UTF-8 become U+FFFD; how many documents had such is
-        reported on standard error in the end.
+        Bytes that are not UTF-8 become U+FFFD.
         """
-        num_faulty = 0
         has_fields = ".tsv" in self.path.suffixes
+        unpack: Any = {".gz": gzip.open, ".xz": lzma.open}
         try:
-            with _open(self.path) as lines:
-                for line in lines:
-                    text = line.decode("utf-8", "replace")
-                    num_faulty += "\ufffd" in text
+            with unpack.get(self.path.suffix, open)(
+                self.path,
+                "rt",
+                encoding="utf-8",
+                errors="replace",
+                newline="\n",
+            ) as lines:
+                for text in lines:
                     if has_fields:
                         # Quotation marks are text: files are split at tabs.
                         text = text.rpartition("\t")[2]
                         text = text.replace(_LINE_BREAK, " ")
-                    text = text.strip()
-                    if text:
+                    if text := text.strip():
                         yield text
         except (
             EOFError,
@@ -76,19 +77,6 @@ class Source(data_files.File):
                 f"{self.name} must be a whole {self.path.suffix} file; "
                 f"received a broken one ({cause}). Copy it again."
             ) from cause
-        if num_faulty:
-            data_files.tell(
-                f"Text: {self.name} has {num_faulty} document(s) with bytes "
-                "that are not UTF-8; U+FFFD stands for those."
-            )
-
-
-def _open(path: pathlib.Path) -> io.BufferedIOBase:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    if path.suffix == ".xz":
-        return lzma.open(path, "rb")
-    return path.open("rb")
 
 
 def sources(paths: data_files.Paths) -> list[Any]:

@@ -32,7 +32,6 @@ from models import files as data_files
 DEFAULT_VOCABULARY_SIZE = 24_000
 # 256 bytes, the unknown and the end of a document; and letters.
 _SMALLEST_VOCABULARY = 300
-DEFAULT_VALIDATION_FRACTION = 0.05
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,8 +42,8 @@ class Options:
         vocabulary_size: Sub-words, with the 256 bytes; at least 300. They are
             made from training documents, the same for all numbers of tokens.
             Default 24,000.
-        validation_fraction: Share of the documents that validate, in (0, 1);
-            or 0, if validation has files of its own. Default 0.05.
+        validation_fraction: Share of the documents that validate, by a hash of
+            their text, in (0, 1). Default 0.05.
         num_train_tokens: Use only so many training tokens, over all groups:
             the first ones. Default None: all.
         num_validation_tokens: Likewise of the validation tokens. With both
@@ -52,7 +51,7 @@ class Options:
     """
 
     vocabulary_size: int = DEFAULT_VOCABULARY_SIZE
-    validation_fraction: float = DEFAULT_VALIDATION_FRACTION
+    validation_fraction: float = 0.05
     num_train_tokens: int | None = None
     num_validation_tokens: int | None = None
 
@@ -63,7 +62,7 @@ class Options:
         for name in ("num_train_tokens", "num_validation_tokens"):
             if getattr(self, name) is not None:
                 data_files.check_at_least(name, getattr(self, name), 2)
-        if not 0 <= self.validation_fraction < 1:
+        if not 0 < self.validation_fraction < 1:
             raise ValueError(
                 "`validation_fraction` must be in (0, 1); received "
                 f"{self.validation_fraction}."
@@ -84,23 +83,10 @@ def _draw(text: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def split_documents(
-    train: Sequence[Any],
-    validation: Sequence[Any],
-    options: Options,
-) -> Iterator[Draw]:
-    """Yields (split, draw, text) of all documents, in the order of the files.
-
-    Without validation sources a share of the others validates. Those are read
-    first, so that a limit of the training tokens need not wait for them.
-    """
-    for source in validation:
-        for text in source.documents():
-            yield "validation", _draw(text), text
-    border = 0
-    if not validation:
-        border = int(options.validation_fraction * _RANGE)
-    for source in train:
+def split_documents(sources: Sequence[Any], options: Options) -> Iterator[Draw]:
+    """Yields (split, draw, text) of all documents, in the order of the files."""
+    border = int(options.validation_fraction * _RANGE)
+    for source in sources:
         for text in source.documents():
             number = _draw(text)
             yield "validation" if number < border else "train", number, text
@@ -277,16 +263,12 @@ class Tokens:
 
 
 def open_or_tokenize(
-    train: Sequence[Any],
-    validation: Sequence[Any],
+    sources: Sequence[Any],
     *,
     options: Options,
     cache_dir: data_files.Path | None = None,
 ) -> Tokens:
-    """Returns the tokens of a text, which are made at the first call.
-
-    Without validation sources a share of the others validates.
-    """
+    """Returns the tokens of a text, which are made at the first call."""
     root = data_files.directory(cache_dir)
     limits = {f"num_{split}_tokens": options.limit(split) for split in SPLITS}
 
@@ -294,15 +276,13 @@ def open_or_tokenize(
         """What both the vocabulary and the tokens depend on."""
         return {
             "version": _VERSION,
-            "train": [source.identity() for source in train],
-            "validation": [source.identity() for source in validation],
+            "sources": [source.identity() for source in sources],
             "vocabulary_size": options.vocabulary_size,
             "validation_fraction": options.validation_fraction,
         }
 
     def make_vocabulary(aside: pathlib.Path) -> dict[str, Any]:
-        # What validates elsewhere is known: no training document is held back.
-        documents = split_documents(train, (), options)
+        documents = split_documents(sources, options)
         model = train_vocabulary(
             (text for split, _, text in documents if split == "train"),
             vocabulary_size=options.vocabulary_size,
@@ -316,7 +296,7 @@ def open_or_tokenize(
     vocabulary = made / _VOCABULARY
 
     def make(aside: pathlib.Path) -> dict[str, Any]:
-        documents = split_documents(train, validation, options)
+        documents = split_documents(sources, options)
         processor = load_vocabulary(vocabulary)
         return {"num_tokens": _tokenize(documents, processor, options, aside)}
 

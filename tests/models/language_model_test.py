@@ -8,6 +8,7 @@ import tensorflow as tf
 import tfdistill
 from models import language_model
 from models.language_model import batches
+from models.language_model import tokens as tokens_lib
 from tests.cases import codistillation
 from tests.cases import datasets as dataset_cases
 from tests.cases import language_model as cases
@@ -104,10 +105,14 @@ def test_groups_share_out_whole_documents(text, num_groups):
 
 
 def test_one_document_cannot_be_shared_out(text, tmp_path):
-    one = {**text, "path": cases.write(tmp_path / "one.txt", TEXTS[:1])}
-    one.pop("validation_fraction")
-    one["validation_path"] = text["path"]
-    one["vocabulary_size"] = 300
+    # The first of these validates, and the last one trains.
+    texts = sorted(TEXTS, key=tokens_lib._draw)
+    one = {
+        **text,
+        "path": cases.write(tmp_path / "one.txt", [texts[0], texts[-1]]),
+        "validation_fraction": 0.5,
+        "vocabulary_size": 300,
+    }
     datasets(one, batch_size=1)
     with pytest.raises(ValueError, match="at least one element per group"):
         datasets(one, group(1), batch_size=1)

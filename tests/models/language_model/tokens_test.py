@@ -15,12 +15,12 @@ def source(tmp_path):
     return cases.write(tmp_path / "a.txt", TEXTS)
 
 
-def tokenize(path, tmp_path, *, validation=None, **kwargs):
-    kwargs.setdefault("validation_fraction", 0.0 if validation else 0.2)
+def tokenize(path, tmp_path, **kwargs):
     return tokens_lib.open_or_tokenize(
         text_lib.sources(path),
-        text_lib.sources(validation) if validation else [],
-        options=Options(**{"vocabulary_size": 330, **kwargs}),
+        options=Options(
+            **{"vocabulary_size": 330, "validation_fraction": 0.2, **kwargs}
+        ),
         cache_dir=tmp_path / "cache",
     )
 
