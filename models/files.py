@@ -48,28 +48,6 @@ def data_dir(given: Path | None = None) -> pathlib.Path:
     return repository.parent / "shared" / "data"
 
 
-def tfds_version(
-    name: str, given: Path | None = None
-) -> tuple[pathlib.Path | None, str]:
-    """Returns where TensorFlow Datasets has prepared a data set.
-
-    That is the newest version in the data directory, or in TensorFlow
-    Datasets' own. None if there is none; then the second result says where it
-    was looked for.
-    """
-    home = pathlib.Path.home() / "tensorflow_datasets"
-    usual = pathlib.Path(os.environ.get("TFDS_DATA_DIR") or home)
-    roots = (usual, data_dir(given))
-    found = [
-        info.parent
-        for root in roots
-        for info in sorted(
-            (root / name).glob("*/dataset_info.json"), key=_natural_order
-        )
-    ]
-    return (found[-1] if found else None), " or ".join(map(str, roots))
-
-
 class File:
     """A file of examples, with what messages and caches know it by."""
 
@@ -315,7 +293,10 @@ class Prepared:
     """
 
     def __init__(
-        self, name: str, *, features: Mapping[str, tuple[Any, tuple[int, ...]]]
+        self,
+        name: str,
+        *,
+        features: Mapping[str, tuple[Any, tuple[int | None, ...]]],
     ) -> None:
         """Looks for the data set, and reads nothing yet.
 
@@ -374,7 +355,7 @@ class Prepared:
         return f"Run tfds.builder({name!r}).download_and_prepare()"
 
     def _check_features(
-        self, features: Mapping[str, tuple[Any, tuple[int, ...]]]
+        self, features: Mapping[str, tuple[Any, tuple[int | None, ...]]]
     ) -> None:
         held = self._builder.info.features
         specs = held.get_tensor_spec() if hasattr(held, "keys") else {}

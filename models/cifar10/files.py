@@ -5,13 +5,12 @@ members are `train/<class>/<number>.jpg` and `test/...`; without it,
 from an already prepared TensorFlow Datasets copy. Nothing is downloaded.
 """
 
-import hashlib
 import io
 import os
 import pathlib
 import zipfile
 import zlib
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -41,9 +40,9 @@ def load(
     that any slice holds all classes.
 
     Args:
-        data_dir: Holds `cifar10/cifar10_jpg.zip`, or a prepared TensorFlow
-            Datasets `cifar10/<version>`. Default: the environment variable
-            TFDISTILL_DATA, else `../shared/data` beside the repository.
+        data_dir: Holds `cifar10/cifar10_jpg.zip`. Default: the environment
+            variable TFDISTILL_DATA, else `../shared/data` beside the
+            repository.
         cache_dir: Holds the decoded arrays. Default: `tfdistill` in the user's
             cache directory.
 
@@ -55,111 +54,100 @@ def load(
     Raises:
         ValueError: If there are no images, or they are not those described.
     """
-    key, read = _find(data_files.data_dir(data_dir))
-    cached = data_files.made_once(
-        data_files.directory(cache_dir) / f"cifar10-{key}",
-        lambda aside: _decode_all(aside, read),
+    source = _find(data_files.data_dir(data_dir))
+
+    def decode(aside: pathlib.Path) -> dict[str, Any]:
+        data_files.tell(
+            f"CIFAR-10: decoding all images once into {aside.parent} ..."
+        )
+        for split in SPLITS:
+            images, labels = source.read(split)
+            order = np.random.default_rng(0).permutation(len(labels))
+            np.save(aside / f"{split}_images.npy", images[order])
+            np.save(aside / f"{split}_labels.npy", labels[order])
+        return {}
+
+    cached = data_files.open_or_make(
+        "cifar10",
+        source.identity,
+        decode,
+        root=data_files.directory(cache_dir),
     )
     train, test = (_read_cache(cached, split) for split in SPLITS)
     return train, test
 
 
-def _find(
-    data_dir: pathlib.Path,
-) -> tuple[str, Callable[[str], Arrays]]:
-    """Returns a name for the copy found, and a function that reads a split."""
+def _find(data_dir: pathlib.Path) -> "Archive | Prepared":
     archive = data_dir / "cifar10" / "cifar10_jpg.zip"
     if archive.is_file():
-        return _digest(archive), lambda split: _read_zip(archive, split)
-    version, places = data_files.tfds_version("cifar10", data_dir)
-    if version is not None:
-        key = hashlib.sha256(str(version.resolve()).encode()).hexdigest()
-        return f"tfds-{key[:16]}", lambda split: _read_tfds(version, split)
-    raise ValueError(
-        f"CIFAR-10 must be at {archive}, or prepared by TensorFlow Datasets in "
-        f"{places}; neither was found. Set TFDISTILL_DATA to "
-        "the data directory, or run tfds.load('cifar10') once."
-    )
-
-
-def _digest(archive: pathlib.Path) -> str:
-    """Returns a digest of the archive's table of contents with checksums."""
+        return Archive(archive)
     try:
-        with zipfile.ZipFile(archive) as opened:
-            members = opened.infolist()
-    except zipfile.BadZipFile as error:
+        return Prepared()
+    except ValueError as cause:
         raise ValueError(
-            f"{archive} must be a whole zip archive; received one that cannot "
-            f"be opened ({error}). Copy it again."
-        ) from error
-    digest = hashlib.sha256()
-    for member in members:
-        digest.update(f"{member.filename}:{member.CRC:08x}\n".encode())
-    return digest.hexdigest()[:16]
+            f"CIFAR-10 must be at {archive}, or prepared: {cause} Or set "
+            "TFDISTILL_DATA to the data directory."
+        ) from cause
 
 
-def _read_zip(archive: pathlib.Path, split: str) -> Arrays:
-    images, labels = [], []
-    with zipfile.ZipFile(archive) as opened:
-        for name in sorted(opened.namelist()):
-            if not name.startswith(f"{split}/") or name.endswith("/"):
-                continue
-            label = name.split("/")[1]
-            if label not in CLASSES:
-                raise ValueError(
-                    f"Images of {archive} must lie in <split>/<class>/ with "
-                    f"a class of {CLASSES}; received {name!r}."
-                )
-            images.append(_decode(opened, name, archive))
-            labels.append(CLASSES.index(label))
-    missing = set(CLASSES) - {CLASSES[label] for label in labels}
-    if missing:
-        raise ValueError(
-            f"{archive} must hold images {split}/<class>/<number>.jpg of all "
-            f"ten classes; there are none of {sorted(missing)}."
-        )
-    return np.stack(images), np.array(labels, np.int64)
+class Archive(data_files.File):
+    """A zip archive of JPEG images, `<split>/<class>/<number>.jpg`."""
+
+    def read(self, split: str) -> Arrays:
+        """Returns the images and labels of a split."""
+        images, labels, name = [], [], ""
+        try:
+            with zipfile.ZipFile(self.path) as opened:
+                for name in sorted(opened.namelist()):
+                    if name.startswith(f"{split}/") and name[-1] != "/":
+                        labels.append(CLASSES.index(name.split("/")[1]))
+                        images.append(_decode(opened.read(name)))
+        except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as cause:
+            raise ValueError(
+                f"{self.name} must hold JPEG images of 32x32 pixels in "
+                f"<split>/<class>/, with a class of {CLASSES}; received "
+                f"{name!r}: {cause}. Copy it again."
+            ) from cause
+        missing = set(CLASSES) - {CLASSES[label] for label in labels}
+        if missing:
+            raise ValueError(
+                f"{self.name} must hold images {split}/<class>/<number>.jpg of "
+                f"all ten classes; there are none of {sorted(missing)}."
+            )
+        return np.stack(images), np.array(labels, np.int64)
 
 
-def _decode(
-    opened: zipfile.ZipFile, name: str, archive: pathlib.Path
-) -> np.ndarray:
-    broken = (OSError, zipfile.BadZipFile, zlib.error)
-    try:
-        with PIL.Image.open(io.BytesIO(opened.read(name))) as image:
-            pixels = np.asarray(image.convert("RGB"), np.uint8)
-    except broken as error:
-        raise ValueError(
-            f"{name!r} in {archive} must be a whole JPEG image; it cannot be "
-            f"decoded ({error}). Copy the archive again."
-        ) from error
+def _decode(content: bytes) -> np.ndarray:
+    with PIL.Image.open(io.BytesIO(content)) as image:
+        pixels = np.asarray(image.convert("RGB"), np.uint8)
     if pixels.shape != IMAGE_SHAPE:
-        raise ValueError(
-            f"{name!r} in {archive} must be 32x32 pixels; received "
-            f"{pixels.shape[1]}x{pixels.shape[0]}."
-        )
+        raise ValueError(f"an image of shape {pixels.shape}")
     return pixels
 
 
-def _read_tfds(version: pathlib.Path, split: str) -> Arrays:
-    # Slow to import, and needed only without an archive.
-    import tensorflow_datasets as tfds
+class Prepared:
+    """What TensorFlow Datasets has prepared."""
 
-    builder = tfds.builder_from_directory(str(version))
-    whole = builder.as_dataset(split=split, batch_size=-1)
-    examples = tfds.as_numpy(whole)
-    return examples["image"], examples["label"].astype(np.int64)
+    def __init__(self) -> None:
+        """Looks for it, and reads nothing yet."""
+        features = {"image": (np.uint8, IMAGE_SHAPE), "label": (np.int64, ())}
+        self._splits = {
+            split: data_files.Prepared(f"cifar10[{split}]", features=features)
+            for split in SPLITS
+        }
 
+    def identity(self) -> dict[str, Any]:
+        """Returns what changes whenever the images do, as JSON has it."""
+        return {name: found.identity() for name, found in self._splits.items()}
 
-def _decode_all(aside: pathlib.Path, read: Callable[[str], Arrays]) -> None:
-    data_files.tell(
-        f"CIFAR-10: decoding all images once into {aside.parent} ..."
-    )
-    for split in SPLITS:
-        images, labels = read(split)
-        order = np.random.default_rng(0).permutation(len(labels))
-        np.save(aside / f"{split}_images.npy", images[order])
-        np.save(aside / f"{split}_labels.npy", labels[order])
+    def read(self, split: str) -> Arrays:
+        """Returns the images and labels of a split."""
+        found = list(self._splits[split].examples().as_numpy_iterator())
+        images, labels = (
+            np.stack([example[name] for example in found])
+            for name in ("image", "label")
+        )
+        return images, labels
 
 
 def _read_cache(cached: pathlib.Path, split: str) -> Arrays:

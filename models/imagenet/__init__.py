@@ -42,7 +42,6 @@ def workload(
     learning_boundaries: Sequence[int] = (2808, 5928, 6864),
     learning_decay_factors: Sequence[float] = (0.1, 0.0, 0.0),
     path: str | None = None,
-    data_dir: str | None = None,
     image_size: int = 224,
     num_classes: int = 1000,
     depth: int = 50,
@@ -69,7 +68,6 @@ def workload(
     """
     source: dict[str, Any] = {
         "path": path,
-        "data_dir": data_dir,
         "image_size": image_size,
     }
 
@@ -127,7 +125,6 @@ def make_datasets(
     path: data_files.Path | None = None,
     image_size: int = 224,
     num_classes: int = 1000,
-    data_dir: data_files.Path | None = None,
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     """Returns a group's training data and the common validation data.
 
@@ -141,14 +138,13 @@ def make_datasets(
     Further arguments:
         path: A directory with `train/<class>/<image>` and
             `val/<class>/<image>` (.jpg, .jpeg or .png). Default None: the
-            prepared TensorFlow Datasets copy.
+            `imagenet2012` that TensorFlow Datasets has prepared.
         image_size: Height and width of the images. Default 224.
         num_classes: Number of classes in the data. Default 1000.
-        data_dir: As for `files.find`.
     """
     if image_size < 1:
         raise ValueError(f"`image_size` must be >= 1; received {image_size}.")
-    source = files.find(path, data_dir)
+    source = files.find(path)
     if source.num_classes != num_classes:
         raise ValueError(
             f"`num_classes` must be that of the data, {source.num_classes}; "
@@ -193,12 +189,11 @@ def make_schema(
     *,
     path: data_files.Path | None = None,
     image_size: int = 224,
-    data_dir: data_files.Path | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
     """Returns what inputs and outputs mean, to compare between groups."""
     return {
-        "labels": files.find(path, data_dir).class_names,
+        "labels": files.find(path).class_names,
         "preprocessing": {"image_size": image_size, "range": [0, 1]},
     }
 

@@ -26,29 +26,9 @@ _FILES_AT_ONCE = 16
 Share = Callable[[tf.data.Dataset], tf.data.Dataset]
 
 
-def find(
-    path: str | os.PathLike[str] | None,
-    data_dir: str | os.PathLike[str] | None,
-) -> "Folders | Prepared":
-    """Returns where the images are, encoded.
-
-    `data_dir` may hold the prepared `imagenet2012/<version>`; else it is in
-    TFDS_DATA_DIR, or `~/tensorflow_datasets`.
-    """
-    if path is not None:
-        return Folders(path)
-    version, places = data_files.tfds_version(_NAME, data_dir)
-    if version is not None:
-        return Prepared(version)
-    raise ValueError(
-        f"ImageNet must be prepared by TensorFlow Datasets as {_NAME} in "
-        f"{places}; it was not found there. Get "
-        "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar from "
-        "image-net.org, put them into <data dir>/downloads/manual and run "
-        f"tfds.builder('{_NAME}', data_dir=<data dir>).download_and_prepare();"
-        " or override path with a directory with train/<class>/*.jpg and "
-        "val/<class>/*.jpg."
-    )
+def find(path: str | os.PathLike[str] | None) -> "Folders | Prepared":
+    """Returns where the images are, encoded: in folders, or prepared."""
+    return Prepared() if path is None else Folders(path)
 
 
 class Folders:
@@ -137,16 +117,16 @@ def _folders(path: pathlib.Path) -> list[str]:
     return names
 
 
-class Prepared:
+class Prepared(data_files.Prepared):
     """What TensorFlow Datasets has prepared: it lies in random order."""
 
-    def __init__(self, version: pathlib.Path) -> None:
+    def __init__(self) -> None:
         """Reads the description, not yet the images."""
-        # Slow to import, and needed only without folders.
-        import tensorflow_datasets as tfds
-
-        self._tfds = tfds
-        self._builder = tfds.builder_from_directory(str(version))
+        features = {
+            "image": (tf.uint8, (None, None, 3)),
+            "label": (tf.int64, ()),
+        }
+        super().__init__(_NAME, features=features)
         labels = self._builder.info.features["label"]
         self.num_classes, self.class_names = labels.num_classes, labels.names
 

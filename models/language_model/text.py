@@ -51,15 +51,11 @@ class Source(data_files.File):
         Bytes that are not UTF-8 become U+FFFD.
         """
         has_fields = ".tsv" in self.path.suffixes
-        unpack: Any = {".gz": gzip.open, ".xz": lzma.open}
+        kinds: Any = {".gz": gzip.open, ".xz": lzma.open}
+        unpack = kinds.get(self.path.suffix, open)
+        how = {"encoding": "utf-8", "errors": "replace", "newline": "\n"}
         try:
-            with unpack.get(self.path.suffix, open)(
-                self.path,
-                "rt",
-                encoding="utf-8",
-                errors="replace",
-                newline="\n",
-            ) as lines:
+            with unpack(self.path, "rt", **how) as lines:
                 for text in lines:
                     if has_fields:
                         # Quotation marks are text: files are split at tabs.

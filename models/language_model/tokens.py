@@ -84,7 +84,7 @@ def _draw(text: str) -> int:
 
 
 def split_documents(sources: Sequence[Any], options: Options) -> Iterator[Draw]:
-    """Yields (split, draw, text) of all documents, in the order of the files."""
+    """Yields (split, draw, text) of all documents, in their order."""
     border = int(options.validation_fraction * _RANGE)
     for source in sources:
         for text in source.documents():

@@ -91,12 +91,16 @@ class Imagenet2012(tfds.core.GeneratorBasedBuilder):
 def prepared(tmp_path_factory):
     data_dir = tmp_path_factory.mktemp("tfds")
     Imagenet2012(data_dir=data_dir).download_and_prepare()
-    return {"data_dir": data_dir, **SIZES}
+    return data_dir
 
 
 @pytest.fixture(params=["folders", "prepared"])
-def places(request):
-    return request.getfixturevalue(request.param)
+def places(request, monkeypatch):
+    found = request.getfixturevalue(request.param)
+    if request.param == "folders":
+        return found
+    monkeypatch.setenv("TFDS_DATA_DIR", str(found))
+    return SIZES
 
 
 def level_of(images):
@@ -161,10 +165,10 @@ def test_missing_images_are_an_error_that_says_what_to_do(
 ):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "usual"))
     with pytest.raises(ValueError, match="download_and_prepare") as caught:
-        files.find(None, None)
+        files.find(None)
     assert str(tmp_path / "usual") in str(caught.value)
     with pytest.raises(ValueError, match="No such file") as caught:
-        files.find(tmp_path, None)
+        files.find(tmp_path)
     assert "Override path" in str(caught.value)
 
 
