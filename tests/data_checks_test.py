@@ -52,9 +52,26 @@ BEFORE = {
         lambda b: {"x": b, "validation_data": b.take(0)},
         "`validation_data` must hold .* 0 batches",
     ),
+    "more steps than data": (
+        lambda b: {"x": b, "steps_per_epoch": 3, "epochs": 3},
+        "3 steps an epoch for 3 .* received 4, .* end after step 4",
+    ),
     "labels of a data set": (
         lambda b: {"x": b, "y": Y},
         "`y` should not be passed",
+    ),
+    "batch size of a data set": (
+        lambda b: {"x": b, "batch_size": 8},
+        "`batch_size` is for arrays",
+    ),
+    "two validations": (
+        lambda b: {
+            "x": X,
+            "y": Y,
+            "validation_split": 0.5,
+            "validation_data": (X, Y),
+        },
+        "received both",
     ),
     "endless validation": (
         lambda b: {"x": b, "validation_data": b.repeat()},
@@ -70,8 +87,15 @@ def test_what_can_be_known_is_told_before_training(on, case, monkeypatch):
     arguments = make(_batches())
     if on == "servers":
         parameter_server_cases.pretend(monkeypatch, 2)
-        if case == "labels of a data set":
+        if "split" in arguments or "validation_split" in arguments:
+            message = "`validation_split` does not work"
+        elif case in ("batch size of a data set", "labels of a data set"):
             message = "must be left out"
+        # There each epoch reads the data from their start.
+        message = message.replace(" for 3 .*", ".*")
+        if case == "more steps than data":
+            arguments = {**arguments, "steps_per_epoch": 5}
+            message = "5 steps an epoch; received 4"
     model = program.model(tf.distribute.get_strategy())
     with pytest.raises(ValueError, match=message):
         model.fit(**{"verbose": 0, **arguments})

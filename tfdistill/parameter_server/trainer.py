@@ -185,7 +185,8 @@ class ServerTrainer(trainer.Trainer):
         shuffle = bool(arguments.get("shuffle", True))
         source = _source(arguments, shuffle=shuffle)
         validation = _validation(arguments)
-        fit_arguments.check(arguments)
+        # Here each epoch reads the data from their start.
+        fit_arguments.check(arguments, starts_over=True)
         data = worker_data.WorkerData(
             self._workers.coordinator,
             source,

@@ -1,6 +1,7 @@
-"""The arguments of `fit`, by name, and its data, checked before it trains.
+"""The arguments of `fit`, by name, and checked before anything is trained.
 
-Keras goes on with a warning, or without one, if data hold nothing.
+Keras goes on with a warning, or without one, if data hold nothing or end too
+early, and leaves out arguments that do not fit the others.
 """
 
 import inspect
@@ -45,9 +46,15 @@ def of_loop(
     return arguments
 
 
-def check(arguments: Mapping[str, Any]) -> None:
-    """Checks the data that `fit` was given, as far as they are known before."""
+def check(arguments: Mapping[str, Any], *, starts_over: bool = False) -> None:
+    """Checks what `fit` was given, as far as it can be known before.
+
+    Arguments that are absent have Keras' defaults. If it `starts_over`, each
+    epoch reads the data from their start, though `steps_per_epoch` is given.
+    """
+    _check_options(arguments)
     check_data("x", arguments.get("x"))
+    _check_steps(arguments, starts_over)
     validation = arguments.get("validation_data")
     if validation is None:
         return
@@ -135,3 +142,56 @@ def no_batch(epoch: int) -> data_checks.DataError:
         f"{epoch + 1}. Check how much data its files, filters and generators "
         "leave, and repeat data that can be read only once."
     )
+
+
+def _check_options(arguments: Mapping[str, Any]) -> None:
+    """Refuses what Keras would leave out."""
+    if isinstance(arguments.get("x"), tf.data.Dataset):
+        # Keras itself refuses `y`, weights and a split.
+        if size := arguments.get("batch_size"):
+            raise ValueError(
+                f"`batch_size` is for arrays; received {size} with a data set, "
+                "which holds batches itself. Leave it out."
+            )
+    has_data = arguments.get("validation_data") is not None
+    has_split = bool(arguments.get("validation_split"))
+    if has_data and has_split:
+        raise ValueError(
+            "At most one of `validation_split` and `validation_data` may be "
+            "given; received both. Leave one of them out."
+        )
+    for name in ("validation_steps", "validation_batch_size"):
+        if arguments.get(name) and not (has_data or has_split):
+            raise ValueError(
+                f"`{name}` needs validation data; received "
+                f"{arguments[name]} without any. Pass `validation_data`, or "
+                "leave it out."
+            )
+    first, last = arguments.get("initial_epoch", 0), arguments.get("epochs", 1)
+    if last and first > last:
+        raise ValueError(
+            "`initial_epoch` must not be beyond `epochs`, the index to stop "
+            f"before; received {first} and {last}. To train {last} more, pass "
+            f"epochs={first + last}."
+        )
+
+
+def _check_steps(arguments: Mapping[str, Any], starts_over: bool) -> None:
+    steps, x = arguments.get("steps_per_epoch"), arguments.get("x")
+    if steps is None or not isinstance(x, tf.data.Dataset):
+        return
+    num_batches = _amount(x)
+    epochs = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0)
+    wanted = steps if starts_over else steps * epochs
+    # Keras starts over where the data end together with an epoch. Endless or
+    # unknown: a callback may end an epoch that never ends.
+    if 0 <= num_batches < wanted and (starts_over or num_batches % steps):
+        what = f"{steps} steps an epoch"
+        if not starts_over:
+            what += f" for {epochs} epoch(s)"
+        raise data_checks.DataError(
+            f"`x` must hold enough batches for {what}; received "
+            f"{num_batches}, so the data would end after step {num_batches}. "
+            "Repeat them (`dataset.repeat()`), or leave `steps_per_epoch` out "
+            "for one pass an epoch."
+        )
