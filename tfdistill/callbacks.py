@@ -171,6 +171,7 @@ class StudentExporter(steps.Exporter):
         # device may still be at.
         self._num_examples = 0.0
         self._uncounted: list[Any] = []
+        self.published: int | None = None
         self.totals = dict.fromkeys(
             ("published", "skipped", "failed", "bytes"), 0
         )
@@ -386,10 +387,12 @@ class StudentExporter(steps.Exporter):
                 extras=extras,
             )
             self._pause.succeeded()
+            self.published = step
             self.totals["published"] += 1
             self.totals["bytes"] += version.num_bytes
             self.last_num_bytes = version.num_bytes
         except versions.VersionExistsError:
+            self.published = step
             _log.info("Version %d was published before.", step)
         except claim.ERRORS:
             pass  # Logged once, and raised in the training thread.

@@ -3,8 +3,6 @@
 import json
 import pathlib
 
-from tfdistill.exchange import manifest
-from tfdistill.exchange import versions
 from tfdistill.status import run_events
 
 NOW = 1_000_000.0
@@ -31,30 +29,6 @@ def events(directory, *found):
         for name, group, ago, details in found:
             event = {"time": NOW - ago, "event": name, "group": group}
             file.write(json.dumps(event | {"attempt": 1} | details) + "\n")
-    return path
-
-
-def found_version(group, step, *, created=NOW, num_bytes=7, path="x"):
-    """A version as a reader has it."""
-    entry = manifest.FileEntry(num_bytes, "0" * 64)
-    said = manifest.Manifest(
-        group=group,
-        step=step,
-        created=created,
-        incarnation="a",
-        files={"saved_model.pb": entry},
-    )
-    return versions.Version(group, step, str(path), said)
-
-
-def version(exchange, group, step, *, num_bytes=7, **more):
-    """Writes a version of one file, of zeros; returns its directory."""
-    path = pathlib.Path(exchange, f"group_{group}", str(step))
-    path.mkdir(parents=True)
-    found = found_version(group, step, num_bytes=num_bytes, path=path, **more)
-    (path / "manifest.json").write_text(found.manifest.to_json())
-    with open(path / "saved_model.pb", "wb") as file:
-        file.truncate(num_bytes)
     return path
 
 

@@ -11,35 +11,11 @@ import time
 
 import pytest
 
-from tests.cases import runs as cases
 from tests.cases import storage as storage_cases
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
-from tfdistill.exchange import reader
 from tfdistill.follow import follower as follow
-
-
-def test_a_failing_storage_is_told_and_what_was_found_stays(tmp_path, clock):
-    cases.version(tmp_path, 0, 10)
-    storage = storage_cases.Faults(filesystem.LocalFileSystem())
-    newest = reader.NewestVersions(
-        str(tmp_path),
-        file_system=storage,
-        clock=clock,
-    )
-    assert newest.look(limit_secs=30)[0].step == 10
-    storage.hidden[str(tmp_path)] = errno.EIO
-    assert newest.look(limit_secs=30)[0].step == 10
-    assert newest.problem == ""  # Not looked at again so soon.
-    clock.now += 10
-    assert newest.look(limit_secs=30)[0].step == 10
-    assert "Input/output error" in newest.problem
-    storage.hidden.clear()
-    clock.now += 10
-    newest.look(limit_secs=30)
-    assert newest.problem == ""
-
 
 _SMALL = {"saved_model.pb": b"graph", "variables/index": b"index"}
 _NUM_LIVES = 3_000

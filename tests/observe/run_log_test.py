@@ -5,6 +5,7 @@ import json
 import keras
 import pytest
 
+import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill.observe import run_log
 
@@ -58,8 +59,11 @@ def test_a_launched_run_gets_one_by_itself(run_dir, monkeypatch):
     model = cases.codistill(cases.linear(0))
     # Keras makes no directory.
     csv = keras.callbacks.CSVLogger(run_dir / "group_1" / "epochs.csv")
-    cases.fit(model, _X, _Y, callbacks=[csv])
-    assert _lines(run_dir / "group_1")[-1]["event"] == "end"
+    exporter = tfdistill.callbacks.StudentExporter(every_steps=1000)
+    cases.fit(model, _X, _Y, callbacks=[csv, exporter])
+    start, *_, end = _lines(run_dir / "group_1")
+    assert (end["event"], end["published"]) == ("end", 1)
+    assert start["published"] is None
     mine = run_log.RunLog(run_dir / "mine")
     cases.fit(model, _X, _Y, callbacks=[mine])
     assert _lines(run_dir / "mine")[-1]["step"] == 2

@@ -1,6 +1,5 @@
 """Tests of the status command, as people and scripts use it."""
 
-import json
 import os
 import pathlib
 import subprocess
@@ -42,7 +41,6 @@ def test_what_people_see(tmp_path, capsys):
         quarantined=reasons,
     )
     _run(tmp_path, teacher)
-    cases.version(tmp_path / "exchange", 0, 8, num_bytes=123_456_789)
     code, out = _main(capsys, tmp_path)
     rows = [line.split() for line in out.splitlines()]
     assert code == 0
@@ -51,22 +49,6 @@ def test_what_people_see(tmp_path, capsys):
     assert ["0", "group_1", "8", "fading", "0.25", "2"] in rows
     for reason in reasons.values():
         assert reason in out
-
-
-def test_an_exchange_behind_a_url(tmp_path, capsys):
-    store = pytest.importorskip("fsspec").filesystem("memory")
-    _run(tmp_path)
-    version = cases.version(tmp_path / "hub", 0, 8)
-    url = f"memory://{tmp_path.name}"
-    for path in version.iterdir():
-        store.pipe_file(f"{url}/group_0/8/{path.name}", path.read_bytes())
-    # As a launcher notes it.
-    record = {"topology": {"exchange": url}}
-    (tmp_path / "launch.json").write_text(json.dumps(record))
-    lines = _main(capsys, tmp_path)[1].splitlines()
-    names, (row,) = lines[1].split(), [x for x in lines if " 10/100 " in x]
-    # The words of "distill loss" are two, and the row's one.
-    assert row.split()[names.index("newest") - 1] == "8"
 
 
 def test_no_run_there(tmp_path, capsys):

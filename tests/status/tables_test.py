@@ -76,9 +76,8 @@ def _troubled():
     status = group.GroupStatus(0, state="running")
     teacher = cases.teacher(num_quarantined=3)
     teacher["quarantined"] = {"7": "its outputs [must] be finite: " * 9}
-    status.update(_records(10, 20, loss=0.5, total_steps=500))
+    status.update(_records(10, 20, loss=0.5, total_steps=500, published=15))
     status.update([{"teachers": [teacher], "distillation_loss": 0.1}])
-    status.newest = cases.found_version(0, 15, created=1.0)
     status.num_restarts = 2
     status.last_error = "group_0_worker_1 ended with exit code 3"
     return status

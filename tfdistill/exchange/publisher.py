@@ -100,12 +100,6 @@ class Exchange:
         """Returns this one: a tuner copies callbacks, not what they open."""
         return self
 
-    def groups(self) -> list[int]:
-        """Returns the groups that have a directory."""
-        names = self._names(self.root)
-        found = map(run_files.group_of, names)
-        return sorted(group for group in found if group is not None)
-
     def notes(self, group: int) -> notes.Notes:
         """Returns the notes that a group's processes leave for others."""
         return notes.Notes(
@@ -401,17 +395,14 @@ class Exchange:
         _log.log(level, "Skipping a version: %s", error)
 
     def _listed(self, group: int) -> list[int]:
-        names = self._names(self.group_path(group))
-        steps = map(versions.step_of_name, names)
-        return sorted(step for step in steps if step is not None)
-
-    def _names(self, directory: str) -> list[str]:
         if not self.enabled:
             return []
         try:
-            return self._file_system.list_dir(directory)
+            names = self._file_system.list_dir(self.group_path(group))
         except (FileNotFoundError, NotADirectoryError):
             return []
+        steps = map(versions.step_of_name, names)
+        return sorted(step for step in steps if step is not None)
 
     def _is_gone(self, version: versions.Version) -> bool:
         try:

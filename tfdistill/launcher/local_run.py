@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import IO
 
-from tfdistill.exchange import reader
 from tfdistill.launcher import files
 from tfdistill.launcher import group as supervised_group
 from tfdistill.launcher import local_cluster
@@ -95,11 +94,6 @@ class LocalRun:
             first_secs=_POLL_SECS, longest_secs=10.0
         )
         self._said_unwritten = False
-        exchange = topology.exchange or f"{topology.workdir}/exchange"
-        # To look behind a URL takes threads, and a launcher forks.
-        self._published = (
-            None if "://" in exchange else reader.NewestVersions(exchange)
-        )
         placeholders = range(1, topology.num_ports + 1)
         for tasks in topology.tasks(placeholders):
             for task in tasks:  # Refuse a wrong environment before any start.
@@ -227,10 +221,6 @@ class LocalRun:
 
     def _status(self) -> group_status.RunStatus:
         statuses = [group.status for group in self._groups]
-        if self._published is not None:
-            newest = self._published.look()
-            for status in statuses:
-                status.newest = newest.get(status.group)
         return group_status.RunStatus(time=time.time(), groups=statuses)
 
     def wait(self, timeout_secs: float | None = None) -> RunResult:

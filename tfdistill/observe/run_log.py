@@ -25,8 +25,9 @@ class RunLog(steps.SteppedCallback):
     `fit` adds one by itself if `TFDISTILL_WORKDIR` is set; the launcher's live
     status reads it. Each line holds the step, the epoch, the time (Unix
     seconds), the logs (null for NaN), `examples_per_second` since the line
-    before, and `total_steps` if it is known; with a `WeightMixer`
-    its totals, as `mixing`. In a training that `callbacks.Backup` resumes,
+    before, and `total_steps` if it is known; with a `StudentExporter` the step
+    that it `published` last; with a `WeightMixer` its totals, as `mixing`. In a
+    training that `callbacks.Backup` resumes,
     lines of steps that are done again go. If no step had a teacher, the last
     line says why, as `untaught`.
     """
@@ -53,10 +54,12 @@ class RunLog(steps.SteppedCallback):
         self._written = (0.0, 0.0)
         self._lines = run_files.LineFile(self._path)
         self._watch: teaching.TeachingWatch | None = None
+        self._exporter: Any = None
         self._mixer: Any = None
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds what mixes weights, and who sees whether there is a teacher."""
+        """Finds the callbacks that it tells of."""
+        self._exporter = steps.first(callbacks, steps.Exporter)
         self._mixer = steps.first(callbacks, steps.Mixer)
         self._watch = steps.first(callbacks, teaching.TeachingWatch)
 
@@ -118,6 +121,7 @@ class RunLog(steps.SteppedCallback):
             "time": now,
             "total_steps": self._total_steps(),
             "teachers": self.model.teachers.status() if is_taught else [],
+            "published": self._exporter.published if self._exporter else None,
             **({"mixing": self._mixer.totals} if self._mixer else {}),
             **{key: _plain(value) for key, value in (logs or {}).items()},
         }

@@ -16,13 +16,12 @@ EXIT_CHECK, EXIT_PIPE = 1, 141
 _INTERVAL_SECS = 2.0
 BAD_STATES = ("failed", "silent")
 _NOTES = """\
-Only files are read: those of DIR, and the manifests in the exchange. A group is
+Only the files of DIR are read. A group is
 
   starting, running, stopping, restarting, done, failed, stopped
             according to its launcher's events and its own metrics
   silent    if it has written nothing for --silent_secs (five minutes while it
             starts)
-  unknown   if it appears only in the exchange
 
 Exit code: 0 once the status was shown; 2 for wrong options or no run in DIR;
 with --check 1 if a group has failed or is silent; 130 after Ctrl-C without
@@ -37,11 +36,6 @@ example:
 def _add_options(options: programs.Flags) -> None:
     options.add_argument("workdir")
     add = options.add
-    add(
-        "exchange",
-        "<URL>: directory or URL of the exchange; default: the launcher's, or "
-        "DIR/exchange. For a URL, TensorFlow is loaded, which takes seconds",
-    )
     add("watch", "show it until the run is over", False)
     add("check", "exit with 1 if a group has failed or is silent", False)
     add(
@@ -87,9 +81,7 @@ def _follow(
 def _run(options: programs.Options) -> int:
     try:
         run = observed_run.ObservedRun(
-            options.workdir,
-            exchange=options.exchange,
-            silent_secs=options.silent_secs,
+            options.workdir, silent_secs=options.silent_secs
         )
     except observed_run.NoRunError as error:
         raise programs.UsageError(str(error)) from error
@@ -97,9 +89,7 @@ def _run(options: programs.Options) -> int:
         if options.watch:
             seen = _watch(run)
         else:
-            # A URL has TensorFlow loaded first.
-            limit_secs = 60.0 if "://" in run.exchange else 5.0
-            seen = run.look(limit_secs=limit_secs)
+            seen = run.look()
             _show(seen)
         sys.stdout.flush()
     except KeyboardInterrupt:

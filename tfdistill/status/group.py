@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from tfdistill.exchange import versions
 from tfdistill.status import run_events
 
 _Pace = collections.deque[tuple[float, float]]
@@ -18,11 +17,10 @@ class GroupStatus:
 
     group: int
     # `starting`, `running`, `stopping`, `done`, `failed`, `stopped` or
-    # `restarting`; of a run's files only, also `silent` or `unknown`.
+    # `restarting`; of a run's files only, also `silent`.
     state: str = "starting"
     # The newest value of every key seen in its metrics.
     record: dict[str, Any] = dataclasses.field(default_factory=dict)
-    newest: versions.Version | None = None
     num_restarts: int = 0
     # Of workers, since the group was last started itself.
     num_worker_restarts: int = 0

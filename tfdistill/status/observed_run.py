@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tfdistill.exchange import filesystem
-from tfdistill.exchange import reader
 from tfdistill.status import directory
 from tfdistill.status import group as group_status
 from tfdistill.status import logs
@@ -31,26 +29,19 @@ class NoRunError(ValueError):
 
 
 class ObservedRun:
-    """Looks at a run, as often as it is asked to.
-
-    Attributes:
-        exchange: Where its versions are looked for.
-    """
+    """Looks at a run, as often as it is asked to."""
 
     def __init__(
         self,
         workdir: str | os.PathLike[str],
         *,
-        exchange: str | None = None,
         silent_secs: float = 60.0,
         clock: Callable[[], float] = time.time,
-        file_system: filesystem.FileSystem | None = None,
     ) -> None:
         """Begins to follow the files; NoRunError if there are none.
 
         A group that has begun to train and has not written for `silent_secs` is
-        silent; one that starts has five minutes at least. The exchange is by
-        default the one that the launcher was given, or `exchange` in `workdir`.
+        silent; one that starts has five minutes at least.
         """
         try:
             os.listdir(workdir)
@@ -67,37 +58,27 @@ class ObservedRun:
         self._statuses: dict[int, group_status.GroupStatus] = {}
         self._has_ended = False
         self._record = self._read_record()
-        path = self._directory.path
-        self.exchange = (
-            exchange or self._launched("exchange") or str(path / "exchange")
-        )
-        self._published = reader.NewestVersions(
-            self.exchange, file_system=file_system
-        )
         self._follow_events()
         if not self._groups() and self._record is None:
             raise NoRunError(
-                f"There must be a run in {path}: launch.json, "
+                f"There must be a run in {os.fspath(workdir)}: launch.json, "
                 "group_0/metrics.jsonl or logs/group_0_worker_0.log; found "
                 "none of these. Give the run's workdir."
             )
 
-    def look(self, *, limit_secs: float = 5.0) -> group_status.RunStatus:
-        """Returns how things are; waits up to `limit_secs` for the exchange."""
+    def look(self) -> group_status.RunStatus:
+        """Returns how things are."""
         self._problems = []
         self._record = self._read_record()
         self._follow_events()
-        newest = self._published.look(limit_secs=limit_secs)
         now = self._clock()
         statuses = []
         for group in self._groups():
             status = self._status_of(group)
             self._follow_metrics(status)
-            seen = dataclasses.replace(status, newest=newest.get(group))
+            seen = dataclasses.replace(status)
             self._judge(seen, now)
             statuses.append(seen)
-        if self._published.problem:
-            self._problems.append(f"the exchange: {self._published.problem}")
         return group_status.RunStatus(
             time=now,
             groups=statuses,
@@ -114,16 +95,12 @@ class ObservedRun:
             self._note(path, error)
             return {}
 
-    def _launched(self, option: str) -> Any:
-        """Returns an option of the launch, or None if it is not known."""
-        return (self._record or {}).get("topology", {}).get(option)
-
     def _groups(self) -> list[int]:
+        launched = (self._record or {}).get("topology", {})
         return sorted(
             {
-                *self._published.groups,
                 *self._statuses,
-                *range(self._launched("num_groups") or 0),
+                *range(launched.get("num_groups", 0)),
                 *self._directory.groups(),
             }
         )
@@ -174,8 +151,6 @@ class ObservedRun:
         if not status.last_event:
             if status.record.get("event") == "end":
                 status.state = "done"
-            elif not last_sign and status.newest is not None:
-                status.state = "unknown"  # Its files are elsewhere.
         silent_secs = max(0.0, now - last_sign)
         limit = max(self._silent_secs, 0.0 if status.trains else _START_SECS)
         if status.state in run_events.ENDED:

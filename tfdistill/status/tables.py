@@ -77,7 +77,7 @@ _CELLS: dict[str, Callable[[_Status], str]] = {
     "weight": _number("distillation_weight", "{:.3g}"),
     # Less than 0 if the teacher is ahead of its student.
     "staleness": _number("teacher_staleness", "{:.0f}"),
-    "newest": lambda s: str(s.newest.step) if s.newest else _UNKNOWN,
+    "newest": _number("published", "{:.0f}"),
     "quarantined": lambda status: str(status.num_quarantined or _UNKNOWN),
     "restarts": lambda s: str(
         s.num_restarts + s.num_worker_restarts or _UNKNOWN

@@ -196,8 +196,9 @@ class Exporter(SteppedCallback):
     """The role of what publishes versions of the student.
 
     Others ask it for `every_steps`, `offset_steps`, `exports_averages`,
-    `group`, `exchange` and `counts`, and to publish this step by
-    `ensure_published`. `find_place` settles `group` and `exchange`.
+    `group`, `exchange`, `counts` and the step `published` last (None before),
+    and to publish this step by `ensure_published`. `find_place` settles `group`
+    and `exchange`.
     """
 
 
