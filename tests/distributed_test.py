@@ -6,7 +6,6 @@ replicas, workers and parameter servers.
 """
 
 import copy
-import json
 
 import keras
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import runs
 from tests.cases import servers as server_cases
 from tests.cases import training as cases
 
@@ -51,8 +51,7 @@ def test_a_launched_run_writes_what_the_launcher_shows(run_dir):
     model = _model()
     log = keras.callbacks.CSVLogger(run_dir / "group_0" / "log.csv")
     model.fit(x, y, batch_size=8, epochs=2, callbacks=[log], verbose=0)
-    lines = (run_dir / "group_0" / "metrics.jsonl").read_text().splitlines()
-    last = json.loads(lines[-1])
+    last = runs.records(run_dir / "group_0")[-1]
     assert (last["event"], last["step"], last["teachers"]) == ("end", 4, [])
 
 

@@ -17,6 +17,17 @@ def metrics(directory, group, *records):
     return path
 
 
+def records(directory, event=None):
+    """What a training has written to metrics.jsonl, or its lines of a kind."""
+
+    def refuse(constant):
+        raise ValueError(f"{constant} is not JSON")
+
+    text = pathlib.Path(directory, "metrics.jsonl").read_text(encoding="utf-8")
+    found = [json.loads(t, parse_constant=refuse) for t in text.splitlines()]
+    return [r for r in found if event is None or r.get("event") == event]
+
+
 def line(step, time, **more):
     return {"step": step, "time": time, "total_steps": 100} | more
 

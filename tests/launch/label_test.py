@@ -1,7 +1,5 @@
 """Labels of a recipe's examples, by the command and in a training."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +8,7 @@ import tfdistill
 from launch import label
 from launch import recipes
 from launch import task
+from tests.cases import runs
 from tfdistill import data
 from tfdistill import labels
 
@@ -59,8 +58,7 @@ def _train(tmp_path, recipe, group=0):
         exchange=str(tmp_path / "exchange"),
     )
     result = task.run(recipe, cluster)
-    metrics = tmp_path / f"group_{group}" / "metrics.jsonl"
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows = runs.records(tmp_path / f"group_{group}")
     weights = [r["distillation_weight"] for r in rows if "loss" in r]
     return result, weights
 

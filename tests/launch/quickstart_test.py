@@ -14,6 +14,7 @@ import rich.console
 from launch import outputs
 from launch import predictions
 from launch import quickstart
+from tests.cases import runs
 
 ROOT = pathlib.Path(quickstart.__file__).parent.parent
 # Groups of two workers run to their end in tests/runs/kubernetes_test.py.
@@ -163,12 +164,7 @@ def test_two_groups_end_to_end(tmp_path, no_process_left, capsys):
 
 
 def _logs(workdir):
-    lines = (workdir / "group_0" / "metrics.jsonl").read_text().splitlines()
-    return [
-        record
-        for record in map(json.loads, lines)
-        if record.get("event") == "epoch_end"
-    ]
+    return runs.records(workdir / "group_0", "epoch_end")
 
 
 def _check_run(workdir, *, distilled):

@@ -21,6 +21,7 @@ from launch import task
 from launch import train
 from models import digits
 from tests.cases import criteo as criteo_cases
+from tests.cases import runs
 from tfdistill.launcher import group as supervised_group
 from tfdistill.launcher import local_run
 
@@ -69,12 +70,7 @@ def test_one_group_on_one_machine_leaves_all_files(tmp_path, capsys):
     assert results["agreement"] is None
 
     directory = workdir / "group_0"
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
-    epochs = [
-        record
-        for record in map(json.loads, lines)
-        if record.get("event") == "epoch_end"
-    ]
+    epochs = runs.records(directory, "epoch_end")
     assert [record["step"] for record in epochs] == [10, 20]
     # What was logged is what the predictions on file are worth.
     metrics = group["metrics"]
@@ -221,8 +217,7 @@ def test_a_click_recipe_is_judged_by_the_figures_of_clicks(
     # The tables took over the sizes that the rows were hashed for.
     student = keras.models.load_model(directory / "student.keras")
     assert student.get_layer("embedding").input_dim == [50] * 26
-    records = (directory / "metrics.jsonl").read_text().splitlines()
-    losses = [json.loads(record).get("val_loss") for record in records]
+    losses = [record.get("val_loss") for record in runs.records(directory)]
     last = [loss for loss in losses if loss is not None][-1]
     assert group["metrics"]["log_loss"] == pytest.approx(last, rel=1e-4)
 
@@ -273,12 +268,7 @@ def test_the_same_command_goes_on_and_ends_alike(tmp_path, capsys):
     ]
     assert [r["resumed_step"] for r in results] == [None, 12]
     assert results[0]["metrics"] == results[1]["metrics"]
-    lines = [
-        json.loads(line)
-        for line in (tmp_path / "stopped" / "group_0" / "metrics.jsonl")
-        .read_text()
-        .splitlines()
-    ]
+    lines = runs.records(tmp_path / "stopped" / "group_0")
     steps = [line["step"] for line in lines]
     assert steps == sorted(steps)
     ends = [line["step"] for line in lines if line.get("event") == "epoch_end"]

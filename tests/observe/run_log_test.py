@@ -1,24 +1,14 @@
 """Progress as JSON lines: what they hold, and what a failure costs."""
 
-import json
-
 import keras
 import pytest
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import runs
 from tfdistill.observe import run_log
 
 _X, _Y = cases.data()
-
-
-def _lines(directory):
-    text = (directory / "metrics.jsonl").read_text(encoding="utf-8")
-
-    def refuse(constant):
-        raise ValueError(f"{constant} is not JSON")
-
-    return [json.loads(t, parse_constant=refuse) for t in text.splitlines()]
 
 
 def _fit(model, log, **kwargs):
@@ -34,7 +24,7 @@ def test_it_tells_the_epochs_with_their_logs(tmp_path):
         epochs=2,
         validation_data=(_X, _Y),
     )
-    lines = _lines(tmp_path / "new")
+    lines = runs.records(tmp_path / "new")
     assert [line.get("event") for line in lines] == [
         "start",
         "epoch_end",
@@ -61,13 +51,13 @@ def test_a_launched_run_gets_one_by_itself(run_dir, monkeypatch):
     csv = keras.callbacks.CSVLogger(run_dir / "group_1" / "epochs.csv")
     exporter = tfdistill.callbacks.StudentExporter(every_steps=1000)
     cases.fit(model, _X, _Y, callbacks=[csv, exporter])
-    start, *_, end = _lines(run_dir / "group_1")
+    start, *_, end = runs.records(run_dir / "group_1")
     assert (end["event"], end["published"]) == ("end", 1)
     assert start["published"] is None
     mine = run_log.RunLog(run_dir / "mine")
     cases.fit(model, _X, _Y, callbacks=[mine])
-    assert _lines(run_dir / "mine")[-1]["step"] == 2
-    assert _lines(run_dir / "group_1")[-1]["step"] == 1
+    assert runs.records(run_dir / "mine")[-1]["step"] == 2
+    assert runs.records(run_dir / "group_1")[-1]["step"] == 1
 
 
 def test_a_resumed_training_keeps_what_can_be_read(tmp_path):

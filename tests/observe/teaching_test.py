@@ -1,12 +1,11 @@
 """Trainings in which no step had a teacher, and what is said of them."""
 
-import json
-
 import pytest
 import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import runs
 from tfdistill import schedules
 from tfdistill.observe import run_log
 
@@ -24,9 +23,8 @@ def _train(tmp_path, caplog, *, published=True, **kwargs):
     log = run_log.RunLog(tmp_path / "log")
     callbacks = [cases.never(), log]
     cases.fit(model, _X, _Y, batch_size=4, epochs=2, callbacks=callbacks)
-    text = (tmp_path / "log" / "metrics.jsonl").read_text(encoding="utf-8")
     told = [r.message for r in caplog.records if "had a teacher" in r.message]
-    return told, json.loads(text.splitlines()[-1])
+    return told, runs.records(tmp_path / "log")[-1]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ command that does nothing is found.
 
 import contextlib
 import io
-import json
 import os
 import re
 import shlex
@@ -19,6 +18,7 @@ import pytest
 
 from launch import local
 from tests.cases import docs_blocks
+from tests.cases import runs
 from tests.programs import commands
 
 # The first test runs the pages.
@@ -141,17 +141,15 @@ def typed(tmp_path_factory):
 def test_every_command_of_the_guide_works(typed, no_process_left):
     for name in ("my_run", "towers", "outputs", "clicks", "apart"):
         for group in (0, 1):
-            path = typed / name / f"group_{group}" / "metrics.jsonl"
-            last = json.loads(path.read_text().splitlines()[-1])
-            assert last["event"] == "end", path
+            path = typed / name / f"group_{group}"
+            assert runs.records(path)[-1]["event"] == "end", path
 
 
 def test_its_groups_learn_from_each_other_and_apart_they_do_not(typed):
     def weights(name):
         lines = []
         for group in (0, 1):
-            path = typed / name / f"group_{group}" / "metrics.jsonl"
-            lines += map(json.loads, path.read_text().splitlines())
+            lines += runs.records(typed / name / f"group_{group}")
         return {line.get("distillation_weight") for line in lines} - {None}
 
     assert weights("apart") == {0.0}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from launch import compare
+from tests.cases import runs
 
 _SHORT = (
     "--override=num_steps=20",
@@ -77,9 +78,7 @@ def _check(report, workdir):
     path = config["method_arguments"]["saved_model"]
     assert path == str(teacher / "exchange" / "group_0" / "20")
     assert offline["figures"]["total_examples"] == 2 * 20 * 64
-    lines = (student / "group_0" / "metrics.jsonl").read_text().splitlines()
-    weights = [json.loads(line).get("distillation_weight") for line in lines]
-    assert weights[-1] == 1.0
+    assert runs.records(student / "group_0")[-1]["distillation_weight"] == 1.0
     codistilled = report["methods"]["codistill"]["trials"][0]
     assert codistilled["figures"]["versions_written"] >= 1
     curve = codistilled["curve"]
@@ -91,10 +90,10 @@ def _check(report, workdir):
         chosen = kept["probabilities"][np.arange(500), kept["labels"]]
         assert copy["log_loss"] == pytest.approx(-np.log(chosen).mean())
     assert copy["log_loss"] == pytest.approx(
-        _last(workdir / run / "group_1" / "metrics.jsonl"), rel=1e-4
+        _last(workdir / run / "group_1"), rel=1e-4
     )
 
 
-def _last(path):
-    records = map(json.loads, path.read_text().splitlines())
-    return [r["val_log_loss"] for r in records if r.get("val_log_loss")][-1]
+def _last(directory):
+    found = [r.get("val_log_loss") for r in runs.records(directory)]
+    return [loss for loss in found if loss][-1]

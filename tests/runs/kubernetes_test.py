@@ -6,6 +6,7 @@ import secrets
 import pytest
 
 from tests.cases import kubernetes as manifest_cases
+from tests.cases import runs
 from tests.cases import waits
 from tests.programs import commands
 from tfdistill.launcher import local_cluster
@@ -90,7 +91,5 @@ def test_a_group_trains_and_goes_on_after_the_loss_of_a_pod(
         assert process.wait(LIMIT_SECS) == 0, process.text()[-2000:]
     result = json.loads((workdir / "results.json").read_text())
     assert result["groups"][0]["steps"] == 300
-    lines = (workdir / "group_0" / "metrics.jsonl").read_text().splitlines()
-    starts = [x for x in map(json.loads, lines) if x.get("event") == "start"]
-    assert starts[-1]["step"] > 0
+    assert runs.records(workdir / "group_0", "start")[-1]["step"] > 0
     assert (workdir / "group_0" / "student.keras").exists()

@@ -9,6 +9,7 @@ import pytest
 from launch import predictions
 from launch import train
 from tests.cases import language_model as cases
+from tests.cases import runs
 
 SHORT = (
     "num_steps=20",
@@ -54,8 +55,7 @@ def test_two_groups_learn_from_each_other(tmp_path, monkeypatch, capsys):
     assert "perplexity" in capsys.readouterr().out
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     directory = tmp_path / "run" / "group_1"
-    text = (directory / "metrics.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
+    lines = runs.records(directory)
     # Group 1 began when the other had ended: its teacher was there.
     assert lines[-1]["teachers"][0]["step"] == 20
     assert not lines[-1]["teachers"][0]["quarantined"]

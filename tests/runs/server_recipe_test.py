@@ -9,6 +9,7 @@ import pytest
 
 import tfdistill
 from launch import local
+from tests.cases import runs
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -96,8 +97,7 @@ def test_a_dlrm_trains_on_a_worker_and_a_server(data_dir, tmp_path):
 
 
 def _check_group(workdir, group):
-    text = (workdir / f"group_{group}" / "metrics.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
+    lines = runs.records(workdir / f"group_{group}")
     assert lines[-1]["event"] == "end" and lines[-1]["step"] == NUM_STEPS
     ends = [line for line in lines if line.get("event") == "epoch_end"]
     assert [line["step"] for line in ends] == [NUM_STEPS // 2, NUM_STEPS]
