@@ -549,9 +549,8 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         _check_preprocessor(student)
         super().__init__(student, name=name)
         cluster = strategy_lib.cluster_of(tf.distribute.get_strategy())
-        self.codistillation = term.Codistillation(
-            student, teacher_list.TeacherList(teachers, cluster)
-        )
+        self.teachers = teacher_list.TeacherList(teachers, cluster)
+        self._graph: student_graph.StudentGraph | None = None
 
     @property
     def student(self) -> keras.Model:
@@ -559,21 +558,25 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         return self.model
 
     @property
-    def teachers(self) -> teacher_list.TeacherList:
-        """Whom the student learns from."""
-        return self.codistillation.teachers
-
-    @property
     def graph(self) -> student_graph.StudentGraph:
         """The student's inference, traced once for the data of `fit`."""
-        return self.codistillation.graph(self)
+        if self._graph is None:
+            if self.trainer.input_spec is None:
+                raise RuntimeError(
+                    "The model has not seen any data yet, so the spec of its "
+                    "inputs is unknown. Call `fit` first."
+                )
+            self._graph = student_graph.StudentGraph(
+                self.student, self.trainer.input_spec
+            )
+        return self._graph
 
     @property
     def distillation(self) -> dict[str, Any]:
         """What `compile` was given beside Keras' own arguments."""
         return {
-            "distillation_loss": self.codistillation.loss,
-            "distillation_weight": self.codistillation.weight,
+            "distillation_loss": self.teachers.loss,
+            "distillation_weight": self.teachers.weight,
         }
 
     # ---- what a training asks of it ----
@@ -588,7 +591,12 @@ class CodistillModel(steps.Codistilled, DistributedModel):
 
     def before_tracing(self) -> Any:
         """Makes what a step needs of teachers; returns what travels along."""
-        return self.codistillation.attach(self)
+        if len(self.teachers):
+            strategy, last = self.distribute_strategy, self.trainer.last
+            self.teachers.attach(
+                teacher_lib.Student(self.graph, strategy, last=last)
+            )
+        return self.teachers.remote
 
     def compile(
         self,
@@ -623,10 +631,11 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             _leave_out_xla(kwargs)
         super().compile(*args, **kwargs)
         _check_scale(self.loss, kwargs)
-        self.codistillation.compile(
+        self.teachers.compile(
             distillation_loss,
             schedules.get(distillation_weight),
             task_loss=self.loss,
+            output_names=getattr(self.student, "output_names", None),
         )
         # Attributes, by which Keras finds metrics.
         self._task_tracker = keras.metrics.Mean("task_loss")
@@ -659,7 +668,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         See `DistributedModel.compute_loss`.
         """
         has_task = self._own.has_loss or self.loss is not None or self.losses
-        if not has_task and self.codistillation:
+        if not has_task and len(self.teachers):
             return tf.zeros([], keras.config.floatx())
         return super().compute_loss(
             x, y, y_pred, sample_weight, training=training
@@ -668,7 +677,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
     def train_step(self, data: Any) -> Logs:
         """Runs one codistilled update on one replica's part of the batch."""
         data, labels = attached.detach(data)
-        _check_labels(labels, self.codistillation)
+        _check_labels(labels, self.teachers)
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
         counter = keras_internals.num_batches(self.optimizer)
@@ -678,7 +687,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             task_loss = self._own.share_of_loss(
                 self, batch, x, y, y_pred, weights, training=True
             )
-            paid = self.codistillation.term(
+            paid = self.teachers.term(
                 tape,
                 step,
                 x,
@@ -748,10 +757,12 @@ def _check_scale(loss: Any, arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _check_labels(labels: Mapping[str, Any], taught: Any) -> None:
+def _check_labels(
+    labels: Mapping[str, Any], taught: teacher_list.TeacherList
+) -> None:
     """Warns of labels in the data that no teacher reads."""
     readers = labels_lib.LabelTeacher
-    is_read = any(isinstance(each, readers) for each in taught.teachers)
+    is_read = any(isinstance(each, readers) for each in taught)
     if labels and not is_read and taught.loss:
         warnings.warn(
             f"The data carry labels of {', '.join(labels)}, which no teacher "
@@ -794,7 +805,8 @@ def _check_roles(
                 "same exchange.",
                 stacklevel=4,
             )
-    if teachers.moves_at_refreshes and not steps.first(callbacks, steps.Loader):
+    moves = teachers.follows_peers or teachers.past_moves_at_refreshes
+    if moves and not steps.first(callbacks, steps.Loader):
         warnings.warn(
             "The model has teachers in other groups, or in its own past, and "
             "`fit` got no TeacherLoader, so they stay as they are or never "

@@ -159,8 +159,8 @@ def test_a_silent_peer_fades_by_itself(exchange, caplog):
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16).repeat()
     steps = {"steps_per_epoch": 1}
     cases.prepare(model, data, **steps)
-    cases.publish(exchange, cases.linear(1), extras={"every_steps": 1})
-    cases.load(model, 10)
+    cases.publish(exchange, cases.linear(1), step=0, extras={"every_steps": 1})
+    cases.load(model, 0)
     callbacks = [tfdistill.callbacks.TeacherLoader(every_steps=1)]
     with caplog.at_level(logging.WARNING):
         logs = cases.fit(model, data, epochs=24, callbacks=callbacks, **steps)

@@ -251,7 +251,7 @@ def test_a_group_learns_from_its_teacher_as_one_process_does(
     cases.pretend(monkeypatch)
     model = _codistill(tmp_path / "group", keras.optimizers.Adagrad(0.1))
     model.trainer.build(cases.batches().element_spec)
-    assert model.codistillation.attach(model) is model.teachers.remote
+    assert model.before_tracing() is model.teachers.remote
     found = _teach(tmp_path / "group", model)
     assert model.teachers.remote and not plain.teachers.remote
     assert found["distillation_weight"] == [1, 1]
@@ -264,7 +264,7 @@ def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):
     cases.pretend(monkeypatch)
     model = _codistill(tmp_path, keras.optimizers.Adagrad(0.1))
     model.trainer.build(cases.batches().element_spec)
-    assert model.codistillation.attach(model) is model.teachers.remote
+    assert model.before_tracing() is model.teachers.remote
     peer = _peer(3)
     for step, student in ((10, peer), (11, _peer(4))):
         codistillation_cases.publish(

@@ -78,8 +78,8 @@ def test_without_any_teacher_it_is_zero():
         value = term(nobody, student, None)
     assert float(value) == 0.0
     np.testing.assert_array_equal(tape.gradient(value, student), 0 * _STUDENT)
-    assert float(term_lib.strength(nobody, tf.float32)) == 0.0
-    assert float(term_lib.strength(_soft(_A), tf.float32)) == 1.0
+    assert float(nobody.strength) == 0.0
+    assert float(_soft(_A).strength) == 1.0
 
 
 def test_a_fading_teacher_leaves_each_example_what_it_counts():
@@ -87,7 +87,7 @@ def test_a_fading_teacher_leaves_each_example_what_it_counts():
     term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
     weights = [[0.25] * 4, [1, 1, 0, 0]]
     soft = _soft(_A, _B, weights=weights, shares=[0.25, 1.0])
-    assert float(term_lib.strength(soft, tf.float32)) == 1.0
+    assert float(soft.strength) == 1.0
     a, b = cases.softmax(_A), cases.softmax(_B)
     target = np.concatenate([(a[:2] + 4 * b[:2]) / 5, a[2:]])
     counts = np.array([1.0, 1.0, 0.25, 0.25])

@@ -142,11 +142,11 @@ class MergeBarrier(mixing.WeightMixer):
                 "A MergeBarrier needs one compiled loss, a keras.losses.Loss "
                 f"or its name; received {loss!r}."
             )
-        if len(model.teachers) and model.codistillation.weight is not self:
+        if len(model.teachers) and model.teachers.weight is not self:
             warnings.warn(
                 "A MergeBarrier must be the `distillation_weight` as well, or "
                 "the group distils while it mixes; received "
-                f"{model.codistillation.weight!r}. Pass it to `compile`, too.",
+                f"{model.teachers.weight!r}. Pass it to `compile`, too.",
                 stacklevel=2,
             )
         self._loss = keras.losses.get(loss)

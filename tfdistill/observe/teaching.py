@@ -53,7 +53,7 @@ class TeachingWatch(keras.callbacks.Callback):
         model: Any = self.model
         done = int(keras_internals.num_batches(model.optimizer).numpy())
         last = tf.constant(max(0, done - 1), tf.int64)
-        if not float(model.codistillation.weight(last)):
+        if not float(model.teachers.weight(last)):
             return (
                 f"`distillation_weight` was still 0 at step {done}. "
                 "Shorten the burn-in, or train for longer."

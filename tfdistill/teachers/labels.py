@@ -5,6 +5,8 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +15,9 @@ from tfdistill import losses
 from tfdistill.labels import attached
 from tfdistill.labels import forms
 from tfdistill.system import run_files
+from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher
+from tfdistill.training import steps
 
 # What a step reports: of each teacher the share of rows that it taught, and the
 # newest version of its labels; and its own number.
@@ -156,6 +160,25 @@ class LabelTeacher(teacher.Teacher):
                 for server in asked["servers"]
                 if server["problem"]
             )
+
+
+def reported(
+    names: Sequence[str],
+    labels: Mapping[str, Any],
+    soft: soft_targets.SoftTargets,
+    step: tf.Tensor,
+) -> steps.Logs:
+    """Returns what a step reports of each teacher, for `status`."""
+    nothing = tf.constant(math.nan, tf.float64)
+    newest = [
+        attached.newest_version(labels[name]) if name in labels else nothing
+        for name in names
+    ]
+    return {
+        **steps.hidden(TAUGHT_ROWS, soft.taught_rows),
+        **steps.hidden(VERSION, tf.stack(newest)),
+        **steps.hidden(STEP, step[tf.newaxis]),
+    }
 
 
 def _is_burn_in(version: tf.Tensor, batch: teacher.Batch) -> tf.Tensor:

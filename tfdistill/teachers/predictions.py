@@ -7,7 +7,7 @@ alternative to exchanging checkpoints). Nothing of a peer is run here.
 
 import functools
 import math
-from collections.abc import Mapping
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,14 +88,16 @@ class PeerPredictions(teacher.Teacher):
         self._encoding = encoding or forms.Form()
         # Made when the first peer is attached.
         self.mailbox: Any = None
+        # By replica, the last step and what peers said of its batch.
+        self._answers: dict[int, tuple[int, list[Any]]] = {}
 
     def members(self, cluster: identity.Cluster) -> Sequence[teacher.Teacher]:
         """Returns a teacher for each group."""
         self._cluster = cluster
         groups = cluster.peers if self._peers is None else self._peers
         self._exchange = peers_lib.exchange_for(self._exchange, groups, cluster)
-        self._members = [PredictedPeer(group, self) for group in groups]
-        return self._members
+        self._groups = list(groups)
+        return [PredictedPeer(group, self) for group in groups]
 
     def attach(self, student: teacher.Student) -> None:
         """Makes the mailbox; the first of the peers asks for it."""
@@ -111,18 +113,20 @@ class PeerPredictions(teacher.Teacher):
             )
         cluster = self._cluster
         local = tuple(replicas.local_replicas(student.strategy))
+        self._locks = {replica: threading.Lock() for replica in local}
         self.mailbox = mailbox_lib.Mailbox(
             self._exchange,
             group=cluster.group,
             worker=local[0] // len(local),
             replicas=local,
             host=(cluster.address or "").rpartition(":")[0].strip("[]"),
-            peers=[member.group for member in self._members],
+            peers=self._groups,
             wait_secs=self._wait_secs,
         )
 
     def start(self) -> None:
         """Opens the mailbox."""
+        self._answers.clear()
         if self.mailbox is not None:
             self.mailbox.start()
 
@@ -133,87 +137,61 @@ class PeerPredictions(teacher.Teacher):
 
     # ---- in the step ----
 
-    def before_step(
-        self, batch: teacher.Batch, *, active: tf.Tensor
-    ) -> Mapping[str, list[tf.Tensor]]:
-        """Sends what the student has said of a batch, and waits for the peers.
+    def answer(self, batch: teacher.Batch, group: int) -> list[tf.Tensor]:
+        """Returns what a peer says of a batch; NaN if it says nothing.
 
-        Outside the branches in which teachers are asked, which share nothing.
+        The first peer that is asked sends what the student says of the batch,
+        and waits for all.
         """
-        own = batch.flat
-        names = [member.name for member in self._members]
-        said = tf.cond(
-            active,
-            lambda: self._said(batch),
-            lambda: [tf.zeros_like(o, tf.float32) for _ in names for o in own],
-        )
-        return {
-            name: said[index * len(own) :][: len(own)]
-            for index, name in enumerate(names)
-        }
-
-    def _said(self, batch: teacher.Batch) -> list[tf.Tensor]:
         own = batch.flat
         context = tf.distribute.get_replica_context()
         replica = context.replica_id_in_sync_group if context else 0
         if not self._encoding.is_whole:
             for loss in batch.losses:
                 labels.check_classes("peers", loss)
-        by_output = [
-            labels.form_for(loss, self._encoding) for loss in batch.losses
-        ]
-        kept = [
-            form.encode(output)
-            for form, output in zip(by_output, own, strict=True)
-        ]
-        arrays = tf.nest.flatten(kept)
-        peers = self._members
+        used = [labels.form_for(loss, self._encoding) for loss in batch.losses]
+        kept = [f.encode(o) for f, o in zip(used, own, strict=True)]
+        arrays, classes = tf.nest.flatten(kept), tuple(map(_num_classes, own))
         # In this process, wherever the student runs. A function of Python:
         # nothing in a graph waits no longer than it should.
-        answered, *received = tf.numpy_function(
-            functools.partial(self._swap, tuple(map(_num_classes, own))),
+        answers, *received = tf.numpy_function(
+            functools.partial(self._swap, self._groups.index(group), classes),
             [batch.step, replica, attached.fingerprint(batch.inputs), *arrays],
-            [tf.bool, *[array.dtype for _ in peers for array in arrays]],
+            [tf.bool, *[array.dtype for array in arrays]],
         )
-        answered.set_shape([len(peers)])
-        found = []
-        for index in range(len(peers)):
-            of_peer = received[index * len(arrays) :][: len(arrays)]
-            for array, like in zip(of_peer, arrays, strict=True):
-                array.set_shape(like.shape)
-            found += [
-                tf.where(
-                    answered[index],
-                    form.decode(part, num_classes=like.shape[-1]),
-                    float("nan"),
-                )
-                for form, part, like in zip(
-                    by_output,
-                    tf.nest.pack_sequence_as(kept, of_peer),
-                    own,
-                    strict=True,
-                )
-            ]
-        return found
+        answers.set_shape([])
+        for array, like in zip(received, arrays, strict=True):
+            array.set_shape(like.shape)
+        parts = tf.nest.pack_sequence_as(kept, received)
+        said = [
+            form.decode(part, num_classes=like.shape[-1])
+            for form, part, like in zip(used, parts, own, strict=True)
+        ]
+        return [tf.where(answers, output, float("nan")) for output in said]
 
     def _swap(
         self,
+        index: int,
         classes: tuple[int, ...],
         step: np.ndarray,
         replica: np.ndarray,
         batch: np.ndarray,
         *arrays: np.ndarray,
     ) -> list[Any]:
-        own = self.mailbox.send(
-            step=int(step),
-            replica=int(replica),
-            batch=batch.tobytes(),
-            classes=classes,
-            arrays=arrays,
-        )
-        answers = self.mailbox.answers(own)
-        received = [array for found in answers for array in found or arrays]
-        return [np.array([found is not None for found in answers]), *received]
+        with self._locks[int(replica)]:
+            of_step, answers = self._answers.get(int(replica), (-1, []))
+            if of_step != step:
+                own = self.mailbox.send(
+                    step=int(step),
+                    replica=int(replica),
+                    batch=batch.tobytes(),
+                    classes=classes,
+                    arrays=arrays,
+                )
+                answers = self.mailbox.answers(own)
+                self._answers[int(replica)] = int(step), answers
+        found = answers[index]
+        return [np.array(found is not None), *(found or arrays)]
 
 
 class PredictedPeer(teacher.Teacher):
@@ -233,8 +211,8 @@ class PredictedPeer(teacher.Teacher):
         self._swap.attach(student)
 
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
-        """Takes this peer's part of what the swap has brought."""
-        return batch.labels[self.name]
+        """Takes what it says of the same batch."""
+        return self._swap.answer(batch, self.group)
 
     def status(self) -> dict[str, Any]:
         """Describes the peer, for logs: its answers in place of versions."""

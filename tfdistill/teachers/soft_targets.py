@@ -46,6 +46,16 @@ class SoftTargets:
         return tf.where(self.shares > 0, share, float("nan"))
 
     @property
+    def strength(self) -> tf.Tensor:
+        """What the whole term counts: the greatest share of a teacher.
+
+        1 while a fresh teacher is in use, less once all have grown old, and 0
+        if none is in use for any example.
+        """
+        speaks = tf.reduce_any(self.weights > 0)
+        return tf.where(speaks, tf.reduce_max(self.shares), 0.0)
+
+    @property
     def share_of_rows(self) -> tf.Tensor:
         """The greatest share of a teacher in use for a row, float32 `[batch]`.
 

@@ -237,17 +237,6 @@ class Teacher:
 
     # ---- in the step ----
 
-    def before_step(
-        self, batch: Batch, *, active: tf.Tensor
-    ) -> Mapping[str, list[tf.Tensor]]:
-        """Returns answers by the name of a member, for kinds that ask as one.
-
-        They are added to `batch.labels`. `active`, a bool scalar, is False
-        while nobody is asked. By default there are none.
-        """
-        del batch, active
-        return {}
-
     def ask(self, batch: Batch) -> Any:
         """Answers about a batch, while the step is traced.
 

@@ -1,30 +1,28 @@
 """All teachers of one student: attached, asked, refreshed, and reported."""
 
-import dataclasses
 import logging
-import math
-import os
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdistill.cluster import identity
 from tfdistill.follow import agreement
 from tfdistill.follow import follower
-from tfdistill.labels import attached
 from tfdistill.teachers import canary
 from tfdistill.teachers import fixed
+from tfdistill.teachers import labels as labels_lib
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import own_past
 from tfdistill.teachers import peers as peers_lib
 from tfdistill.teachers import predictions
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher as teacher_lib
+from tfdistill.teachers import term as term_lib
+from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
 _ATTACHED = (
@@ -41,15 +39,15 @@ def checked(teachers: Any) -> list[teacher_lib.Teacher]:
     """
     if teachers is None:
         return []
-    if isinstance(teachers, teacher_lib.Teacher):
-        return [teachers]
     is_list = isinstance(teachers, list | tuple)
     found = list(teachers) if is_list else [teachers]
     for each in found:
         if not isinstance(each, teacher_lib.Teacher):
             raise ValueError(
                 "`teachers` must be a tfdistill.teachers.Teacher or a list of "
-                f"them; received {type(each).__name__}. {_remedy(each)}"
+                f"them; received {each!r:.100}. Of other groups, pass "
+                "tfdistill.teachers.Peers(), an object; of a model or a path, "
+                "tfdistill.teachers.FixedTeacher(model_or_path)."
             )
     if len(set(map(id, found))) != len(found):
         raise ValueError(
@@ -59,18 +57,12 @@ def checked(teachers: Any) -> list[teacher_lib.Teacher]:
     return found
 
 
-def _remedy(given: Any) -> str:
-    if isinstance(given, keras.Model | str | os.PathLike):
-        return "Pass tfdistill.teachers.FixedTeacher(model_or_path)."
-    if given is teacher_lib.Teacher or isinstance(given, type):
-        return "Pass an object: Peers(), not Peers."
-    return "Other groups: tfdistill.teachers.Peers()."
-
-
 class TeacherList:
     """The teachers of one student, which `CodistillModel.teachers` is.
 
     Attributes:
+        loss, weight: The distillation loss that the model was compiled with,
+            and its weight as a function of the step.
         generation: Counts loaded graphs: the training step is traced again
             for each.
         has_exporter: Whether the `fit` in progress has a `StudentExporter`.
@@ -93,10 +85,11 @@ class TeacherList:
         self._peers = [
             t for t in self._teachers if isinstance(t, peers_lib.Peer)
         ]
-        self._student: teacher_lib.Student | None = None
+        self.loss: Any = None
+        self.weight: Callable[[tf.Tensor], Any] | None = None
+        self._term: term_lib.DistillationTerm | None = None
+        self._student: Any = None
         self._following: follower.Following | None = None
-        # What the traced step knows.
-        self._published: Any = None
         self.remote: on_servers.RemoteTeachers | None = None
         self.generation = 0
         self.has_exporter = False
@@ -114,11 +107,6 @@ class TeacherList:
         return [each.name for each in self._teachers]
 
     @property
-    def follows_peers(self) -> bool:
-        """Whether other groups teach, by versions or by predictions."""
-        return bool(self._peers) or self.swaps_predictions
-
-    @property
     def needs_versions(self) -> bool:
         """Whether other groups teach by their versions."""
         return bool(self._peers)
@@ -129,19 +117,33 @@ class TeacherList:
         return self._has(predictions.PredictedPeer)
 
     @property
+    def follows_peers(self) -> bool:
+        """Whether other groups teach, by versions or by predictions."""
+        return self.needs_versions or self.swaps_predictions
+
+    @property
     def past_moves_at_refreshes(self) -> bool:
         """Whether refreshes move the student's own past: nobody exports it."""
         return self._has(own_past.OwnPast) and not self.has_exporter
-
-    @property
-    def moves_at_refreshes(self) -> bool:
-        """Whether teachers change at the refreshes of a `TeacherLoader`."""
-        return self.follows_peers or self.past_moves_at_refreshes
 
     def _has(self, kind: type[teacher_lib.Teacher]) -> bool:
         return any(isinstance(each, kind) for each in self._teachers)
 
     # ---- before training ----
+
+    def compile(
+        self,
+        loss: Any,
+        weight: Callable[[tf.Tensor], Any],
+        *,
+        task_loss: Any,
+        output_names: Sequence[str] | None,
+    ) -> None:
+        """Takes what `CodistillModel.compile` was given."""
+        self.loss, self.weight = loss, weight
+        self._term = term_lib.DistillationTerm(
+            loss, task_loss=task_loss, output_names=output_names
+        )
 
     def attach(self, student: teacher_lib.Student) -> None:
         """Makes the teachers and their variables for one student, once.
@@ -151,12 +153,13 @@ class TeacherList:
         if self._student is not None:
             if student.graph is not self._student.graph:
                 raise RuntimeError(_ATTACHED.format(", ".join(self.names)))
-            self._student.weight = student.weight
+            self._student.weight = self.weight
             return
-        student.names = self.names
+        self._student = student
+        student.names, student.weight = self.names, self.weight
+        student.loss = self._term.first if self._term else None
         if any(peer.canary is None for peer in self._peers):
             student.held_out = canary.of_validation(self.validation_data)
-        self._student = student
         if student.on_servers:
             self.remote = on_servers.RemoteTeachers(self._teachers)
             student.remote = self.remote
@@ -182,6 +185,51 @@ class TeacherList:
 
     # ---- in the step ----
 
+    def term(
+        self,
+        tape: tf.GradientTape,
+        step: tf.Tensor,
+        x: Any,
+        y_pred: Any,
+        sample_weight: Any,
+        *,
+        dtype: Any,
+        labels: Mapping[str, Any],
+    ) -> term_lib.Paid | None:
+        """Asks the teachers about one replica's batch, and compares.
+
+        None without teachers. `dtype` is that of the loss. `labels` are
+        teachers' predictions that came with the batch. The teachers run in
+        inference mode, and no gradient reaches them.
+        """
+        if not self._teachers or self._term is None or self.weight is None:
+            return None
+        with tape.stop_recording():
+            weight = tf.cast(self.weight(step), dtype)
+            batch = teacher_lib.Batch(
+                inputs=x,
+                outputs=y_pred,
+                labels=labels,
+                step=tf.cast(step, tf.int64),
+                losses=self._term.losses_of(y_pred),
+                weight=self.weight,
+            )
+            soft = self.ask(batch, active=weight > 0)
+        loss = self._term(soft, y_pred, sample_weight)
+        with tape.stop_recording():
+            compared = self._term.compare(soft, y_pred, sample_weight)
+        weight *= tf.cast(soft.strength, dtype)
+        return term_lib.Paid(
+            loss=loss,
+            weight=weight,
+            logs={
+                "distillation_weight": weight,
+                "teacher_staleness": soft.staleness,
+                **steps.hidden(*compared),
+                **labels_lib.reported(self.names, labels, soft, step),
+            },
+        )
+
     def ask(
         self, batch: teacher_lib.Batch, *, active: tf.Tensor
     ) -> soft_targets.SoftTargets:
@@ -190,29 +238,7 @@ class TeacherList:
         A teacher that is not in use costs nothing, and no gradient is kept.
         `active`, a bool scalar, is False to leave all teachers out.
         """
-        for given in self._given:
-            said = given.before_step(batch, active=active)
-            if said:
-                batch = dataclasses.replace(
-                    batch, labels={**batch.labels, **said}
-                )
         return self._asked.ask(batch, active=active)
-
-    def label_versions(self, labels: Mapping[str, Any]) -> tf.Tensor:
-        """Returns the newest version in each teacher's labels of a batch.
-
-        float64 `[num_teachers]`; NaN for a teacher without labels, or whose
-        labels have no version.
-        """
-        nothing = tf.constant(math.nan, tf.float64)
-        return tf.stack(
-            [
-                attached.newest_version(labels[name])
-                if name in labels
-                else nothing
-                for name in self.names
-            ]
-        )
 
     # ---- between steps ----
 
@@ -247,8 +273,9 @@ class TeacherList:
     def refresh(self, *, step: int | None = None) -> list[str]:
         """Lets the group agree on versions and swaps in what all have.
 
-        Every worker calls it at the same step. It neither reads files nor
-        waits for them, except to load a graph that differs from the student's.
+        Every worker calls it at the same step, once `fit` has made the
+        teachers' variables. It neither reads files nor waits for them, except
+        to load a graph that differs from the student's.
 
         Args:
             step: The student's global step, by which teachers that have
@@ -256,12 +283,8 @@ class TeacherList:
 
         Returns:
             The names of the teachers that were swapped.
-
-        Raises:
-            RuntimeError: The teachers belong to no student yet.
         """
-        student = self._check_attached("refresh")
-        for merit in student.merits.values():
+        for merit in self._student.merits.values():
             merit.take()
         news = self._agreement.exchange_news()
         for each, is_bad in zip(self._teachers, news.of_replicas, strict=True):
@@ -271,10 +294,9 @@ class TeacherList:
                     f"{soft_targets.MAX_BAD_BATCHES} batches in a row."
                 )
         for index, peer in enumerate(self._peers):
-            newest = news.newest[index]
             is_free = index not in news.failed and peer.follower.announced < 0
-            if is_free and newest >= 0:
-                peer.follower.announce(newest)
+            if is_free and news.newest[index] >= 0:
+                peer.follower.announce(news.newest[index])
         ready = self._load_graphs(news.ready)
         self._swap(ready, step)
         if not self.has_exporter:
@@ -313,25 +335,13 @@ class TeacherList:
         if self._student is not None:
             self._publish()
 
-    def _check_attached(self, caller: str) -> teacher_lib.Student:
-        if self._student is None:
-            raise RuntimeError(
-                f"`{caller}` must come after `fit` has made the teachers' "
-                "variables; received teachers without a student. Call it from "
-                "a callback, in `on_train_begin` or later."
-            )
-        return self._student
-
     def _publish(self) -> None:
-        """Lets the traced step know of the versions, if anything changed."""
+        """Lets the traced step know what the teachers count."""
         if self.remote:
             # Travels with each execution.
             self.remote.publish()
-            return
-        found = soft_targets.standings(self._teachers)
-        if not np.array_equal(found, self._published):
-            self._asked.standings.assign(found)
-            self._published = found
+        else:
+            self._asked.standings.assign(soft_targets.standings(self._teachers))
 
     def status(self) -> list[dict[str, Any]]:
         """Describes each teacher, for logs.
@@ -375,7 +385,6 @@ class TeacherList:
         workers have read the versions that were in use. One that is gone,
         refused or cannot be read by all is left out, with a warning.
         """
-        student = self._check_attached("restore")
         lost = sorted(set(state).difference(self.names))
         if lost:
             _log.warning("%s are no longer teachers.", ", ".join(lost))
@@ -383,7 +392,7 @@ class TeacherList:
         was_following = self._following is not None
         self._stop_following()
         # What was good enough then is good enough now.
-        for merit in student.merits.values():
+        for merit in self._student.merits.values():
             merit.forget()
         wanted = {
             index: state[peer.name].get("step", -1)

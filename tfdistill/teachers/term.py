@@ -6,9 +6,7 @@ collective.
 """
 
 import dataclasses
-from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,12 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill import losses as losses_lib
-from tfdistill.exports import student_graph
-from tfdistill.teachers import labels as labels_lib
-from tfdistill.teachers import on_servers
 from tfdistill.teachers import soft_targets
-from tfdistill.teachers import teacher
-from tfdistill.teachers import teacher_list
 from tfdistill.training import global_batch
 from tfdistill.training import steps
 
@@ -186,17 +179,6 @@ class DistillationTerm:
         return [losses.get(name) for name in names]
 
 
-def strength(soft: soft_targets.SoftTargets, dtype: Any) -> tf.Tensor:
-    """Returns what the whole term counts: the greatest share of a teacher.
-
-    1 while a fresh teacher is in use, less once all have grown old, and 0 if
-    none is in use for any example.
-    """
-    speaks = tf.reduce_any(soft.weights > 0)
-    greatest = tf.reduce_max(soft.shares)
-    return tf.cast(tf.where(speaks, greatest, 0.0), dtype)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Paid:
     """What a step pays for differing from its teachers.
@@ -210,135 +192,6 @@ class Paid:
     loss: tf.Tensor
     weight: tf.Tensor
     logs: steps.Logs
-
-
-class Codistillation:
-    """All that a student's training has to do with its teachers.
-
-    A plain object, so that Keras tracks none of it: no file of the student
-    knows of teachers.
-
-    Attributes:
-        student: Who learns.
-        teachers: Whom it learns from.
-        loss, weight: The distillation loss that the model was compiled with,
-            and its weight as a function of the step.
-    """
-
-    def __init__(
-        self, student: keras.Model, teachers: teacher_list.TeacherList
-    ) -> None:
-        """Makes no variable yet."""
-        self.student = student
-        self.teachers = teachers
-        self.loss: Any = None
-        self.weight: Callable[[tf.Tensor], Any] | None = None
-        self._term: DistillationTerm | None = None
-        self._graph: student_graph.StudentGraph | None = None
-
-    def __bool__(self) -> bool:
-        return bool(len(self.teachers))
-
-    def compile(
-        self,
-        loss: Any,
-        weight: Callable[[tf.Tensor], Any],
-        *,
-        task_loss: Any,
-    ) -> None:
-        """Takes what `CodistillModel.compile` was given."""
-        self.loss, self.weight = loss, weight
-        self._term = DistillationTerm(
-            loss,
-            task_loss=task_loss,
-            output_names=getattr(self.student, "output_names", None),
-        )
-
-    # ---- before the first step ----
-
-    def graph(self, model: Any) -> student_graph.StudentGraph:
-        """Returns the student's inference, traced once for the data of `fit`.
-
-        Raises:
-            RuntimeError: The model has seen no data yet.
-        """
-        if self._graph is None:
-            if model.trainer.input_spec is None:
-                raise RuntimeError(
-                    "The model has not seen any data yet, so the spec of its "
-                    "inputs is unknown. Call `fit` first."
-                )
-            self._graph = student_graph.StudentGraph(
-                self.student, model.trainer.input_spec
-            )
-        return self._graph
-
-    def attach(self, model: Any) -> on_servers.RemoteTeachers | None:
-        """Makes the variables of the teachers, if any.
-
-        Returns what each execution takes along under parameter servers.
-        """
-        if self:
-            self.teachers.attach(
-                teacher.Student(
-                    self.graph(model),
-                    model.distribute_strategy,
-                    weight=self.weight,
-                    loss=self._term.first if self._term else None,
-                    last=model.trainer.last,
-                )
-            )
-        return self.teachers.remote
-
-    # ---- one step ----
-
-    def term(
-        self,
-        tape: tf.GradientTape,
-        step: tf.Tensor,
-        x: Any,
-        y_pred: Any,
-        sample_weight: Any,
-        *,
-        dtype: Any,
-        labels: Mapping[str, Any] | None = None,
-    ) -> Paid | None:
-        """Asks the teachers about one replica's batch, and compares.
-
-        None without teachers. `dtype` is that of the loss. `labels` are
-        teachers' predictions that came with the batch. The teachers run in
-        inference mode, and no gradient reaches them.
-        """
-        if not self or self._term is None or self.weight is None:
-            return None
-        with tape.stop_recording():
-            weight = tf.cast(self.weight(step), dtype)
-            batch = teacher.Batch(
-                inputs=x,
-                outputs=y_pred,
-                labels=labels or {},
-                step=tf.cast(step, tf.int64),
-                losses=self._term.losses_of(y_pred),
-                weight=self.weight,
-            )
-            soft = self.teachers.ask(batch, active=weight > 0)
-        loss = self._term(soft, y_pred, sample_weight)
-        with tape.stop_recording():
-            compared = self._term.compare(soft, y_pred, sample_weight)
-        weight *= strength(soft, weight.dtype)
-        versions = self.teachers.label_versions(labels or {})
-        return Paid(
-            loss=loss,
-            weight=weight,
-            logs={
-                "distillation_weight": weight,
-                "teacher_staleness": soft.staleness,
-                **steps.hidden(*compared),
-                **steps.hidden(labels_lib.TAUGHT_ROWS, soft.taught_rows),
-                **steps.hidden(labels_lib.VERSION, versions),
-                **steps.hidden(labels_lib.STEP, step[tf.newaxis]),
-            },
-        )
 
 
 def _part(structure: Any, key: Any) -> Any:

@@ -96,7 +96,6 @@ class Codistilled(Trained):
 
     student: keras.Model
     teachers: Any
-    codistillation: Any
     graph: Any
 
 
