@@ -23,8 +23,6 @@ from launch import recipes
 from tfdistill.launcher import parent
 from tfdistill.system import programs
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-_COLOURS = ("#0072B2", "#D55E00")
 _METRICS = (("accuracy", "accuracy"), ("log_loss", "log loss"))
 _AGREEMENT = (
     ("disagreement", "disagreement"),
@@ -60,49 +58,11 @@ def table(runs: Sequence[Any]) -> rich.table.Table:
     return result
 
 
-def plot(runs: Sequence[Any], directory: pathlib.Path) -> None:
-    """Draws validation loss over steps, and how groups disagree."""
-    # Imported here: it takes a second. Never `pyplot`, which may want a screen.
-    from matplotlib import figure as figure_lib
-
-    figure = figure_lib.Figure(figsize=(9, 4), layout="constrained")
-    curves, bars = figure.subplots(1, 2, width_ratios=[3, 2])
-    for place, (name, run) in enumerate(zip(METHODS, runs, strict=True)):
-        colour = _COLOURS[place]
-        for group in range(_NUM_GROUPS):
-            records = outputs.read_records(
-                outputs.group_dir(directory / name, group)
-            )
-            points = [
-                (record["step"], record["val_loss"])
-                for record in records
-                if record.get("event") == "epoch_end"
-            ]
-            curves.plot(
-                *zip(*points, strict=True),
-                ("-", "--")[group],
-                color=colour,
-                label=f"{name}, group {group}",
-            )
-        values = [run["agreement"][key] for key, _ in _AGREEMENT]
-        lefts = [at + 0.4 * place - 0.2 for at in range(len(values))]
-        drawn = bars.bar(lefts, values, 0.4, color=colour, label=name)
-        bars.bar_label(drawn, fmt="%.4f", padding=2)
-    curves.set(xlabel="step", ylabel="validation log loss (nats)", yscale="log")
-    curves.legend()
-    curves.grid(which="both", alpha=0.3)
-    bars.set_xticks(range(len(_AGREEMENT)), [label for _, label in _AGREEMENT])
-    bars.set_title("between the groups' predictions")
-    bars.margins(y=0.15)
-    figure.savefig(directory / PLOT, dpi=120)
-
-
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _EXIT_INTERRUPTED = 130
 _RECIPE, _NUM_GROUPS = "digits", 2
 # By name, the method of `launch.methods`: the same in all else.
 METHODS = {"independent": "independent", "codistilled": "codistill"}
-PLOT = "comparison.png"
 
 
 def _add_options(options: programs.Flags) -> None:
@@ -170,7 +130,6 @@ def _compare(
             )
             return code
     runs = [outputs.read_results(directory / name) for name in METHODS]
-    plot(runs, directory)
     _tell(runs, directory, secs=time.monotonic() - start)
     return 0
 
@@ -210,7 +169,6 @@ def _tell(runs: Sequence[Any], directory: pathlib.Path, *, secs: float) -> None:
     before, after = (100 * run["agreement"]["disagreement"] for run in runs)
     # Not through rich, which would break long paths in two.
     print(f"results      {directory}")
-    print(f"plot         {directory / PLOT}")
     print("TensorBoard  {} --logdir {}".format(*shown))
     print(f"SavedModels  {exports}")
     print(f"Keras files  {{run}}/group_{{g}}/{outputs.STUDENT}")

@@ -1,6 +1,6 @@
 """Writes the manifests that run a script or a recipe on Kubernetes.
 
-python -m launch.kubernetes --form=job --name=run1 --image=IMAGE \
+python -m launch.kubernetes --name=run1 --image=IMAGE \
     --num_groups=2 --workers_per_group=2 --volume_claim=runs \
     --workdir=/mnt/run1 --recipe=digits | kubectl apply -f -
 

@@ -1,4 +1,4 @@
-"""A run as objects of Kubernetes: services, policies, Jobs and JobSets."""
+"""A run as objects of Kubernetes: policies and JobSets."""
 
 import json
 from typing import Any
@@ -38,13 +38,8 @@ def objects(run: run_lib.Run) -> list[dict[str, Any]]:
     found = []
     for group in range(run.num_groups):
         if run.num_tasks > 1:
-            if run.form == "job":  # JobSet makes its own.
-                found.append(_service(run, group))
             found.append(_policy(run, group))
-        if run.form == "jobset":
-            found.append(_jobset(run, group))
-        else:
-            found += [_job(run, group, task_type) for task_type in run.sizes]
+        found.append(_jobset(run, group))
     return found
 
 
@@ -73,18 +68,6 @@ def _given(**fields: Any) -> dict[str, Any]:
     return {name: v for name, v in fields.items() if v is not None}
 
 
-def _service(run: run_lib.Run, group: int) -> dict[str, Any]:
-    """Returns the headless service that gives each pod of a group its name."""
-    spec = {
-        "clusterIP": "None",
-        # Tasks look for each other before any of them is ready.
-        "publishNotReadyAddresses": True,
-        "selector": _labels(run, group),
-        "ports": [{"name": "grpc", "port": run_lib.PORT}],
-    }
-    return _object("Service", "v1", run, group, run.group_name(group), spec)
-
-
 def _policy(run: run_lib.Run, group: int) -> dict[str, Any]:
     """Returns the rule that only a group's own pods may connect to them.
 
@@ -100,34 +83,17 @@ def _policy(run: run_lib.Run, group: int) -> dict[str, Any]:
     return _object("NetworkPolicy", version, run, group, name, spec)
 
 
-def _job(run: run_lib.Run, group: int, task_type: str) -> dict[str, Any]:
-    # The others of a group end with the first that is lost, so that one
-    # restart of the group may count for each of them.
-    retries = run.max_restarts * run.num_tasks
-    subdomain = run.group_name(group) if run.num_tasks > 1 else None
-    spec = _job_spec(run, group, task_type, retries, subdomain=subdomain)
-    name = run.job_name(group, task_type)
-    return _object("Job", "batch/v1", run, group, name, spec)
-
-
-def _job_spec(
-    run: run_lib.Run,
-    group: int,
-    task_type: str,
-    retries: int,
-    *,
-    subdomain: str | None = None,
-) -> dict[str, Any]:
+def _job_spec(run: run_lib.Run, group: int, task_type: str) -> dict[str, Any]:
+    """Returns an Indexed Job: all tasks of one type of a group."""
     size = run.sizes[task_type]
     own = {**_labels(run, group), f"{_LABEL}/task-type": task_type}
     pod = _pod(run, group, task_type)
-    if subdomain is not None:
-        pod["subdomain"] = subdomain
     return {
         "completionMode": "Indexed",
         "completions": size,
         "parallelism": size,
-        "backoffLimit": retries,
+        # One lost task is enough to restart the group.
+        "backoffLimit": 0,
         # A task's successor waits for its end, not only for its SIGTERM. With
         # a failure policy Kubernetes allows nothing else.
         "podReplacementPolicy": "Failed",
@@ -163,8 +129,7 @@ def _jobset(run: run_lib.Run, group: int) -> dict[str, Any]:
             "replicas": 1,
             "template": {
                 "metadata": {"labels": _labels(run, group)},
-                # One lost task is enough to restart the group.
-                "spec": _job_spec(run, group, task_type, 0),
+                "spec": _job_spec(run, group, task_type),
             },
         }
         for task_type in run.sizes

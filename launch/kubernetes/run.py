@@ -11,7 +11,6 @@ from tfdistill.launcher import fields
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import trackers
 
-FORMS = ("job", "jobset")
 PORT = 2222
 _MAX_LABEL = 63
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -86,13 +85,9 @@ class Run(local_cluster.Topology):
     """
 
     command: Sequence[str]
-    form: str = fields.option(
-        "job: Indexed Jobs, which need no operator; jobset: one JobSet for "
-        "each group",
-        section="run",
-        choices=FORMS,
+    name: str = fields.option(
+        "<NAME>: name of the run, a DNS label", section="run"
     )
-    name: str = fields.option("<NAME>: name of the run, a DNS label")
     image: str = fields.option("<IMAGE>: image of the containers")
     volume_claim: str | None = fields.option(
         "<NAME>: PersistentVolumeClaim with the workdir", None, section="files"
@@ -203,8 +198,7 @@ class Run(local_cluster.Topology):
             self.host(self.num_groups - 1, task_type, size - 1)
             for task_type, size in self.sizes.items()
         )
-        longest = max(hosts, key=len)
-        longest += _POD_SUFFIX if self.form == "jobset" else ""
+        longest = max(hosts, key=len) + _POD_SUFFIX
         self._check(
             len(longest) <= _MAX_LABEL,
             "name",
@@ -229,14 +223,8 @@ class Run(local_cluster.Topology):
         )
 
     def _check_together(self) -> None:
-        """Checks options that one form, or a run without a volume, lacks."""
+        """Checks options that a run without a volume lacks."""
         has_volume = bool(self.volume_claim)
-        self._check(
-            self.queue is None or self.form == "jobset",
-            "queue",
-            "come with --form=jobset, whose groups Kueue admits whole",
-            "Leave it out.",
-        )
         self._check(
             has_volume or not self.mount_path,
             "mount_path",
@@ -260,14 +248,13 @@ class Run(local_cluster.Topology):
         )
 
     def group_name(self, group: int) -> str:
-        """Returns the name of a group's service or JobSet."""
+        """Returns the name of a group's JobSet."""
         return f"{self.name}-g{group}"
 
     def job_name(self, group: int, task_type: str) -> str:
         """Returns the name from which hosts of one type of task are made."""
-        name = f"{self.group_name(group)}-{task_type}"
         # A JobSet numbers the Jobs of each kind, and has one here.
-        return f"{name}-0" if self.form == "jobset" else name
+        return f"{self.group_name(group)}-{task_type}-0"
 
     def host(self, group: int, task_type: str, index: int | str) -> str:
         """Returns the host name of one task."""

@@ -31,8 +31,8 @@ def of_kind(objects: list[dict], kind: str) -> dict[str, dict]:
 
 
 def jobs(objects: list[dict]) -> dict[str, dict]:
-    """The Jobs by name, also those that JobSet makes of its own objects."""
-    found = of_kind(objects, "Job")
+    """The Jobs that JobSet makes of its own objects, by name."""
+    found = {}
     for name, each in of_kind(objects, "JobSet").items():
         for replicated in each["spec"]["replicatedJobs"]:
             assert replicated["replicas"] == 1

@@ -8,7 +8,6 @@ import pytest
 
 from launch import recipes
 from launch.kubernetes import __main__
-from launch.kubernetes import run
 from tests.cases import kubernetes as manifest_cases
 from tfdistill.cluster import identity
 from tfdistill.launcher import restarts as restarts_lib
@@ -58,12 +57,11 @@ def _refused(capsys, *options, command=("python", "my_train.py")):
 
 
 @pytest.mark.parametrize("version", ["1.29", "newest"])
-@pytest.mark.parametrize("form", run.FORMS)
-def test_objects_are_those_of_kubernetes(capsys, topology, form, version):
+def test_objects_are_those_of_kubernetes(capsys, topology, version):
     validate = pytest.importorskip("kubernetes_validate")
     if version == "newest":
         version = validate.latest_version()
-    objects = manifest_cases.write(capsys, f"--form={form}", *topology)
+    objects = manifest_cases.write(capsys, *topology)
     for found in objects:
         if found["kind"] == "JobSet":
             continue  # Of an operator; below.
@@ -81,7 +79,7 @@ def test_jobsets_are_those_of_the_published_models(capsys, topology, version):
     if version == "newest":
         version = validate.latest_version()
     queue = "--queue=research"
-    objects = manifest_cases.write(capsys, "--form=jobset", queue, *topology)
+    objects = manifest_cases.write(capsys, queue, *topology)
     jobsets = manifest_cases.of_kind(objects, "JobSet").values()
 
     def unknown(found):
@@ -107,10 +105,8 @@ def test_jobsets_are_those_of_the_published_models(capsys, topology, version):
 # --- Indexed Jobs ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["job", "jobset"])
-def test_each_pod_of_a_job_is_one_task(capsys, form):
-    objects = manifest_cases.write(capsys, f"--form={form}", *FULL, *SERVERS)
-    services = manifest_cases.of_kind(objects, "Service")
+def test_each_pod_of_a_job_is_one_task(capsys):
+    objects = manifest_cases.write(capsys, *FULL, *SERVERS)
     jobsets = manifest_cases.of_kind(objects, "JobSet")
     jobs = manifest_cases.jobs(objects)
     assert len(jobs) == 6
@@ -118,17 +114,11 @@ def test_each_pod_of_a_job_is_one_task(capsys, form):
     for job_name, job in jobs.items():
         pod = job["spec"]["template"]
         group_name = job_name.rpartition(f"-{job_name[8:]}")[0]
-        if form == "job":
-            service = services[pod["spec"]["subdomain"]]["spec"]
-            labels = pod["metadata"]["labels"]
-            assert service["selector"].items() <= labels.items()
-            assert service["clusterIP"] == "None"
-        else:
-            # JobSet makes the service, and sets the subdomain of its pods.
-            assert not services and "subdomain" not in pod["spec"]
-            service = jobsets[group_name]["spec"]["network"]
-            assert service["subdomain"] == group_name
-            assert service["enableDNSHostnames"] is True
+        # JobSet makes the service, and sets the subdomain of its pods.
+        assert "subdomain" not in pod["spec"]
+        service = jobsets[group_name]["spec"]["network"]
+        assert service["subdomain"] == group_name
+        assert service["enableDNSHostnames"] is True
         assert service["publishNotReadyAddresses"] is True
         for index, (env, command) in enumerate(manifest_cases.tasks(job)):
             del env["TASK_INDEX"]
@@ -148,33 +138,12 @@ def test_each_pod_of_a_job_is_one_task(capsys, form):
     assert len(addresses) == len(names)
 
 
-def test_a_job_retries_what_a_retry_can_mend(capsys):
-    objects = manifest_cases.write(capsys, "--form=job", *FULL)
-    for job in manifest_cases.of_kind(objects, "Job").values():
-        spec = job["spec"]
-        assert spec["template"]["spec"]["restartPolicy"] == "Never"
-        assert spec["podReplacementPolicy"] == "Failed"
-        # Three restarts of a group of three tasks.
-        assert spec["backoffLimit"] == 9
-        hopeless, disrupted = spec["podFailurePolicy"]["rules"]
-        assert hopeless["action"] == "FailJob"
-        codes = hopeless["onExitCodes"]
-        name = manifest_cases.container(spec["template"])["name"]
-        assert codes["containerName"] == name
-        assert disrupted["action"] == "Ignore"
-        # The launcher of one machine thinks the same of each code.
-        for code in (1, 2, 65, 75, 126, 127, 137):
-            restarts = restarts_lib.GroupRestarts(limit=1)
-            delay, _ = restarts.plan_after(code, port_taken=False)
-            assert (delay is None) == (code in codes["values"])
-
-
 # --- JobSets -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("servers", [(), SERVERS], ids=["workers", "servers"])
 def test_a_group_restarts_whole_and_is_queued_whole(capsys, servers):
-    options = ("--form=jobset", "--queue=research", *FULL, *servers)
+    options = ("--queue=research", *FULL, *servers)
     objects = manifest_cases.write(capsys, *options)
     jobsets = manifest_cases.of_kind(objects, "JobSet")
     assert list(jobsets) == ["run1-g0", "run1-g1"]
@@ -199,17 +168,25 @@ def test_a_group_restarts_whole_and_is_queued_whole(capsys, servers):
         hopeless, disrupted = job["spec"]["podFailurePolicy"]["rules"]
         # Only what no restart mends has the reason of the rule above.
         assert hopeless["action"] == "FailJob"
-        assert 75 not in hopeless["onExitCodes"]["values"]
-        assert {2, 65} <= set(hopeless["onExitCodes"]["values"])
+        codes = hopeless["onExitCodes"]
+        name = manifest_cases.container(job["spec"]["template"])["name"]
+        assert codes["containerName"] == name
         assert disrupted["action"] == "Ignore"
+        # The launcher of one machine thinks the same of each code.
+        for code in (1, 2, 65, 75, 126, 127, 137):
+            restarts = restarts_lib.GroupRestarts(limit=1)
+            delay, _ = restarts.plan_after(code, port_taken=False)
+            assert (delay is None) == (code in codes["values"])
+        spec = job["spec"]["template"]["spec"]
+        assert spec["restartPolicy"] == "Never"
+        assert job["spec"]["podReplacementPolicy"] == "Failed"
 
 
 # --- Pods --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", run.FORMS)
-def test_no_evaluator_and_no_way_in_for_others(capsys, form):
-    objects = manifest_cases.write(capsys, f"--form={form}", *FULL, *SERVERS)
+def test_no_evaluator_and_no_way_in_for_others(capsys):
+    objects = manifest_cases.write(capsys, *FULL, *SERVERS)
     assert "evaluator" not in json.dumps(objects).lower()
     policies = manifest_cases.of_kind(objects, "NetworkPolicy")
     assert len(policies) == 2
@@ -225,9 +202,8 @@ def _pods(objects):
         yield job["spec"]["template"]
 
 
-@pytest.mark.parametrize("form", run.FORMS)
-def test_pods_have_what_the_options_say(capsys, form):
-    objects = manifest_cases.write(capsys, f"--form={form}", *FULL, *SERVERS)
+def test_pods_have_what_the_options_say(capsys):
+    objects = manifest_cases.write(capsys, *FULL, *SERVERS)
     for pod in _pods(objects):
         spec = pod["spec"]
         found = manifest_cases.container(pod)
@@ -269,21 +245,22 @@ def test_pods_have_what_the_options_say(capsys, form):
     ["$(HOME)", "$$(HOME)", "$"],
 )
 def test_the_kubelet_leaves_commands_and_variables_as_they_are(capsys, text):
-    (job,) = manifest_cases.write(
+    objects = manifest_cases.write(
         capsys,
-        "--form=job",
         VOLUME,
         "--env=HOME=/root",
         f"--env=NOTE={text}",
         command=("sh", "-c", text),
     )
+    (job,) = manifest_cases.jobs(objects).values()
     ((env, command),) = manifest_cases.tasks(job)
     assert (env["NOTE"], command) == (text, ["sh", "-c", text])
 
 
 def test_a_recipe_is_checked_before_it_is_sent(capsys):
-    options = ("--form=job", VOLUME, "--recipe=digits")
-    (job,) = manifest_cases.write(capsys, *options, "--override=seed=7")
+    options = (VOLUME, "--recipe=digits")
+    objects = manifest_cases.write(capsys, *options, "--override=seed=7")
+    (job,) = manifest_cases.jobs(objects).values()
     ((_, command),) = manifest_cases.tasks(job)
     assert command == [
         "python",
@@ -322,5 +299,5 @@ def test_a_recipe_is_checked_before_it_is_sent(capsys):
 def test_what_kubernetes_would_refuse_late_is_refused_at_once(
     capsys, options, said
 ):
-    given = [*manifest_cases.REQUIRED, "--workdir=/mnt/run1", "--form=job"]
+    given = [*manifest_cases.REQUIRED, "--workdir=/mnt/run1"]
     assert said in _refused(capsys, *given, *options)

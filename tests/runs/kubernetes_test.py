@@ -55,21 +55,16 @@ def test_a_group_trains_and_goes_on_after_the_loss_of_a_pod(
     workdir = tmp_path / "run"
     changes = ("num_steps=300", "backup_every_steps=20")
 
-    def job_of(form):
-        objects = manifest_cases.write(
-            capsys,
-            f"--form={form}",
-            "--workers_per_group=2",
-            "--volume_claim=runs",
-            "--key_secret=run1-key",
-            f"--workdir={workdir}",
-            "--recipe=digits",
-            *(f"--override={change}" for change in changes),
-        )
-        (job,) = manifest_cases.jobs(objects).values()
-        return job
-
-    job = job_of("job")
+    objects = manifest_cases.write(
+        capsys,
+        "--workers_per_group=2",
+        "--volume_claim=runs",
+        "--key_secret=run1-key",
+        f"--workdir={workdir}",
+        "--recipe=digits",
+        *(f"--override={change}" for change in changes),
+    )
+    (job,) = manifest_cases.jobs(objects).values()
     first, second = start(job)
     backup = workdir / "group_0" / "backup"
 
@@ -84,9 +79,8 @@ def test_a_group_trains_and_goes_on_after_the_loss_of_a_pod(
     code = first.wait(LIMIT_SECS)
     assert code == 75, first.text()[-2000:]
     assert code not in rules[0]["onExitCodes"]["values"]
-    # Both pods are replaced, at other addresses, by those of a JobSet: what
-    # one form has begun another goes on with.
-    again = start(job_of("jobset"))
+    # Both pods are replaced, at other addresses.
+    again = start(job)
     for process in again:
         assert process.wait(LIMIT_SECS) == 0, process.text()[-2000:]
     result = json.loads((workdir / "results.json").read_text())
