@@ -244,9 +244,8 @@ class DistributedModel(steps.Trained, keras.Model):
         workers of parameter servers (`parameter_server.trainer`). Callbacks run
         in this order, those in brackets only if they are needed:
 
-            [_Before], _DataWatch, FiniteLoss, [_Restoring], [TeachingWatch],
-            yours, [RunLog], [Summaries], [Backup], [_BackUpAndEnd],
-            [StepWatchdog], [_After]
+            [_Before], _DataWatch, FiniteLoss, [FitBackup], [TeachingWatch],
+            yours, [RunLog], [Summaries], [Backup], [StepWatchdog], [_After]
 
         Under parameter servers one batch of the data is one step of one
         worker, and `steps_per_epoch` counts the steps of all workers.

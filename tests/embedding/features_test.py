@@ -129,7 +129,7 @@ def _feature(table, dim=DIM):
         ),
         (
             lambda: [_feature(layers.TableConfig("a", n, DIM)) for n in (3, 4)],
-            "two named 'a'",
+            "two that differ, named 'a'",
         ),
     ],
 )

@@ -53,7 +53,6 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
         if not replicas_lib.on_servers(strategy):
             _check_order(arguments)
         if replicas_lib.num_workers(strategy) == 1:
-            callbacks = [*callbacks, _BackUpAndEnd(backup)]
             ending.install()
             stack.enter_context(ending.deferred())
         arguments["callbacks"] = callbacks
@@ -133,7 +132,7 @@ class Backup(steps.SteppedCallback):
         self._begun: replicas.FitBackup | None = None
         self._data: Any = None
         self._epoch = self._num_done = 0
-        self._is_due = False
+        self._is_due = self._has_asked = False
         self._last_step = -1
         # Whether training should let what is in flight end, for `on_quiet`.
         self.wants_quiet = False
@@ -194,10 +193,6 @@ class Backup(steps.SteppedCallback):
             self.num_skipped += self._begun.num_skipped
             self._begun = None
 
-    def backup_now(self) -> None:
-        """Backs up between two steps, and waits until it is written."""
-        self._take(self._epoch, self._num_done, wait=True)
-
     @property
     def begun(self) -> replicas.FitBackup:
         """The backups of the present `fit`."""
@@ -228,7 +223,7 @@ class Backup(steps.SteppedCallback):
         super().on_train_begin(logs)
         # All others have begun.
         self.begun.restore_callbacks()
-        self.wants_quiet = self._is_due = False
+        self.wants_quiet = self._is_due = self._has_asked = False
         self._backups.not_finite = None
         if self._schedule:
             self._schedule.start(self.step)
@@ -247,12 +242,25 @@ class Backup(steps.SteppedCallback):
         due = self._schedule is not None and self._schedule.due(self.step)
         if self._on_servers:
             self.wants_quiet = self.wants_quiet or due
-            return
-        self._is_due = self._is_due or due
-        # The last batch's backup waits for the end of the epoch, by which
-        # validation is done and callbacks have decided.
-        if self._is_due and not self._ends_epoch:
-            self._take(self._epoch, self._num_done)
+        else:
+            self._is_due = self._is_due or due
+            # The last batch's backup waits for the end of the epoch, by which
+            # validation is done and callbacks have decided.
+            if self._is_due and not self._ends_epoch:
+                self._take(self._epoch, self._num_done)
+        if ending.requested():
+            self._back_up_and_end()
+
+    def _back_up_and_end(self) -> None:
+        """Ends the task at a step after which a backup can be taken."""
+        if not self._on_servers:
+            if not self._ends_epoch:  # If it does, at the next step.
+                self._take(self._epoch, self._num_done, wait=True)
+                ending.finish()
+        elif not self._has_asked:
+            self._has_asked = self.wants_quiet = True
+        elif not self.wants_quiet:
+            ending.finish()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Takes the backup of an epoch, or asks for quiet to do so."""
@@ -284,31 +292,3 @@ class Backup(steps.SteppedCallback):
         """Writes a backup; a failure is only logged."""
         self.wants_quiet = False
         self.begun.take(point)
-
-
-class _BackUpAndEnd(keras.callbacks.Callback):
-    """Comes after the backup's own hooks."""
-
-    def __init__(self, backup: Backup) -> None:
-        super().__init__()
-        self._backup = backup
-        self._has_asked = False
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        steps = (self.params or {}).get("steps")
-        if not ending.requested():
-            return
-        if replicas_lib.on_servers(self.model.distribute_strategy):
-            self._ask_for_quiet()
-        elif steps is None or batch + 1 < steps:
-            self._backup.backup_now()
-            ending.finish()
-        # A backup after an epoch's last step is due once callbacks have seen
-        # the epoch's end, so that the next step is soon enough.
-
-    def _ask_for_quiet(self) -> None:
-        """Waits, step by step, until what is in flight is done and saved."""
-        if not self._has_asked:
-            self._has_asked = self._backup.wants_quiet = True
-        elif not self._backup.wants_quiet:
-            ending.finish()

@@ -81,11 +81,12 @@ class FeatureEmbedding(keras.layers.Layer):
         for feature in keras.tree.flatten(feature_configs):
             _check_feature(feature)
             table = feature.table
-            if configs.setdefault(table.name, table) is not table:
+            config = table.get_config()
+            if configs.setdefault(table.name, config) != config:
                 raise ValueError(
-                    "Tables must have names of their own; received two named "
-                    f"{table.name!r}. Features share a table by naming the "
-                    "same TableConfig object."
+                    "Tables must have names of their own; received two that "
+                    f"differ, named {table.name!r}. Features share a table by "
+                    "naming the same TableConfig."
                 )
             if table.name not in self.tables:
                 self.tables[table.name] = sharded.ShardedEmbedding(
@@ -141,17 +142,12 @@ class FeatureEmbedding(keras.layers.Layer):
         return keras.tree.map_structure(look_up, features, inputs)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments; each table once."""
+        """Returns the constructor's arguments."""
         flat = keras.tree.flatten(self._features.structure)
-        tables = {feature.table.name: feature.table for feature in flat}
         return {
             **super().get_config(),
             **self._options,
-            "tables": [table.get_config() for table in tables.values()],
-            "features": [
-                {**feature.get_config(), "table": feature.table.name}
-                for feature in flat
-            ],
+            "features": [feature.get_config() for feature in flat],
             "structure": keras.tree.pack_sequence_as(
                 self._features.structure, list(range(len(flat)))
             ),
@@ -160,17 +156,9 @@ class FeatureEmbedding(keras.layers.Layer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "FeatureEmbedding":
         """Makes the layer from `get_config`."""
-        layers, config = _keras_rs_layers(), dict(config)
-        tables = {
-            table["name"]: layers.TableConfig.from_config(table)
-            for table in config.pop("tables")
-        }
-        features = [
-            layers.FeatureConfig(
-                **{**feature, "table": tables[feature["table"]]}
-            )
-            for feature in config.pop("features")
-        ]
+        config = dict(config)
+        make = _keras_rs_layers().FeatureConfig.from_config
+        features = [make(feature) for feature in config.pop("features")]
         structure = keras.tree.map_structure(
             lambda index: features[index], config.pop("structure")
         )

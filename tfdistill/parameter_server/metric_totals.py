@@ -93,8 +93,5 @@ class MetricTotals:
     def _compute(self, sums: tf.Tensor) -> Logs:
         mapping = zip(self.variables, self._states(sums), strict=True)
         with keras.StatelessScope(mapping):
-            results = self._model.get_metrics_result()
-            flat: Logs = {}  # As Keras' logs are.
-            for key, value in results.items():
-                flat.update(value if isinstance(value, dict) else {key: value})
-            return {key: tf.convert_to_tensor(v) for key, v in flat.items()}
+            results = steps.flat(self._model.get_metrics_result())
+            return {key: tf.convert_to_tensor(v) for key, v in results.items()}

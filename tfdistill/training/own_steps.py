@@ -133,7 +133,7 @@ class Own:
             variables = [v for m in model.metrics for v in m.variables]
             before = [tf.identity(variable.value) for variable in variables]
             with batch.alone():
-                logs = _flat(step(data))
+                logs = steps.flat(step(data))
             if batch.may_be_empty:
                 for variable, value in zip(variables, before, strict=True):
                     now = tf.convert_to_tensor(variable.value)
@@ -204,14 +204,6 @@ def _averaged(gradients: list[Any]) -> list[Any]:
     if batch is None or not replicas.in_replica():
         return gradients
     return batch.averaged(gradients)
-
-
-def _flat(logs: Logs) -> Logs:
-    """Logs as Keras shows them: a step may return results of many metrics."""
-    found: Logs = {}
-    for key, value in logs.items():
-        found.update(value if isinstance(value, dict) else {key: value})
-    return found
 
 
 def _is_number(value: Any) -> bool:

@@ -235,6 +235,14 @@ def hidden(name: str, values: tf.Tensor) -> Logs:
     }
 
 
+def flat(logs: Logs) -> Logs:
+    """Logs as Keras shows them: a metric may have several results."""
+    found: Logs = {}
+    for key, value in logs.items():
+        found.update(value if isinstance(value, dict) else {key: value})
+    return found
+
+
 class LastExecution:
     """What the last execution reported besides the logs that `fit` shows."""
 
