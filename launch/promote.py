@@ -59,7 +59,6 @@ def _add_options(options: programs.Flags) -> None:
         "<DIR>: exchange of the run, or its URL; default the one in RUN, or "
         "that of its launch",
     )
-    add("notes", "<FILE>: Markdown for the model card, such as intended use")
     add(
         "trust_graph", "load a graph that is neither signed nor harmless", False
     )
@@ -186,7 +185,7 @@ def _check_graph(copy: pathlib.Path) -> None:
 
 
 def card_text(
-    run: pathlib.Path, version: versions.Version, *, name: str, notes: str
+    run: pathlib.Path, version: versions.Version, *, name: str
 ) -> str:
     """Returns the model card: what the version and its run say, as they do."""
     found = version.manifest
@@ -216,7 +215,6 @@ def card_text(
         f"published at {created:%Y-%m-%d %H:%M} UTC and trained with "
         f"tfdistill. Its {len(found.files)} files agree with the SHA-256 "
         f"checksums of `manifest.json`, and {signed}.\n",
-        *([f"{notes.strip()}\n"] if notes else []),
     ]
     for title, said in sections.items():
         if said:
@@ -237,11 +235,8 @@ def _run(options: programs.Options) -> int:
     try:
         exchange, version = _choose(options)
         target = _target(options, version)
-        notes = ""
-        if options.notes is not None:
-            notes = pathlib.Path(options.notes).read_text("utf-8")
         run, name = pathlib.Path(options.run), target.parent.name
-        card = card_text(run, version, name=name, notes=notes)
+        card = card_text(run, version, name=name)
     except (ValueError, OSError, versions.VersionNotFoundError) as error:
         raise programs.UsageError(str(error)) from error
     except versions.CorruptVersionError as error:

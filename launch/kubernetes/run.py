@@ -14,9 +14,6 @@ from tfdistill.launcher import trackers
 PORT = 2222
 _MAX_LABEL = 63
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_TAINT = re.compile(
-    r"([^=:]+)(=[^:]*)?(:(?:NoSchedule|PreferNoSchedule|NoExecute))?"
-)
 # What JobSet puts after the name of a host to name a pod.
 _POD_SUFFIX = "-abcde"
 _CHIEF_RETURN = "TFDISTILL_CHIEF_RETURN_SECS"
@@ -47,18 +44,13 @@ def toleration(text: str) -> dict[str, str]:
         >>> toleration("spot=true:NoSchedule")["operator"]
         'Equal'
     """
-    match = _TAINT.fullmatch(text)
-    if match is None:
-        raise ValueError(
-            "`toleration` must be KEY[=VALUE][:EFFECT] with one of Kubernetes' "
-            f"effects; received {text!r}. Say nvidia.com/gpu:NoSchedule."
-        )
-    key, value, effect = match.groups()
-    result = {"key": key, "operator": "Exists" if value is None else "Equal"}
-    if value is not None:
-        result["value"] = value[1:]
-    if effect is not None:
-        result["effect"] = effect[1:]
+    taint, _, effect = text.partition(":")
+    key, equals, value = taint.partition("=")
+    result = {"key": key, "operator": "Equal" if equals else "Exists"}
+    if equals:
+        result["value"] = value
+    if effect:
+        result["effect"] = effect
     return result
 
 
@@ -156,7 +148,7 @@ class Run(local_cluster.Topology):
         )
         # Refuses unknown TFDISTILL_ names, and says which one is near.
         tfdistill.Cluster.from_env(self.variables)
-        _ = self.node_labels, self.tolerations
+        _ = self.node_labels
 
     def _check(
         self, holds: object, option: str, must: str, remedy: str

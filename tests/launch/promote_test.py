@@ -46,15 +46,13 @@ def _names(path):
 
 
 def test_the_server_finds_the_version_and_people_its_card(run, served, capsys):
-    notes = run / "notes.md"
-    notes.write_text("## Intended use\n\nPostal codes.\n")
     (run / "group_1").mkdir()
     records = [{"step": s, "val_loss": f"{s}\n</script>"} for s in (4, 8, 12)]
     (run / "group_1" / "metrics.jsonl").write_text(
         "".join(f"{json.dumps(record)}\n" for record in records)
     )
     (run / "config.json").write_text('{"recipe": "digits"}')
-    assert _promote(run, served, f"--notes={notes}") == 0
+    assert _promote(run, served) == 0
     version = served / str(STEP)
     assert capsys.readouterr().out == f"{version}\n"
     # Nothing else lies where the server looks, and others may read all of it.
@@ -69,7 +67,6 @@ def test_the_server_finds_the_version_and_people_its_card(run, served, capsys):
     page = (version / "README.md").read_text()
     for said in (
         "# digits\n",
-        "Postal codes.",
         "group 1 after 8 steps, published at 20",
         '     "step": 8,\n     "val_loss": "8\\n</script>"',
         '"recipe": "digits"',
