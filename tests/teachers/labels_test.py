@@ -54,25 +54,6 @@ def _trained(teachers, data, strategy=None):
     return history, model
 
 
-@pytest.mark.parametrize("taught_by", ["group_1", "big"])
-def test_labels_of_a_burn_in_teach_nothing(taught_by):
-    """Of version 2, where steps are those of a group."""
-    name, _, steps = taught_by.partition(", ")
-    expires = {"expires_step": tf.constant(99, tf.int64)} if steps else {}
-    data = _data(cases.linear(5), name=name, **expires)
-    model = cases.codistill(
-        cases.linear(),
-        kinds.LabelTeacher(name),
-        distillation_weight=tfdistill.schedules.BurnIn(steps=4),
-    )
-    logs = model.fit(data, epochs=2, verbose=0).history
-    is_served = taught_by == "big"
-    assert logs["distillation_weight"] == [0, float(is_served)]
-    (status,) = model.teachers.status()
-    health, share = ("good", 1) if is_served else ("absent", 0)
-    assert (status["health"], status["share"]) == (health, share)
-
-
 def _same(found, expected, rtol=1e-6):
     for name, values in expected[0].items():
         np.testing.assert_allclose(found[0][name], values, rtol=rtol)
@@ -111,7 +92,6 @@ def test_rows_that_have_expired_count_as_absent():
     # Nothing is dropped, and good rows teach again.
     (status,) = model.teachers.status()
     assert (status["health"], status["share"]) == ("absent", 0.0)
-    assert (status["step"], status["age_steps"]) == (2, 5)
 
 
 def test_evaluate_and_predict_take_the_same_data():

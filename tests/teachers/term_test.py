@@ -1,11 +1,10 @@
-"""What a step pays for differing from its teachers, and how far they agree."""
+"""What a step pays for differing from its teachers."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill import losses
 from tfdistill.teachers import soft_targets
@@ -254,84 +253,3 @@ def test_from_logits_that_nobody_says_is_asked_for(task_loss):
 def test_a_task_loss_is_no_distillation_loss():
     with pytest.raises(ValueError, match="must be a tfdistill.losses"):
         _term("kl_divergence", task_loss=_scce(True))
-
-
-NAN = float("nan")
-
-
-def _compare(student, teachers, *, loss, weights=None, sample_weight=None):
-    """One output; the student's and each teacher's values are lists."""
-    kind, values = _term(loss, "mse").compare(
-        _soft(*teachers, weights=weights),
-        tf.constant(student, tf.float32),
-        sample_weight,
-    )
-    return kind, values.numpy().tolist()
-
-
-def _softmax(**kwargs):
-    return tfdistill.losses.SoftTargetCrossEntropy(from_logits=True, **kwargs)
-
-
-def test_classes_are_compared_by_the_highest_value():
-    kind, found = _compare(
-        [[3, 1], [0, 1], [0, 1], [5, 2]],
-        [[[9, 0], [7, 1], [0, 1], [0, 0.1]], [[9, 0], [0, 1], [0, 1], [1, 0]]],
-        loss=_softmax(),
-    )
-    assert kind == term_lib.AGREEMENT
-    assert found == [0.5, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("from_logits", "student", "teacher"),
-    [
-        (True, [[-1.0], [2.0], [0.1], [3.0]], [[-3.0], [1.0], [-0.1], [9.0]]),
-        (False, [0.1, 0.9, 0.6, 0.7], [0.4, 0.8, 0.4, 0.9]),
-    ],
-)
-def test_yes_or_no_is_compared_by_the_side(from_logits, student, teacher):
-    loss = tfdistill.losses.BinarySoftTargetCrossEntropy(
-        from_logits=from_logits
-    )
-    kind, found = _compare(student, [teacher], loss=loss)
-    assert (kind, found) == (term_lib.AGREEMENT, [0.75])
-
-
-def test_values_are_compared_by_their_distance():
-    loss = tfdistill.losses.LogitsMeanSquaredError(from_logits=True)
-    kind, found = _compare([[1.0], [2.0]], [[[0.0], [5.0]]], loss=loss)
-    assert (kind, found) == (term_lib.DIFFERENCE, [2.0])
-
-
-def test_who_says_nothing_is_nan_and_spoils_no_other():
-    rows = [[3, 1], [0, 1]]
-    _, found = _compare(
-        rows,
-        [[[NAN, NAN], [0, 1]], rows, rows],
-        weights=[[0, 1], [0, 0], [2, 2]],
-        loss=_softmax(),
-    )
-    np.testing.assert_equal(found, [1.0, NAN, 1.0])
-
-
-def test_positions_of_weight_0_do_not_count():
-    student = [[[1, 0], [1, 0], [0, 1]]]
-    teacher = [[[1, 0], [0, 1], [1, 0]]]
-    for weight, expected in (
-        (None, 1 / 3),
-        (tf.constant([[1.0, 1.0, 0.0]]), 0.5),
-        (tf.constant([1.0]), 1 / 3),
-    ):
-        _, found = _compare(
-            student, [teacher], sample_weight=weight, loss=_softmax()
-        )
-        assert found == pytest.approx([expected])
-
-
-def test_masked_positions_do_not_count():
-    student = tf.constant([[[1.0, 0], [1, 0], [0, 1]]])
-    student._keras_mask = tf.constant([[True, True, False]])
-    soft = _soft([[[1.0, 0], [0, 1], [1, 0]]])
-    _, found = _term(_softmax(), "mse").compare(soft, student, None)
-    assert found.numpy().tolist() == [0.5]

@@ -75,12 +75,6 @@ def that_count(
     return tf.broadcast_to(count, [num_rows])
 
 
-def newest_version(label: Mapping[str, Any]) -> tf.Tensor:
-    """Returns the newest version that answered, float64; NaN if none did."""
-    newest = tf.reduce_max(label["version"])
-    return tf.where(newest > 0, tf.cast(newest, tf.float64), float("nan"))
-
-
 def _is_element(element: Any) -> bool:
     return isinstance(element, tuple) and not isinstance(element, Labelled)
 

@@ -1,6 +1,5 @@
 """Shows a group's codistillation in TensorBoard."""
 
-import collections
 import math
 import os
 import time
@@ -16,7 +15,6 @@ from tfdistill.observe import summary_file
 from tfdistill.observe import tags
 from tfdistill.system import processes
 from tfdistill.teachers import labels
-from tfdistill.teachers import term
 from tfdistill.training import steps
 
 
@@ -62,16 +60,12 @@ class TrainingPace:
 # Of a group, in its directory: `tensorboard --logdir` shows it as the run.
 DIRECTORY = "tensorboard"
 _SHOWN = ("loss", "task_loss", "distillation_loss", "distillation_weight")
-# Of the executions before a point, by how many agreement is measured: each
-# costs a read.
-_NUM_COMPARED = 20
-_COMPARED = (term.AGREEMENT, term.DIFFERENCE, labels.TAUGHT_ROWS)
 
 
 class Summaries(steps.SteppedCallback):
     """Writes what a codistilled training does, for TensorBoard.
 
-    Losses, each teacher's staleness, health and agreement, exports and
+    Losses, each teacher's staleness and health, exports and
     refreshes, speed and memory, at the student's global step.
     `docs/tensorboard.md` lists the tags. `CodistillModel.fit` adds one by
     itself if `TFDISTILL_WORKDIR` is set.
@@ -110,11 +104,6 @@ class Summaries(steps.SteppedCallback):
         self._mixer: Any = None
         self._file: summary_file.SummaryFile | None = None
         self._pace = TrainingPace()
-        # What the last executions measured, since the last point at most.
-        self._compared: collections.deque[tuple[str, list[Any]]] = (
-            # Agreement or difference, and the rows that were taught.
-            collections.deque(maxlen=2 * _NUM_COMPARED)
-        )
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Finds the callbacks that know of exports, refreshes and mixes."""
@@ -139,7 +128,6 @@ class Summaries(steps.SteppedCallback):
         if self._file is not None:
             self._file.close()  # Of a training that an error has ended.
         self._file = summary_file.SummaryFile(self._directory, step=self.step)
-        self._compared.clear()
         others = (self._exporter, self._loader, self._mixer)
         self._pace = TrainingPace([each for each in others if each is not None])
 
@@ -154,10 +142,6 @@ class Summaries(steps.SteppedCallback):
         super().on_train_batch_end(batch, logs)
         last = self.model.trainer.last
         self._pace.add(self.step - before, float(last.examples))
-        for kind in _COMPARED:
-            values = last.detail(kind)
-            if values:
-                self._compared.append((kind, values))
         if self._schedule.due(self.step):
             self._point(logs or {})
 
@@ -199,7 +183,7 @@ class Summaries(steps.SteppedCallback):
             {
                 **{f"codistillation/{name}": logs.get(name) for name in _SHOWN},
                 **tags.of_teachers(status, self.step),
-                **self._agreement(status),
+                **self._taught(status),
                 **tags.of_exchange(self._exporter, self._loader),
                 **tags.of_mixing(self._mixer),
                 **self._pace.take(),
@@ -207,22 +191,15 @@ class Summaries(steps.SteppedCallback):
             }
         )
 
-    def _agreement(self, status: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Means over the batches since the last point."""
-        found = {}
-        for index, name in enumerate(tags.teacher_tags(status)):
-            for kind in _COMPARED:
-                values = [
-                    float(values[index])
-                    for key, values in self._compared
-                    if key == kind
-                ]
-                known = [value for value in values if not math.isnan(value)]
-                if known:
-                    mean = sum(known) / len(known)
-                    found[f"teachers/{name}/{kind}"] = mean
-        self._compared.clear()
-        return found
+    def _taught(self, status: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The share of rows that each teacher taught in the last step."""
+        found = self.model.trainer.last.detail(labels.TAUGHT_ROWS) or ()
+        names = tags.teacher_tags(status)
+        return {
+            f"teachers/{name}/taught_rows": float(share)
+            for name, share in zip(names, found, strict=False)
+            if not math.isnan(share)
+        }
 
     # ---- to the file ----
 

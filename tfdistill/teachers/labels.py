@@ -5,8 +5,6 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,14 +12,10 @@ import tensorflow as tf
 from tfdistill import losses
 from tfdistill.labels import attached
 from tfdistill.labels import forms
-from tfdistill.system import run_files
-from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher
-from tfdistill.training import steps
 
-# What a step reports: of each teacher the share of rows that it taught, and the
-# newest version of its labels; and its own number.
-TAUGHT_ROWS, VERSION, STEP = "taught_rows", "label_version", "step"
+# What a step reports of each teacher: the share of rows that it taught.
+TAUGHT_ROWS = "taught_rows"
 # Losses of outputs that are not one distribution over classes.
 _OF_NUMBERS = (
     losses.BinarySoftTargetCrossEntropy,
@@ -62,7 +56,6 @@ class LabelTeacher(teacher.Teacher):
                 f"carry, or a tfdistill.labels.Teachers; received {labels!r}."
             )
         super().__init__(name=name, weight=weight)
-        self._is_group = run_files.group_of(name) is not None
 
     def attach(self, student: teacher.Student) -> None:
         """Takes where the last step's report is."""
@@ -75,10 +68,6 @@ class LabelTeacher(teacher.Teacher):
         count = attached.that_count(
             label, step=batch.step, num_rows=tf.shape(outputs[0])[0]
         )
-        # Of servers of other models, versions are any numbers.
-        if self._is_group or "expires_step" in label:
-            newest = attached.newest_version(label)
-            count &= ~_is_burn_in(newest, batch)
         return [
             _where(count, self._decoded(kept, like, loss))
             for kept, like, loss in zip(
@@ -123,21 +112,12 @@ class LabelTeacher(teacher.Teacher):
             )
         return output
 
-    def _last(self, what: str) -> float:
-        """What the last step reported of this teacher; NaN if nothing."""
-        found = self._student.last.detail(what)
-        if found is None:
-            return math.nan
-        return float(found[self._student.names.index(self.name)])
-
     def status(self) -> dict[str, Any]:
         """Describes the labels of the last step, for logs."""
-        rows, version = self._last(TAUGHT_ROWS), self._last(VERSION)
-        found = super().status()
-        if not math.isnan(version):
-            found["step"] = int(version)
-            (step,) = self._student.last.detail(STEP) or [version]
-            found["age_steps"] = int(step) - int(version)
+        found, rows = super().status(), math.nan
+        taught = self._student.last.detail(TAUGHT_ROWS)
+        if taught is not None:
+            rows = float(taught[self._student.names.index(self.name)])
         if not math.isnan(rows):
             found["share"] = rows
         if rows == 0:
@@ -150,6 +130,7 @@ class LabelTeacher(teacher.Teacher):
     def _add_answers(self, found: dict[str, Any], *, is_absent: bool) -> None:
         asked = self._asker.status()
         found |= {
+            "step": max((s["version"] for s in asked["servers"]), default=-1),
             "num_answers": asked["batches"] - asked["absent_batches"],
             "num_missed": asked["absent_batches"],
             "num_quarantined": sum(asked["refused"].values()),
@@ -160,37 +141,6 @@ class LabelTeacher(teacher.Teacher):
                 for server in asked["servers"]
                 if server["problem"]
             )
-
-
-def reported(
-    names: Sequence[str],
-    labels: Mapping[str, Any],
-    soft: soft_targets.SoftTargets,
-    step: tf.Tensor,
-) -> steps.Logs:
-    """Returns what a step reports of each teacher, for `status`."""
-    nothing = tf.constant(math.nan, tf.float64)
-    newest = [
-        attached.newest_version(labels[name]) if name in labels else nothing
-        for name in names
-    ]
-    return {
-        **steps.hidden(TAUGHT_ROWS, soft.taught_rows),
-        **steps.hidden(VERSION, tf.stack(newest)),
-        **steps.hidden(STEP, step[tf.newaxis]),
-    }
-
-
-def _is_burn_in(version: tf.Tensor, batch: teacher.Batch) -> tf.Tensor:
-    """Whether a version, NaN if unknown, was made in the burn-in, in graph.
-
-    The student's own is over by now, so none that is ahead of it was.
-    """
-    if batch.weight is None:
-        return tf.constant(False)
-    is_before = version < tf.cast(batch.step, version.dtype)
-    step = tf.cast(tf.where(is_before, version, 0.0), tf.int64)
-    return is_before & tf.equal(batch.weight(step), 0.0)
 
 
 def form_for(

@@ -75,7 +75,6 @@ class Batch:
     step: tf.Tensor
     labels: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     losses: Sequence[losses_lib.DistillationLoss | None] = ()
-    weight: Callable[[tf.Tensor], Any] | None = None
 
     @property
     def flat(self) -> list[tf.Tensor]:

@@ -212,12 +212,9 @@ class TeacherList:
                 labels=labels,
                 step=tf.cast(step, tf.int64),
                 losses=self._term.losses_of(y_pred),
-                weight=self.weight,
             )
             soft = self.ask(batch, active=weight > 0)
         loss = self._term(soft, y_pred, sample_weight)
-        with tape.stop_recording():
-            compared = self._term.compare(soft, y_pred, sample_weight)
         weight *= tf.cast(soft.strength, dtype)
         return term_lib.Paid(
             loss=loss,
@@ -225,8 +222,7 @@ class TeacherList:
             logs={
                 "distillation_weight": weight,
                 "teacher_staleness": soft.staleness,
-                **steps.hidden(*compared),
-                **labels_lib.reported(self.names, labels, soft, step),
+                **steps.hidden(labels_lib.TAUGHT_ROWS, soft.taught_rows),
             },
         )
 
@@ -347,20 +343,12 @@ class TeacherList:
         """Describes each teacher, for logs.
 
         Returns:
-            For each teacher its `name`, the `step` of the version in use (-1
-            for none), its `health` ("absent", "good", "fading", "too_stale" or
-            "dropped") with the `reason`, the `share` of its weight that this
-            leaves it, its `age_steps` at the last refresh (None without a
-            version), how many versions were put in place (`swaps`) and their
-            `bytes`, the `last_bytes` of these, the
-            `read_secs` of the last read (None without one), `num_dropped`,
-            `num_quarantined`, and the newest `quarantined` versions with
-            their reasons. Of peers that send predictions, `step` is that of
-            the last answer, refused messages count as quarantined, and there
-            are `num_answers`, `num_missed` (batches without one), `num_unsent`,
-            `num_forged`, `sent_bytes`, and the number `refused` by kind. Of
-            labels, `step`, `age_steps` and `share`, the share of rows that
-            had a label of an age that counts, are those of the last step.
+            For each teacher what its `Teacher.status` returned. Of peers that
+            send predictions, `step` is that of the last answer, refused
+            messages count as quarantined, and there are `num_answers`,
+            `num_missed` (batches without one), `num_unsent`, `num_forged`,
+            `sent_bytes`, and the number `refused` by kind. Of labels, `share`
+            is the share of the last step's rows that had one that counts.
         """
         if self._student is None:
             return []

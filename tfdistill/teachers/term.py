@@ -1,9 +1,4 @@
-"""The distillation term of a step, and how far student and teachers agree.
-
-The agreement is measured on the batch that the step has asked the teachers
-about anyway, and on one replica's rows: it costs a comparison, and no
-collective.
-"""
+"""The distillation term of a step: its losses, and what they are over."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -17,31 +12,6 @@ from tfdistill import losses as losses_lib
 from tfdistill.teachers import soft_targets
 from tfdistill.training import global_batch
 from tfdistill.training import steps
-
-# The fraction of predictions for the same class; where an output has no
-# classes, the mean distance from the student's value.
-AGREEMENT, DIFFERENCE = "agreement", "mean_absolute_difference"
-
-
-def _comparison(loss: Any, student: tf.Tensor) -> tuple[str, Any]:
-    """Returns what is measured, and what compares a teacher's output."""
-    if isinstance(loss, losses_lib.BinarySoftTargetCrossEntropy):
-        middle = 0.0 if loss.from_logits else 0.5
-        own_side = student > middle
-        return AGREEMENT, lambda output: _flat(
-            tf.cast((output > middle) == own_side, tf.float32)
-        )
-    if student.shape.rank > 1 and student.shape[-1] != 1:
-        own_class = tf.argmax(student, axis=-1)
-        return AGREEMENT, lambda output: tf.cast(
-            tf.argmax(output, axis=-1) == own_class, tf.float32
-        )
-    return DIFFERENCE, lambda output: _flat(tf.abs(output - student))
-
-
-def _flat(values: tf.Tensor) -> tf.Tensor:
-    """Means over the last axis, as a loss has it."""
-    return values if values.shape.rank == 1 else tf.reduce_mean(values, -1)
 
 
 class DistillationTerm:
@@ -94,37 +64,6 @@ class DistillationTerm:
             share = loss(target, student, _masked(weight, of_rows, student))
             total += tf.cast(share, tf.float32)
         return total
-
-    def compare(
-        self, soft: soft_targets.SoftTargets, y_pred: Any, sample_weight: Any
-    ) -> tuple[str, tf.Tensor]:
-        """Compares each teacher with the student, on this replica's rows.
-
-        If some distilled outputs have classes, by these alone. Returns which
-        was measured, `AGREEMENT` or `DIFFERENCE`, and float32
-        `[num_teachers]`: the mean over outputs; NaN for a teacher that was not
-        asked.
-        """
-        found: dict[str, list[tf.Tensor]] = {}
-        for outputs, student, loss, weight in self._distilled(
-            soft, y_pred, sample_weight
-        ):
-            kind, compare = _comparison(
-                loss.inner, tf.cast(student, tf.float32)
-            )
-            values = [
-                soft_targets.mean_of(
-                    compare(output), _that_count(row > 0, weight, student)
-                )
-                for output, row in zip(
-                    outputs, tf.unstack(soft.weights), strict=True
-                )
-            ]
-            found.setdefault(kind, []).append(tf.stack(values))
-        if not found:
-            return AGREEMENT, tf.fill([soft.weights.shape[0]], float("nan"))
-        kind = AGREEMENT if AGREEMENT in found else DIFFERENCE
-        return kind, tf.reduce_mean(tf.stack(found[kind]), axis=0)
 
     def _distilled(
         self, soft: soft_targets.SoftTargets, y_pred: Any, sample_weight: Any
@@ -258,19 +197,3 @@ def _masked(weight: Any, of_rows: tf.Tensor, student: tf.Tensor) -> tf.Tensor:
     weight = tf.cast(weight, tf.float32)
     extra = weight.shape.rank - 1
     return weight * tf.reshape(of_rows, [-1, *[1] * extra])
-
-
-def _that_count(rows: tf.Tensor, weight: Any, student: tf.Tensor) -> tf.Tensor:
-    """Which examples, or positions, a comparison counts: bool."""
-    count = _masked(None, tf.cast(rows, tf.float32), student) > 0
-    for other in (weight, getattr(student, "_keras_mask", None)):
-        if other is None:
-            continue
-        other = tf.cast(other, tf.float32) > 0
-        if other.shape.rank > count.shape.rank:
-            # `[batch, 1]` beside outputs `[batch, 1]`.
-            other = tf.reshape(other, tf.shape(count))
-        extra = count.shape.rank - other.shape.rank
-        shape = tf.concat([tf.shape(other), [1] * extra], axis=0)
-        count &= tf.reshape(other, shape)
-    return count
