@@ -241,8 +241,9 @@ def test_the_teachers_are_those_of_the_backup(tmp_path, stopped_while_taught):
     assert logs.found == {key: expected.found[key] for key in logs.found}
 
 
-def test_a_silent_teacher_fades_as_if_training_had_never_stopped(tmp_path):
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
+def test_a_silent_teacher_fades_as_if_training_had_never_stopped(
+    tmp_path, exchange
+):
     peers.publish(exchange, cases.student(), step=1, extras={"every_steps": 1})
     case = cases.Case(
         epochs=5,
@@ -289,8 +290,7 @@ class _Newest(keras.callbacks.Callback):
         self.steps.append(found.step if found else -1)
 
 
-def test_versions_never_go_backwards(tmp_path):
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
+def test_versions_never_go_backwards(tmp_path, exchange):
     newest = _Newest(exchange)
     totals = []
     for after in (11, None):

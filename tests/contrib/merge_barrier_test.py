@@ -110,8 +110,9 @@ def _trained(exchange, *callbacks, epochs, margin=0.0):
     return barrier, compared
 
 
-def test_groups_far_apart_distil_from_the_next_mix_on(tmp_path, caplog):
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
+def test_groups_far_apart_distil_from_the_next_mix_on(
+    tmp_path, exchange, caplog
+):
     _publish(exchange, _two_units([-1, 1]))
     backup = tfdistill.callbacks.Backup(tmp_path / "backup", every_steps=6)
     with caplog.at_level(logging.WARNING, logger="tfdistill.contrib"):
@@ -134,17 +135,15 @@ def test_groups_far_apart_distil_from_the_next_mix_on(tmp_path, caplog):
     assert len(compared.weights) == 4 and compared.weights[-1] == 0.5
 
 
-def test_a_margin_keeps_it_closed(tmp_path):
-    exchange = tfdistill.Exchange(tmp_path)
+def test_a_margin_keeps_it_closed(exchange):
     _publish(exchange, _two_units([-1, 1]))
     barrier, compared = _trained(exchange, epochs=3, margin=10.0)
     assert (barrier.num_compared, barrier.is_open) == (1, False)
     assert compared.weights == [0] * 6
 
 
-def test_what_was_opened_is_repeated_at_the_same_step(tmp_path):
+def test_what_was_opened_is_repeated_at_the_same_step(tmp_path, exchange):
     """By a training that was stopped, and resumes before that."""
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
     _publish(exchange, _two_units([-1, 1]))
 
     class Stop(keras.callbacks.Callback):
@@ -169,8 +168,7 @@ def test_what_was_opened_is_repeated_at_the_same_step(tmp_path):
     assert compared.weights == [0, 0, 0.5, 0.5]
 
 
-def test_a_group_follows_another_that_mixes_no_more(tmp_path):
-    exchange = tfdistill.Exchange(tmp_path)
+def test_a_group_follows_another_that_mixes_no_more(exchange):
     _publish(exchange, _two_units([1, -1]), merge_barrier_open=True)
     barrier, compared = _trained(exchange, epochs=2)
     assert (barrier.num_mixes, barrier.is_open) == (0, True)

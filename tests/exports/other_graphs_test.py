@@ -133,9 +133,10 @@ def test_a_good_one_is_loaded_without_a_word(graph, tmp_path, caplog):
 # ---- peers ----
 
 
-def test_a_version_is_loaded_from_a_copy(graph, tmp_path, monkeypatch):
+def test_a_version_is_loaded_from_a_copy(
+    graph, tmp_path, exchange, monkeypatch
+):
     """Whoever writes to the exchange cannot change what was checked."""
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
     version = cases.publish(exchange, cases.deep(1))
     load = tf.saved_model.load
 

@@ -137,8 +137,7 @@ def _still(student=None):
     )
 
 
-def test_training_does_not_wait_and_no_version_is_mixed_twice(tmp_path, caplog):
-    exchange = _exchange(tmp_path)
+def test_training_does_not_wait_and_no_version_is_mixed_twice(exchange, caplog):
     other = cases.deep(1)
     for group in (1, 2):
         _publish(exchange, other, 10, group=group)
@@ -159,9 +158,8 @@ def test_training_does_not_wait_and_no_version_is_mixed_twice(tmp_path, caplog):
 
 
 def test_a_peer_that_was_missing_is_not_waited_for_until_it_publishes(
-    tmp_path,
+    exchange,
 ):
-    exchange = _exchange(tmp_path)
     model, now = _still(), [0.0]
     waited = []
 
@@ -262,9 +260,8 @@ def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
 
 
 def test_parameter_servers_mix_dense_weights_and_no_table(
-    tmp_path, monkeypatch, caplog
+    exchange, monkeypatch, caplog
 ):
-    exchange = _exchange(tmp_path)
     servers.pretend(monkeypatch)
     model = servers.model(optimizer=keras.optimizers.SGD(0.0))
     student = model.student
@@ -447,8 +444,7 @@ def test_arguments_are_checked(options, message):
         _mixer(**options)
 
 
-def test_versions_of_other_models_are_quarantined(tmp_path):
-    exchange = _exchange(tmp_path)
+def test_versions_of_other_models_are_quarantined(exchange):
     half = {"mixing_rule": "ModelAveraging(alpha=0.5)"}
     _publish(exchange, cases.deep(1, "relu"), 10, group=1)
     _publish(exchange, cases.deep(1), 10, group=2, initial_weights=None)

@@ -163,9 +163,8 @@ def test_no_logit_sees_a_later_token():
 # ---- codistillation ----
 
 
-def test_a_peer_teaches_by_its_export(text, tmp_path):
+def test_a_peer_teaches_by_its_export(text, exchange):
     _, validation = datasets(text)
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
     model = codistillation.codistill(
         small_model(), codistillation.peers(exchange)
     )

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfdistill
 from tests.cases import codistillation as cases
 
 _X, _ = cases.data()
@@ -19,9 +18,8 @@ _PEERS = {
 
 
 @pytest.mark.parametrize("kind", _PEERS)
-def test_a_peer_that_harms_has_no_weight(kind, tmp_path):
+def test_a_peer_that_harms_has_no_weight(kind, exchange):
     changed, teaches = _PEERS[kind]
-    exchange = tfdistill.Exchange(tmp_path)
     student, peer = cases.linear(0), cases.linear(0)
     weights = [9 * w for w in student.get_weights()]
     student.set_weights(weights)

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import prediction_servers as server_cases
 from tests.programs import commands
@@ -16,9 +15,8 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(300)]
 
 
 def test_a_group_of_servers_learns_from_a_server_of_teachers(
-    tmp_path, no_process_left
+    tmp_path, exchange, no_process_left
 ):
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
     cases.publish(exchange, cases.linear(5), step=10)
     with server_cases.serving(exchange) as server:
         cluster = local_cluster.LocalCluster(

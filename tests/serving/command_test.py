@@ -59,8 +59,7 @@ def _run(options, client):
         raise error
 
 
-def test_a_group_teaches_through_the_program(tmp_path):
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
+def test_a_group_teaches_through_the_program(tmp_path, exchange):
     cases.publish(exchange, cases.linear(5), step=10)
     dataset = tf.data.Dataset.from_tensor_slices(cases.data(16)).batch(8)
     key, certificate = server_cases.certificate(tmp_path)

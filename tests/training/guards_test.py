@@ -109,7 +109,9 @@ def _hides_nan(x):
 
 
 @pytest.mark.parametrize("where", ["epoch", "export", "backup"])
-def test_weights_that_are_not_finite_end_the_training(tmp_path, where):
+def test_weights_that_are_not_finite_end_the_training(
+    tmp_path, exchange, where
+):
     student = keras.Sequential(
         [
             keras.Input((3,)),
@@ -121,7 +123,6 @@ def test_weights_that_are_not_finite_end_the_training(tmp_path, where):
     model.compile("sgd", "mse")
     x = X.copy()
     x[5, 1] = np.nan
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
     other = {
         "epoch": keras.callbacks.Callback(),
         "export": tfdistill.callbacks.StudentExporter(

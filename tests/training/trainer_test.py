@@ -56,9 +56,8 @@ def test_replicas_get_the_mean_of_their_own(two_replicas):
             np.testing.assert_allclose(value, (one + other) / 2, rtol=1e-6)
 
 
-def test_exports_and_evaluations_see_the_mean(two_replicas, tmp_path):
+def test_exports_and_evaluations_see_the_mean(two_replicas, exchange):
     model, data = _trained(two_replicas)
-    exchange = tfdistill.Exchange(tmp_path)
     exporter = tfdistill.callbacks.StudentExporter(
         exchange, every_steps=1, group=0
     )
