@@ -183,7 +183,7 @@ class StudentExporter(steps.Exporter):
     @property
     def exports_averages(self) -> bool:
         """Whether versions hold an average of the weights, not the weights."""
-        return keras_internals.keeps_averages(self.model.optimizer)
+        return bool(keras_internals.inner(self.model.optimizer).use_ema)
 
     @property
     def counts(self) -> dict[str, float]:

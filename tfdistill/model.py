@@ -223,7 +223,9 @@ class DistributedModel(steps.Trained, keras.Model):
         ):
             arguments["jit_compile"] = False
         super().compile(**arguments)
-        if not is_alone and keras_internals.overwrites_weights(self.optimizer):
+        optimizer = keras_internals.inner(self.optimizer)
+        averages = optimizer is not None and optimizer.use_ema
+        if not is_alone and averages and optimizer.ema_overwrite_frequency:
             raise ValueError(
                 "`ema_overwrite_frequency` must be left out of the optimizer; "
                 f"received it with {strategy.num_replicas_in_sync} replicas. "

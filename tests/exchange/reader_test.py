@@ -15,6 +15,7 @@ from tests.cases import storage as storage_cases
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
+from tfdistill.exchange import versions
 from tfdistill.follow import follower as follow
 
 _SMALL = {"saved_model.pb": b"graph", "variables/index": b"index"}
@@ -278,6 +279,27 @@ def test_a_version_that_goes_at_any_stage_of_its_reading(happens, tmp_path):
         assert follower.reader.current == 9
         follower.check({step: {b"%d" % step} for step in range(10)})
     assert call > 10
+
+
+@pytest.mark.parametrize("in_store", [False, True])
+def test_tensorflow_reads_what_was_verified(tmp_path, in_store):
+    root = f"memory://{tmp_path.name}" if in_store else str(tmp_path)
+    hub = publisher.Exchange(root, key=None)
+    version = _publish(hub, 1)
+    with hub.readable(version) as found:
+        assert found.manifest == version.manifest
+        assert found.is_copy is in_store is (found.path != version.path)
+        assert pathlib.Path(found.path, "saved_model.pb").read_bytes()
+    # The copy goes, and only the copy.
+    assert pathlib.Path(found.path).exists() is not in_store
+    hub.verify(version)
+    storage, _ = filesystem.for_root(root)
+    storage.write(f"{version.path}/saved_model.pb", [b"other"])
+    with (
+        pytest.raises(versions.CorruptVersionError, match="saved_model.pb"),
+        hub.readable(version),
+    ):
+        pass
 
 
 def test_the_root_is_deleted_and_made_again(tmp_path):

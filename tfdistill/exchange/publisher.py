@@ -7,13 +7,16 @@ and links are not followed. Needs neither TensorFlow nor Keras.
 """
 
 import contextlib
+import dataclasses
 import logging
 import os
+import tempfile
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
@@ -353,14 +356,40 @@ class Exchange:
                 ) from error
             raise
 
-    def fetch(self, version: versions.Version, directory: str) -> None:
+    def fetch(
+        self, version: versions.Version, directory: str
+    ) -> versions.Version:
         """Copies a version's files to an empty local directory, verified.
+
+        What is read from the copy is what was checked, whoever writes to the
+        storage meanwhile.
+
+        Returns:
+          The version, with the copy's path.
 
         Raises:
           CorruptVersionError: If a file differs from its manifest.
           OSError: If the storage or the disk fails.
         """
-        versions.copy_content(self._file_system, version, directory)
+        path = self.version_path(version.group, version.step)
+        stored = dataclasses.replace(version, path=path)
+        copy = dataclasses.replace(version, path=directory, is_copy=True)
+        versions.copy_content(self._file_system, stored, copy)
+        return copy
+
+    @contextlib.contextmanager
+    def readable(self, version: versions.Version) -> Iterator[versions.Version]:
+        """Gives a verified version where TensorFlow's operations can read it.
+
+        In an object store that is a copy for as long as the block lasts; each
+        byte is read once. Raises what `verify` and `fetch` do.
+        """
+        if not filesystem.in_object_store(version.path):
+            self.verify(version)
+            yield version
+            return
+        with tempfile.TemporaryDirectory(prefix="tfdistill-peer-") as directory:
+            yield self.fetch(version, directory)
 
     def _refuse_existing(self, group: int, step: int) -> None:
         try:

@@ -32,12 +32,16 @@ class CorruptVersionError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-    """A published version: the SavedModel in `path`, local or a URL."""
+    """A published version: the SavedModel in `path`, local or a URL.
+
+    `is_copy` if that is this process's own copy, which no other can see.
+    """
 
     group: int
     step: int
     path: str
     manifest: manifest_lib.Manifest = dataclasses.field(hash=False, repr=False)
+    is_copy: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -105,19 +109,15 @@ def check_content(file_system: filesystem.FileSystem, version: Version) -> None:
 
 
 def copy_content(
-    file_system: filesystem.FileSystem, version: Version, directory: str
+    file_system: filesystem.FileSystem, version: Version, copy: Version
 ) -> None:
-    """Copies a version's files to a local directory, checking each.
-
-    What is read from the copy is what was checked, whoever writes to the
-    storage meanwhile.
-    """
+    """Copies a version's files to a local directory, checking each."""
     local = filesystem.LocalFileSystem()
     check_listing(file_system, version)
     for name in version.manifest.files:
         blocks = file_system.blocks(f"{version.path}/{name}")
-        local.write(f"{directory}/{name}", blocks)
-    check_content(local, dataclasses.replace(version, path=directory))
+        local.write(f"{copy.path}/{name}", blocks)
+    check_content(local, copy)
 
 
 def index(name: str, value: Any) -> int:

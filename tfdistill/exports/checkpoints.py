@@ -5,7 +5,6 @@ SHA-256 are checked before it is read: a forged index can end the process.
 """
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from collections.abc import Mapping
 
@@ -56,21 +55,6 @@ def write(prefix: str, tensors: Mapping[str, tf.Tensor]) -> None:
             shape_and_slices=[""] * len(tensors),
             tensors=[tf.identity(tensor) for tensor in tensors.values()],
         )
-
-
-@contextlib.contextmanager
-def local_copy(directory: str) -> Iterator[str]:
-    """Gives `directory`, or a copy of its variables if TensorFlow needs one."""
-    if not filesystem.in_object_store(directory):
-        yield directory
-        return
-    file_system, root = filesystem.for_root(f"{directory}/variables")
-    local = filesystem.LocalFileSystem()
-    with tempfile.TemporaryDirectory(prefix="tfdistill-peer-") as copy:
-        for name in file_system.list_dir(root):
-            blocks = file_system.blocks(f"{root}/{name}")
-            local.write(f"{copy}/variables/{name}", blocks)
-        yield copy
 
 
 def _prefix(directory: str) -> str:

@@ -305,10 +305,9 @@ def read_variables(
     missing, is of another shape or kind, or is not finite.
     """
     keys = [key for key in variables if only is None or key in only]
-    with checkpoints.local_copy(directory) as readable:
-        found = checkpoints.contents(readable)
-        _check_contents(found, variables)
-        values = checkpoints.read(readable, {k: found[k][1] for k in keys})
+    found = checkpoints.contents(directory)
+    _check_contents(found, variables)
+    values = checkpoints.read(directory, {k: found[k][1] for k in keys})
     for key, value in zip(keys, values, strict=True):
         # The files may have changed meanwhile.
         if value.shape != found[key][0]:

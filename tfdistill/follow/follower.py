@@ -133,8 +133,8 @@ class Follower:
         try:
             version = self._exchange.open(self.group, step)
             self._screen(version)
-            self._exchange.verify(version)
-            staged = Staged(version, self._read(version))
+            with self._exchange.readable(version) as readable:
+                staged = Staged(version, self._read(readable))
         except Exception as error:  # TensorFlow's readers raise many kinds.
             failure = self._judged(step, error)
         with self._lock:

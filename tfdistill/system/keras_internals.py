@@ -55,7 +55,7 @@ def prepare() -> None:
         setattr(loss_module, name, _with_switch(original))
 
 
-def _inner(optimizer: keras.Optimizer) -> keras.Optimizer:
+def inner(optimizer: keras.Optimizer) -> keras.Optimizer:
     """Returns what updates the weights, inside of one that scales losses."""
     is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return optimizer.inner_optimizer if is_scaling else optimizer
@@ -70,7 +70,7 @@ def leave_reduction_to_caller(optimizer: keras.Optimizer) -> None:
     `training.trainer` sums first; the sum inside the optimizer has no public
     switch and is turned off on this instance.
     """
-    for instance in (optimizer, _inner(optimizer)):
+    for instance in (optimizer, inner(optimizer)):
         if instance.gradient_accumulation_steps:
             # Keras updates inside a condition, where replicas cannot meet.
             raise ValueError(
@@ -154,7 +154,7 @@ def num_batches(optimizer: keras.Optimizer) -> Any:
     updated the weights. Keras' learning rate schedules count all of them.
     """
     # Under a LossScaleOptimizer, the inner one counts.
-    return _inner(optimizer)._iterations
+    return inner(optimizer)._iterations
 
 
 def moving_averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
@@ -163,24 +163,11 @@ def moving_averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
     With `use_ema` a finished `fit` leaves the averages in the model. There is
     no public way to them before.
     """
-    inner = _inner(optimizer)
-    if not keeps_averages(optimizer) or not inner.built:
+    updating = inner(optimizer)
+    if not updating.use_ema or not updating.built:
         return []
-    averages = inner._model_variables_moving_average
-    pairs = zip(inner._trainable_variables, averages, strict=True)
-    return [(variable, average) for variable, average in pairs]
-
-
-def keeps_averages(optimizer: keras.Optimizer) -> bool:
-    """Whether an optimizer was made with `use_ema`."""
-    inner = _inner(optimizer)
-    return bool(inner.use_ema)
-
-
-def overwrites_weights(optimizer: keras.Optimizer | None) -> bool:
-    """Whether an optimizer puts averages in place of weights in training."""
-    inner = _inner(optimizer) if optimizer is not None else None
-    return bool(inner and inner.use_ema and inner.ema_overwrite_frequency)
+    averages = updating._model_variables_moving_average
+    return list(zip(updating._trainable_variables, averages, strict=True))
 
 
 def _make_scalars_readable() -> None:

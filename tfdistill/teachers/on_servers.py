@@ -13,7 +13,6 @@ operations of resource variables do both: a handle is found by name on the
 worker that runs the function, and made there if it is not.
 """
 
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -26,7 +25,6 @@ import tensorflow as tf
 
 from tfdistill.embedding import layer
 from tfdistill.embedding import rows
-from tfdistill.exchange import filesystem
 from tfdistill.exchange import versions
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
@@ -204,23 +202,10 @@ class ServerCopy:
     ) -> saved_model.Snapshot:
         """Reads a version into the half that is not in use."""
         self._wait_until_free()
-        # TensorFlow reads the tables, and nothing in an object store.
-        if not (self._tables and filesystem.in_object_store(version.path)):
-            self._read_halves(version.path, expected)
-            return []
-        storage, _ = filesystem.for_root(version.path)
-        with tempfile.TemporaryDirectory(prefix="tfdistill-peer-") as directory:
-            versions.copy_content(storage, version, directory)
-            self._read_halves(directory, expected, here=True)
-        return []
-
-    def _read_halves(
-        self, directory: str, expected: Any, *, here: bool = False
-    ) -> None:
-        half, prefix = 1 - self.half, f"{directory}/variables/variables"
+        half, prefix = 1 - self.half, f"{version.path}/variables/variables"
         keys = list(expected)
         dense = saved_model.read_variables(
-            directory,
+            version.path,
             expected,
             only={keys[index] for index in self._masters},
         )
@@ -230,12 +215,13 @@ class ServerCopy:
                 rows.write_rows(master, half, row)
         for index, shards in self._tables.items():
             finite = server_bundle.read_rows(
-                prefix, keys[index], shards, half=half, here=here
+                prefix, keys[index], shards, half=half, here=version.is_copy
             )
             if not finite:
                 raise screen.Refused(
                     f"{keys[index]} holds NaN or infinite values."
                 )
+        return []
 
     def try_out(self, values: Any, inputs: Any) -> list[Any]:
         """Runs the version in the half that is not in use."""
