@@ -4,12 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-
-from tests.cases import waits
-from tfdistill.cluster import ending
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -155,27 +151,3 @@ time.sleep(600)
     )
     assert process.stdout.readline() == "-15 False\n"
     assert _terminate(process)[0] == 75
-
-
-def test_silence_ends_the_process_with_an_explanation(capfd):
-    ended = []
-    with ending.Watchdog(0.1, lambda: "waited for b", end=ended.append):
-        assert waits.until(lambda: ended)
-    assert ended == [75]
-    printed = capfd.readouterr().err
-    assert "tfdistill: waited for b" in printed
-    # Where each thread stands, to see what hangs.
-    assert "test_silence_ends_the_process" in printed
-
-
-def test_progress_keeps_it_quiet(clock):
-    ended = []
-    dog = ending.Watchdog(0.2, lambda: "", end=ended.append, clock=clock)
-    with dog:
-        for _ in range(30):
-            clock.now += 0.15
-            dog.touch()
-            time.sleep(0.01)
-        assert not ended
-        clock.now += 0.3
-        assert waits.until(lambda: ended)

@@ -8,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import waits
 from tfdistill.cluster import signs
+from tfdistill.training import guards
 
 X, Y = np.ones((12, 3), "float32"), np.ones((12, 1), "float32")
 
@@ -169,3 +171,42 @@ def test_weights_that_are_not_finite_may_only_be_warned_of(model):
             callbacks=[tfdistill.callbacks.FiniteLoss(action="warn")],
         )
     assert len(said) == 1
+
+
+@pytest.fixture
+def watchdog(monkeypatch):
+    """Makes a watchdog with that limit, and where it notes exit codes."""
+
+    def make(limit_secs, ended, **options):
+        monkeypatch.setenv("TFDISTILL_STALL_TIMEOUT_SECS", str(limit_secs))
+        here = tf.distribute.get_strategy()
+        made = guards.StepWatchdog(here, end=ended.append, **options)
+        made.on_train_begin()
+        return made
+
+    return make
+
+
+def test_silence_ends_the_process_with_an_explanation(watchdog, capfd):
+    ended = []
+    made = watchdog(0.1, ended)
+    assert waits.until(lambda: ended)
+    made.on_train_end()
+    assert ended == [75]
+    printed = capfd.readouterr().err
+    assert "tfdistill: no step was finished in 0 s" in printed
+    # Where each thread stands, to see what hangs.
+    assert "test_silence_ends_the_process" in printed
+
+
+def test_progress_keeps_it_quiet(watchdog, clock):
+    ended = []
+    made = watchdog(0.2, ended, clock=clock)
+    for _ in range(30):
+        clock.now += 0.15
+        made.on_train_batch_end(0)
+        time.sleep(0.01)
+    assert not ended
+    clock.now += 0.3
+    assert waits.until(lambda: ended)
+    made.on_train_end()

@@ -1,4 +1,4 @@
-"""How a task ends when it must: SIGTERM, and waits that would never end.
+"""How a task ends when it gets SIGTERM, whatever it is at.
 
 TensorFlow swallows the signal if several workers train, and while Python
 waits in C++ no handler of Python's runs. So the signal's number goes into a
@@ -15,30 +15,20 @@ defers it; a launcher that sends SIGKILL after SIGTERM ends that, too.
 
 A handler that the program has installed itself is left in charge, and put back
 if TensorFlow has replaced it.
-
-A worker waits for its peers at the start without a limit, and in a collective
-for as long as a peer is alive, even if it is stuck. TensorFlow's own limit for
-collectives keeps two threads for each until it has run out, thousands of them
-at a few collectives a step. One thread that looks at the clock does it.
 """
 
 import contextlib
-import faulthandler
 import os
 import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 from typing import NoReturn
 
 from tfdistill.cluster import signs
-from tfdistill.system import processes
 
 # Less than what launchers give: our own waits 5 s before SIGKILL.
 GRACE_SECS = 4.0
@@ -198,60 +188,3 @@ def limit_from_env(name: str, default: float) -> float:
             f"received {text!r}."
         )
     return secs
-
-
-class Watchdog:
-    """Ends the process when nothing was heard of for too long."""
-
-    def __init__(
-        self,
-        limit_secs: float,
-        explain: Callable[[], str],
-        *,
-        end: Callable[[int], Any] = os._exit,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Takes what `explain`s the wait, and what `end`s the process.
-
-        `os._exit` skips every clean-up: a thread that hangs in TensorFlow
-        cannot be asked. `limit_secs` of 0 means no limit.
-        """
-        self._limit_secs = limit_secs
-        self._explain = explain
-        self._end = end
-        self._clock = clock
-        self._stopped = threading.Event()
-        self._heard = clock()
-
-    def touch(self) -> None:
-        """Says that there was progress."""
-        self._heard = self._clock()
-
-    def __enter__(self) -> "Watchdog":
-        self.touch()
-        if self._limit_secs:
-            threading.Thread(
-                target=self._watch, name="tfdistill-watchdog", daemon=True
-            ).start()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._stopped.set()
-
-    def _watch(self) -> None:
-        while not self._stopped.wait(min(1.0, self._limit_secs / 4)):
-            if self._clock() - self._heard > self._limit_secs:
-                print(f"tfdistill: {self._explain()}", file=sys.stderr)
-                faulthandler.dump_traceback(all_threads=True)
-                sys.stderr.flush()
-                self._end(signs.EXIT_RETRY)
-                return
-
-
-def unreachable(addresses: Iterable[str]) -> list[str]:
-    """Returns which `host:port` take no connection within two seconds."""
-    return [
-        address
-        for address in addresses
-        if processes.ask(address) is not processes.Answer.OPEN
-    ]

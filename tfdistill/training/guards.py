@@ -5,9 +5,14 @@ all others and one after them: what lies between is the user's.
 """
 
 import contextlib
+import faulthandler
 import math
+import os
 import sys
+import threading
+import time
 import warnings
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +27,7 @@ from tfdistill.cluster import replicas
 from tfdistill.cluster import signs
 from tfdistill.embedding import rows as table_rows
 from tfdistill.system import keras_internals
+from tfdistill.system import processes
 from tfdistill.training import fit_arguments
 
 
@@ -30,44 +36,80 @@ class StepWatchdog(keras.callbacks.Callback):
 
     Any batch or epoch counts as progress. The limit is
     `TFDISTILL_STALL_TIMEOUT_SECS`, by default half an hour.
+
+    In a collective a worker waits for as long as a peer is alive, even if it is
+    stuck. TensorFlow's own limit for collectives keeps two threads for each
+    until it has run out, thousands of them at a few collectives a step. One
+    thread that looks at the clock does it.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        *,
+        end: Callable[[int], Any] = os._exit,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Reads the limit; `end` takes the exit code.
+
+        `os._exit` skips every clean-up: a thread that hangs in TensorFlow
+        cannot be asked.
+        """
         super().__init__()
         self._limit_secs = ending.limit_from_env(
             "TFDISTILL_STALL_TIMEOUT_SECS", 1800.0
         )
         jobs = keras_internals.jobs_of(strategy)
         self._addresses = [address for job in jobs.values() for address in job]
-        self._watchdog = ending.Watchdog(self._limit_secs, self._explain)
+        self._end, self._clock = end, clock
+        self._heard = clock()
+        self._stopped = threading.Event()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(min(1.0, self._limit_secs / 4)):
+            if self._clock() - self._heard > self._limit_secs:
+                print(f"tfdistill: {self._explain()}", file=sys.stderr)
+                faulthandler.dump_traceback(all_threads=True)
+                sys.stderr.flush()
+                self._end(signs.EXIT_RETRY)
+                return
 
     def _explain(self) -> str:
-        missing = ", ".join(ending.unreachable(self._addresses)) or "none"
+        missing = [
+            address
+            for address in self._addresses
+            if processes.ask(address) is not processes.Answer.OPEN
+        ]
         return (
             f"no step was finished in {self._limit_secs:.0f} s, so a worker of "
-            f"the group is stuck. Workers that do not answer: {missing}. Where "
-            "each thread of this one stands is below. Steps, evaluations and "
-            "callbacks that take longer need a higher "
-            "TFDISTILL_STALL_TIMEOUT_SECS (0 for no limit)."
+            f"the group is stuck. Workers that do not answer: "
+            f"{', '.join(missing) or 'none'}. Where each thread of this one "
+            "stands is below. Steps, evaluations and callbacks that take "
+            "longer need a higher TFDISTILL_STALL_TIMEOUT_SECS (0 for no "
+            "limit)."
         )
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the watch."""
-        self._watchdog.__enter__()
+        self._heard = self._clock()
+        if self._limit_secs:
+            threading.Thread(
+                target=self._watch, name="tfdistill-watchdog", daemon=True
+            ).start()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Ends the watch."""
-        self._watchdog.__exit__()
+        self._stopped.set()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts as progress."""
-        self._watchdog.touch()
+        self._heard = self._clock()
 
     on_test_batch_end = on_train_batch_end
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Counts as progress."""
-        self._watchdog.touch()
+        self._heard = self._clock()
 
 
 def listed(callbacks: Any) -> list[keras.callbacks.Callback]:
