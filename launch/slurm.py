@@ -14,7 +14,7 @@ from tfdistill.exchange import signing
 from tfdistill.launcher import command as launcher
 from tfdistill.launcher import fields
 from tfdistill.slurm import commands
-from tfdistill.slurm import script as slurm_script
+from tfdistill.slurm import job
 from tfdistill.system import programs
 
 EXIT_FAILURE = 1
@@ -34,7 +34,7 @@ example:
 
 
 def _add_options(options: programs.Flags) -> None:
-    fields.add(options, slurm_script.Script)
+    fields.add(options, job.Script)
     recipe_options.add(options)
     options.section("script")
     options.add("output", "<FILE>: script to write; default stdout")
@@ -46,18 +46,16 @@ def _add_options(options: programs.Flags) -> None:
     )
 
 
-def _make_script(options: programs.Options) -> slurm_script.Script:
+def _make_script(options: programs.Options) -> job.Script:
     command = recipe_options.command(
         options,
         python=options.python,
         workdir=os.path.abspath(options.workdir),
     )
-    return slurm_script.Script(
-        command=command, **fields.chosen(slurm_script.Script, options)
-    )
+    return job.Script(command=command, **fields.chosen(job.Script, options))
 
 
-def _prepare(script: slurm_script.Script) -> None:
+def _prepare(script: job.Script) -> None:
     """Makes what the jobs need before they start: Slurm writes into logs."""
     (script.logs_dir / "ready").mkdir(parents=True, exist_ok=True)
     # Also where the environment has a key, which comes first in the tasks:

@@ -174,7 +174,7 @@ def test_a_group_restarts_whole_and_is_queued_whole(capsys, servers):
         assert disrupted["action"] == "Ignore"
         # The launcher of one machine thinks the same of each code.
         for code in (1, 2, 65, 75, 126, 127, 137):
-            restarts = restarts_lib.GroupRestarts(limit=1)
+            restarts = restarts_lib.Restarts(limit=1)
             delay, _ = restarts.plan_after(code, port_taken=False)
             assert (delay is None) == (code in codes["values"])
         spec = job["spec"]["template"]["spec"]

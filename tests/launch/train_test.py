@@ -169,7 +169,9 @@ def test_results_of_the_others_outlive_a_group_that_fails(tmp_path):
             )
             for group, (state, reason) in enumerate(states)
         ]
-        return local_run.RunResult(groups=tuple(ended), exit_code=137)
+        return local_run.RunResult(
+            groups=tuple(ended), exit_code=137, workdir=tmp_path, exchange=""
+        )
 
     arguments = ["--recipe=digits", f"--workdir={tmp_path}", "--num_groups=3"]
     arguments.append("--on_group_failure=continue")

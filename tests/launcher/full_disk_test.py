@@ -96,7 +96,7 @@ def test_a_full_disk_stops_neither_the_launcher_nor_its_restarts(tmp_path):
         end.touch()
         out, _ = launcher.communicate(timeout=tasks.LIMIT_SECS)
         assert launcher.returncode == 0, out
-        assert "group 0 done (restarts: 2)" in out
+        assert "group 0: done, restarts 2" in out
         assert out.count("warning: the launcher cannot write to") == 1
         assert "Traceback" not in out
         # Once there was room again, what happened was written again.

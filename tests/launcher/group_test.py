@@ -48,11 +48,11 @@ train(50)
             name = f"group_0_{victim}"
 
             def stepped(name=name, attempt=attempt):
-                if not record.exists():
-                    return False
-                attempts = json.loads(record.read_text())["attempts"]
+                starts = _events(topology, "start")
                 steps = _steps(topology, name)
-                return attempts == [attempt, 1] and len(steps) > 10 * attempt
+                return len(starts) == 2 + 2 * attempt and (
+                    len(steps) > 10 * attempt
+                )
 
             tasks.poll_until(run, stepped)
             pids.append(json.loads(record.read_text())["pids"])

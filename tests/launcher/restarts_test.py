@@ -10,7 +10,7 @@ def _plan(restarts, exit_code=1, *, port_taken=False):
 
 
 def test_delays_double_up_to_a_bound_until_the_restarts_are_over(clock):
-    restarts = restarts_lib.GroupRestarts(limit=7, clock=clock)
+    restarts = restarts_lib.Restarts(limit=7, clock=clock)
     delays = []
     for number in range(1, 8):
         delay, text = _plan(restarts)
@@ -32,7 +32,7 @@ def test_delays_double_up_to_a_bound_until_the_restarts_are_over(clock):
 
 
 def test_the_delay_is_short_again_after_a_healthy_while(clock):
-    restarts = restarts_lib.GroupRestarts(limit=20, clock=clock)
+    restarts = restarts_lib.Restarts(limit=20, clock=clock)
     for _ in range(3):
         _plan(restarts)
         restarts.note_start()
@@ -50,7 +50,7 @@ def test_the_delay_is_short_again_after_a_healthy_while(clock):
     "exit_code, what", [(2, "wrong options"), (65, "wrong data")]
 )
 def test_what_would_fail_again_is_not_started_again(exit_code, what):
-    restarts = restarts_lib.GroupRestarts(limit=3)
+    restarts = restarts_lib.Restarts(limit=3)
     delay, text = _plan(restarts, exit_code)
     assert delay is None
     assert f"exit code {exit_code} means {what}" in text
@@ -58,7 +58,7 @@ def test_what_would_fail_again_is_not_started_again(exit_code, what):
 
 
 def test_a_taken_port_does_not_count_but_is_not_tried_for_ever():
-    restarts = restarts_lib.GroupRestarts(limit=0)
+    restarts = restarts_lib.Restarts(limit=0)
     for start in (2, 3):
         delay, text = _plan(restarts, port_taken=True)
         assert delay == 0.0 and "on others" in text

@@ -13,31 +13,32 @@ from tfdistill.launcher import local_cluster
 from tfdistill.launcher import watches
 
 
-def test_time_asleep_counts_one_second_at_most(clock):
-    awake = watches.AwakeClock(clock)
-    readings = []
-    for step in (0.0, 0.2, 0.9, 30.0, 0.5):
-        clock.now += step
-        readings.append(awake.read())
-    assert readings == pytest.approx([0.0, 0.2, 1.1, 2.1, 2.6])
+def test_time_asleep_counts_one_second_at_most(tmp_path):
+    group = _Group(tmp_path, start_timeout_secs=3)
+    for _ in range(2):
+        group.sleep(30)
+        assert not group.go_on(0.25)
+    assert group.go_on(1)
 
 
 def test_the_late_are_named_once(tmp_path, monkeypatch):
-    paths = {name: tmp_path / name for name in ("a", "b")}
-    limit = watches.StartLimit(paths, limit_secs=10.0, now=0.0)
-    monkeypatch.setenv(signs.VARIABLE, str(paths["a"]))
+    group = _Group(tmp_path, workers_per_group=2, start_timeout_secs=10)
+    monkeypatch.setenv(signs.VARIABLE, str(group.ready["worker_0"]))
     signs.announce_starting()
-    assert limit.late(["a", "b"], now=9.0) is None
-    late = limit.late(["a", "b"], now=10.5)
-    assert late.startswith("b did not appear within 10 s")
-    assert limit.late(["a", "b"], now=20.0) is None
-    limit = watches.StartLimit(paths, limit_secs=10.0, now=0.0)
-    assert "a appeared but did not connect" in limit.late(["a"], now=10.5)
+    assert not group.go_on(9)
+    (late,) = group.go_on(20)
+    assert late.event == "late" and late.task is None
+    assert late.reason.startswith("worker_1 did not appear within 10 s")
+
+    group = _Group(tmp_path, start_timeout_secs=10)
+    signs.announce_starting()
+    (late,) = group.go_on(11)
+    assert "worker_0 appeared but did not connect" in late.reason
+    group = _Group(tmp_path, start_timeout_secs=10)
     signs.announce_ready()
-    limit = watches.StartLimit(paths, limit_secs=10.0, now=0.0)
-    assert limit.late(["a"], now=9.0) is None
-    files.forget_progress(paths["a"])  # It is started again.
-    assert limit.late(["a"], now=10.5) is None
+    assert not group.go_on(9)
+    files.forget_progress(group.ready["worker_0"])  # It is started again.
+    assert not group.go_on(9)
 
 
 class _Task:
@@ -114,41 +115,43 @@ class _Group:
             workdir=str(tmp_path),
             **fields,
         )
-        (tasks,) = topology.tasks(range(1, topology.num_ports + 1))
+        ports = range(1, topology.ports_per_group + 1)
+        tasks = topology.group_tasks(0, ports)
         self._now = 0.0
         self.watch = watches.TaskWatch(
             {_short(task.name): task for task in tasks},
             topology=topology,
-            note=self._note,
-            clock=watches.AwakeClock(lambda: self._now),
+            clock=lambda: self._now,
         )
         self.running = {}
-        topology.logs_dir.joinpath("ready").mkdir(parents=True)
-        self._ready = {_short(task.name): task.ready_path for task in tasks}
+        topology.logs_dir.joinpath("ready").mkdir(parents=True, exist_ok=True)
+        self.ready = {_short(task.name): task.ready_path for task in tasks}
         self.reporters = {}
-        for name in self._ready:
+        for name in self.ready:
             self.start(name)
 
     def start(self, name):
         """Starts a task, or starts it again as the launcher does."""
-        files.forget_progress(self._ready[name])
+        files.forget_progress(self.ready[name])
         self.running[name] = None
         self.reporters[name] = signs.Reporter(
-            {signs.VARIABLE: str(self._ready[name])}
+            {signs.VARIABLE: str(self.ready[name])}
         )
 
-    def _note(self, event, *, task=None, **details):
-        self._noted.append((event, task, details))
+    def sleep(self, secs):
+        """Lets time pass in which the launcher does not run."""
+        self._now += secs
 
     def go_on(self, secs, **phases):
-        """Lets time pass while some tasks report; returns what was noted."""
-        self._noted, self.doomed = [], {}
+        """Lets time pass while some tasks report; returns what was found."""
+        found = []
         for _ in range(round(secs * 4)):
             for name, phase in phases.items():
                 self.reporters[name].say(phase)
             self._now += 0.25
-            self.doomed |= self.watch.look(self.running)
-        return self._noted
+            found += self.watch.look(self.running)
+        self.doomed = {one.task: one.reason for one in found}
+        return found
 
 
 def _short(name):
@@ -156,6 +159,7 @@ def _short(name):
 
 
 def _workers(tmp_path, **fields):
+    fields = {"start_timeout_secs": 0} | fields
     group = _Group(tmp_path, workers_per_group=2, **fields)
     first, step = signs.FIRST_STEP, signs.STEP
     assert not group.go_on(1, worker_0=first, worker_1=first)
@@ -166,9 +170,10 @@ def _workers(tmp_path, **fields):
 def test_a_group_whose_steps_stop_is_stuck_as_a_whole(tmp_path):
     group = _workers(tmp_path)
     assert not group.go_on(7.5)
-    (event, task, details) = group.go_on(1)[0]
-    assert (event, task, details["phase"]) == ("stuck", None, signs.STEP)
-    assert 8.0 < details["silent_secs"] < 9.0
+    found = group.go_on(1)[0]
+    assert (found.event, found.task) == ("stuck", None)
+    assert found.details["phase"] == signs.STEP
+    assert 8.0 < found.details["silent_secs"] < 9.0
     text = group.doomed[None]
     assert "worker_0 8." in text and "worker_1 8." in text
 
@@ -197,7 +202,7 @@ def test_a_frozen_task_is_found_in_any_phase_but_not_a_short_stop(tmp_path):
                 found = group.go_on(
                     3.5 if is_long else 2.75, worker_0=signs.CALLBACKS
                 )
-                assert [e[:2] for e in found[:1]] == (
+                assert [(one.event, one.task) for one in found[:1]] == (
                     [("frozen", "worker_1")] if is_long else []
                 )
                 process.send_signal(signal.SIGCONT)
@@ -208,7 +213,9 @@ def test_a_frozen_task_is_found_in_any_phase_but_not_a_short_stop(tmp_path):
 
 
 def _servers(tmp_path):
-    group = _Group(tmp_path, workers_per_group=2, ps_per_group=1)
+    group = _Group(
+        tmp_path, workers_per_group=2, ps_per_group=1, start_timeout_secs=0
+    )
     serving = dict.fromkeys(["worker_0", "worker_1", "ps_0"], signs.SERVING)
     assert not group.go_on(1, chief_0=signs.FIRST_STEP, **serving)
     assert not group.go_on(5, chief_0=signs.STEP, **serving)

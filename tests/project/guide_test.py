@@ -40,13 +40,13 @@ _IN_THE_README = "## In your own script"
 _EXPECTED = {
     "plain_train.py": "val_accuracy",
     "python my_train.py": "distillation_weight",
-    "--workdir=/tmp/my_run": "group 1 done",
+    "--workdir=/tmp/my_run": "group 1: done",
     "tail -n 1": '"event": "end"',
-    "subclassed_train.py": "group 1 done",
-    "multi_output_train.py": "group 1 done",
-    "clicks_train.py": "group 1 done",
+    "subclassed_train.py": "group 1: done",
+    "multi_output_train.py": "group 1: done",
+    "clicks_train.py": "group 1: done",
     "offline_train.py": "val_accuracy",
-    "--workdir=/tmp/apart": "group 1 done",
+    "--workdir=/tmp/apart": "group 1: done",
     "churn.py": "mean absolute churn: 0.",
     "launch.promote": "/served/digits/300",
     "ask.py": "'outputs': TensorSpec(shape=(None, 10)",
@@ -185,7 +185,7 @@ def test_the_script_of_the_readme_runs_alone_and_in_groups(
         for line in section.partition("\n## ")[0].splitlines()
         if "launch.local" in line
     )
-    assert "group 1 done" in _by_a_fork(
+    assert "group 1: done" in _by_a_fork(
         shlex.split(_here(command, tmp_path)), tmp_path
     )
     run = tmp_path / "run"

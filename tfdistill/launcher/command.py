@@ -1,6 +1,5 @@
 """The command `tfdistill-local`: any script as groups of tasks."""
 
-import sys
 from typing import TYPE_CHECKING
 
 from tfdistill.launcher import fields
@@ -38,34 +37,16 @@ def run(options: programs.Options) -> "local_run.RunResult":
     """Runs a command as the options say, to the end of all groups."""
     # Only here: --help and wrong options are answered at once.
     from tfdistill.launcher import local_run
-    from tfdistill.status import tables
 
     try:
         topology = local_cluster.LocalCluster(
             command=options.command,
             **fields.chosen(local_cluster.LocalCluster, options),
         )
-        started = local_run.LocalRun(topology, display=tables.Lines())
+        started = local_run.LocalRun(topology)
     except ValueError as cause:
         raise programs.UsageError(str(cause)) from cause
-    result = started.supervise()
-    try:
-        _tell(result)
-    except OSError:  # Neither a full disk nor a closed pipe fails a run.
-        programs.forget_output()
-    return result
-
-
-def _tell(result: "local_run.RunResult") -> None:
-    for group in result.groups:
-        suffix = f": {group.reason}" if group.reason else ""
-        restarted = [f"{n} {name}" for name, n in group.restarts.items() if n]
-        if restarted:
-            suffix += f" (worker restarts: {', '.join(restarted)})"
-        if group.group_restarts:
-            suffix += f" (restarts: {group.group_restarts})"
-        print(f"group {group.group} {group.state}{suffix}", flush=True)
-    sys.stdout.flush()
+    return started.supervise()
 
 
 def _run(options: programs.Options) -> int:

@@ -7,11 +7,9 @@ import json
 import os
 import pathlib
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import IO
 
 from tfdistill.cluster import signs
@@ -125,25 +123,16 @@ def _record_path(topology: local_cluster.LocalCluster) -> pathlib.Path:
 
 
 def write_record(
-    topology: local_cluster.LocalCluster,
-    *,
-    started: float,
-    pids: Mapping[str, int],
-    attempts: Sequence[int] = (),
+    topology: local_cluster.LocalCluster, *, pids: Mapping[str, int]
 ) -> None:
-    """Writes launch.json: what was launched, when, and as which processes.
+    """Writes launch.json: what was launched, and as which processes.
 
-    `started` is in Unix seconds; `pids`, by name of the task, are of those that
-    run, or ran last; `attempts` counts the starts of each group, in order.
+    `pids`, by name of the task, are of those that run, or ran last.
     """
     record = {
-        "format": 1,
-        "started": started,
-        "host": socket.gethostname(),
         "launcher": {"pid": os.getpid()},
         "topology": dataclasses.asdict(topology),
         "pids": dict(pids),
-        "attempts": list(attempts),
     }
     text = json.dumps(record, indent=2) + "\n"
     run_files.write(_record_path(topology), [text.encode()])

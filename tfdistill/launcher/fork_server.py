@@ -164,7 +164,7 @@ class _Server:
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         os.close(log_fd)
-        if keeper.Keeper(fd).fork() == "keeper":
+        if keeper.Keeper(fd).start() == "keeper":
             os._exit(0)
 
     def become(self, request: dict[str, Any]) -> None:

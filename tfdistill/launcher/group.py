@@ -68,7 +68,7 @@ class GroupResult:
     group_restarts: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class _End:
     """Why an attempt ends, once that is decided.
 
@@ -104,12 +104,11 @@ class SupervisedGroup:
         self._topology = topology
         self._start_task = start_task
         self._events = events
+        self._said: list[str] = []
         self._holders: list[socket.socket] = []
-        self._restarts = restarts.GroupRestarts(limit=topology.max_restarts)
-        self._metrics = run_directory.RunDirectory(topology.workdir).metrics(
-            group
-        )
-        self._tail = untrusted.Tail(self._metrics)
+        self._restarts = restarts.Restarts(limit=topology.max_restarts)
+        run = run_directory.RunDirectory(topology.workdir)
+        self._tail = untrusted.Tail(run.metrics(group))
         self.status = group_status.GroupStatus(group)
         self._prepare()
 
@@ -124,25 +123,15 @@ class SupervisedGroup:
         tasks = topology.group_tasks(self._group, ports)
         self._tasks = {task.name: task for task in tasks}
         # Those that are started again by themselves, and whether they still
-        # are; and the ends that have been dealt with.
+        # are.
         self._workers = {
-            task.name: restarts.Restarts(
-                limit=topology.num_worker_restarts,
-                first_delay_secs=restarts.WORKER_FIRST_DELAY_SECS,
-            )
+            task.name: restarts.Restarts(limit=topology.num_worker_restarts)
             for task in tasks
             if topology.ps_per_group and task.cluster.task_type == "worker"
         }
         self._gave_up = False
-        self._ended: set[str] = set()
-        self._watch = watches.TaskWatch(
-            self._tasks, topology=topology, note=self._note
-        )
-        self._start_limit = watches.StartLimit(
-            {task.name: task.ready_path for task in tasks},
-            limit_secs=topology.start_timeout_secs,
-            now=time.monotonic(),
-        )
+        self._watch = watches.TaskWatch(self._tasks, topology=topology)
+        # By name of the task: why it was killed, and what is noted of it.
         self._killed_for: dict[str, str] = {}
         self._noted: dict[str, set[str]] = {}
         self._end: _End | None = None
@@ -160,7 +149,7 @@ class SupervisedGroup:
         task = self._tasks[name]
         files.forget_progress(task.ready_path)
         self._noted[name] = set()
-        self._ended.discard(name)
+        self._killed_for.pop(name, None)
         # A task that is started again adds to its log; that of an earlier run
         # has another name by now.
         with files.open_log(task.log_path) as log_file:
@@ -176,8 +165,11 @@ class SupervisedGroup:
     @property
     def over(self) -> bool:
         """Whether no process of the group is left, and none will come."""
-        restarts = self._end is not None and self._end.state == "restarting"
-        return self._is_empty and not restarts
+        return self._is_empty and not self._is_restarting
+
+    @property
+    def _is_restarting(self) -> bool:
+        return self._end is not None and self._end.state == "restarting"
 
     @property
     def _is_empty(self) -> bool:
@@ -199,6 +191,9 @@ class SupervisedGroup:
         )
         self.status.take(added)
 
+    def _say(self, text: str) -> None:
+        self._said.append(f"group {self._group}{text}")
+
     def advance(self) -> list[str]:
         """Takes in the news and acts on it; returns texts for the user."""
         for name, process in self.processes.items():
@@ -207,44 +202,32 @@ class SupervisedGroup:
         with contextlib.suppress(OSError):  # It may be read at the next time.
             self.status.update(self._tail.read())
         now = time.monotonic()
-        messages = []
         if self._end is None:
-            messages = self._judge(now)
+            self._judge(now)
         elif now >= self._kill_time:
             self._kill()
-        self._show_state()
-        if self._is_empty and not self.over and self._restarts.is_due:
+        if self._is_restarting and self._is_empty and self._restarts.is_due:
             self._restarts.note_start()
             self._prepare()
             self.start()
-        return messages
-
-    def _show_state(self) -> None:
-        end, status = self._end, self.status
-        if end is not None:
-            is_known = end.state in ("done", "restarting") or self._is_empty
-            status.state = end.state if is_known else "stopping"
-        elif status.state == "starting" and status.trains:
-            # A script may train without having called make_strategy.
-            status.state = "running"
+        said, self._said = self._said, []
+        return said
 
     def _note_news(self, name: str, process: task_process.TaskProcess) -> None:
         """Notes the start, readiness and end of a process, each once."""
-        noted = self._noted[name]
-
-        def note(event: str, **details: Any) -> None:
-            if event not in noted:
-                noted.add(event)
+        news: dict[str, dict[str, Any]] = {}
+        if process.pid is not None:
+            news["start"] = {"pid": process.pid, "start": process.method}
+            if self._tasks[name].ready_path.exists():
+                news["ready"] = {}
+        if process.exit_code is not None:
+            news["exit"] = {"exit_code": process.exit_code}
+        for event, details in news.items():
+            if event not in self._noted[name]:
+                self._noted[name].add(event)
                 self._note(event, task=name, **details)
 
-        if process.pid is not None:
-            note("start", pid=process.pid, start=process.method)
-            if "ready" not in noted and self._tasks[name].ready_path.exists():
-                note("ready")
-        if process.exit_code is not None:
-            note("exit", exit_code=process.exit_code)
-
-    def _judge(self, now: float) -> list[str]:
+    def _judge(self, now: float) -> None:
         """Decides whether the attempt ends, and who is started again."""
         failed = [
             (process.exit_time or now, name, process.exit_code)
@@ -255,26 +238,30 @@ class SupervisedGroup:
         if failed:
             # The peers of a failed task fail too, so the earliest is to blame.
             when, name, code = min(failed)
-            return self._fail(self._describe(name, code), when, name, code)
+            self._fail(self._describe(name, code), when, name, code)
+            return
         if self._has_finished():
-            return self._finish()
+            self._note("done")
+            self._close_attempt(_End(state="done"))
+            if text := self._watch.never_met():
+                self._note("warning", text=text)
+                self._say(f": {text}")
+            return
         running = {
             name: process.pid
             for name, process in self.processes.items()
-            if process.exit_code is None
+            if process.exit_code is None and name not in self._killed_for
         }
-        if late := self._start_limit.late(list(running), now=now):
-            self._note("late", reason=late)
-            return self._fail(late, now)
-        for stuck, why in self._watch.look(running).items():
-            if stuck is None:
-                messages = self._fail(why, now)
+        for found in self._watch.look(running):
+            self._note(found.event, task=found.task, **found.details)
+            if found.task is None:
+                self._fail(found.reason, now)
                 self._hang_up()
-                return messages
+                return
             # Its end follows, and is dealt with like any other.
-            self._killed_for[stuck] = why
-            self.processes[stuck].hang_up()
-        return self._restart_workers(now)
+            self._killed_for[found.task] = found.reason
+            self.processes[found.task].hang_up()
+        self._restart_workers(now)
 
     def _has_finished(self) -> bool:
         """Whether all is done: servers never end, so their chief decides."""
@@ -285,52 +272,36 @@ class SupervisedGroup:
             or self._tasks[name].cluster.task_type == "chief"
         )
 
-    def _finish(self) -> list[str]:
-        self._note("done")
-        self._ask_to_end(_End(state="done"))
-        unseen = self._start_limit.unseen(has_metrics=self._metrics.exists())
-        if not unseen:
-            return []
-        self._note("warning", text=unseen)
-        return [f"group {self._group}: {unseen}"]
-
-    def _restart_workers(self, now: float) -> list[str]:
+    def _restart_workers(self, now: float) -> None:
         """Starts dead workers again, as far as they may."""
-        messages: list[str] = []
-        limit = self._topology.num_worker_restarts
-        codes = {name: self.processes[name].exit_code for name in self._workers}
-        for name, code in codes.items():
-            if code is None or name in self._ended:
-                continue
-            self._ended.add(name)
-            what = self._describe(name, code)
-            self._watch.note_end(name)
-            made = self._workers[name].made
-            delay = None if self._gave_up else self._workers[name].plan()
-            if delay is not None:
-                plan = f"restart {made + 1} of {limit} in {delay:g} s"
-                self._note("worker_restart", task=name, delay_secs=delay)
-            else:
-                self._gave_up = True
-                if None not in codes.values():
-                    reason = (
-                        f"{what}, and no worker is left: one has used up its "
-                        f"{limit} restarts (--worker_restarts)"
-                    )
-                    return messages + self._fail(reason, now, name, code)
-                plan = (
-                    "no worker is started again any more, as one has used up "
-                    f"its {limit} restarts (--worker_restarts)"
-                )
-            messages.append(f"group {self._group}: {what}; {plan}")
         for name, plans in self._workers.items():
+            process = self.processes[name]
+            if process.exit_code is None or self._end is not None:
+                continue
+            if "loss" not in self._noted[name]:
+                self._noted[name].add("loss")
+                self._plan_restart(name, process.exit_code, now)
             # Not before its keeper has ended all that it has started.
-            is_gone = self.processes[name].closed and not self._gave_up
-            if is_gone and plans.is_due:
-                self._killed_for.pop(name, None)
+            elif process.closed and plans.is_due and not self._gave_up:
                 self._start(name)
                 plans.note_start()
-        return messages
+
+    def _plan_restart(self, name: str, code: int, now: float) -> None:
+        plans, what = self._workers[name], self._describe(name, code)
+        self._watch.note_end(name)
+        delay = None if self._gave_up else plans.plan()
+        if delay is not None:
+            self._note("worker_restart", task=name, delay_secs=delay)
+            plan = f"restart {plans.made} of {plans.limit} in {delay:g} s"
+            self._say(f": {what}; {plan}")
+            return
+        self._gave_up = True
+        why = f"one has used up its {plans.limit} restarts (--worker_restarts)"
+        if any(self.processes[n].exit_code is None for n in self._workers):
+            self._say(f": {what}; no worker is started again, as {why}")
+        else:
+            reason = f"{what}, and no worker is left: {why}"
+            self._fail(reason, now, name, code)
 
     def _fail(
         self,
@@ -338,39 +309,34 @@ class SupervisedGroup:
         when: float,
         task: str | None = None,
         code: int = signs.EXIT_RETRY,
-    ) -> list[str]:
+    ) -> None:
         """Ends the attempt, and decides whether another follows."""
         # A worker may end with 0 and yet be missed.
         exit_code = code if code > 0 else 128 - code if code else 1
         self._note("failed", task=task, exit_code=exit_code, reason=reason)
+        self._say(f" failed: {reason}")
+        if task is not None:
+            self._said += files.quote(self._tasks[task].log_path)
         taken = task is not None and self._lacks_port(task)
         delay, text = self._restarts.plan_after(exit_code, port_taken=taken)
-        self._ask_to_end(
-            _End(
-                state="failed" if delay is None else "restarting",
-                reason=reason,
-                exit_code=exit_code,
-                task=task,
-                time=when,
-            )
-        )
+        if text:
+            self._say(f": {text}")
+        state = "failed" if delay is None else "restarting"
+        self._close_attempt(_End(state, reason, exit_code, task, when))
         if delay is not None:
             made = self._restarts.made
             self._note("restart", delay_secs=delay, restart=made)
             # Its tasks could only wait for each other.
             self._hang_up()
-        messages = [f"group {self._group} failed: {reason}"]
-        if task is not None:
-            messages += files.quote(self._tasks[task].log_path)
-        return messages + ([f"group {self._group}: {text}"] if text else [])
 
     def stop(self, reason: str) -> None:
         """Asks all tasks to end, and kills them after the grace time."""
-        if self._end is None or self._end.state == "restarting":
+        if self._end is None or self._is_restarting:
             self._note("stopped", reason=reason)
-            self._ask_to_end(_End(state="stopped", reason=reason))
+            self._say(f" stopped: {reason}")
+            self._close_attempt(_End("stopped", reason))
 
-    def _ask_to_end(self, end: _End) -> None:
+    def _close_attempt(self, end: _End) -> None:
         self._end = end
         self._kill_time = time.monotonic() + self._topology.grace_secs
         for process in self.processes.values():
@@ -383,8 +349,8 @@ class SupervisedGroup:
 
     def kill(self) -> None:
         """Kills all tasks at once; returns when they are gone."""
-        if self._end is None or self._end.state == "restarting":
-            self._end = _End(state="stopped", reason="killed")
+        if self._end is None or self._is_restarting:
+            self._end = _End("stopped", "killed")
         self._kill()
 
     def _kill(self) -> None:
@@ -394,8 +360,8 @@ class SupervisedGroup:
 
     def result(self) -> GroupResult:
         """Returns how the group ended, or how far it is."""
-        end = self._end or _End(state=self.status.state)
-        blamed = None if end.state == "restarting" else end.task
+        end = self._end or _End(self.status.state)
+        blamed = None if self._is_restarting else end.task
         last_lines: list[str] = []
         if blamed is not None:
             last_lines = files.last_lines(self._tasks[blamed].log_path)

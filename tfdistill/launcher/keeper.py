@@ -1,13 +1,13 @@
 """The process between launcher and task that sees to the task's end.
 
-Each task runs under a keeper. A task that is spawned has this very file as its
-keeper, run as a script; one that is forked has a fork of its parent, which has
-loaded this file: so it needs nothing but the standard library. Launcher and
-keeper hold the two ends of a socket pair. A byte from the launcher asks the
-task to end; the end of file, which the kernel delivers however the launcher
-dies (SIGKILL too), makes the keeper kill the task, the task's whole process
-group and, on Linux, every process descended from it, even one that moved to a
-session of its own.
+Each task runs under a keeper, and is a fork of it. A task that is spawned has
+this very file as its keeper, run as a script, and becomes its command; one that
+is forked has a fork of its parent as its keeper, which has loaded this file: so
+it needs nothing but the standard library. Launcher and keeper hold the two ends
+of a socket pair. A byte from the launcher asks the task to end; the end of
+file, which the kernel delivers however the launcher dies (SIGKILL too), makes
+the keeper kill the task, the task's whole process group and, on Linux, every
+process descended from it, even one that moved to a session of its own.
 
 A keeper is used rather than `preexec_fn` in the launcher: that hook may
 deadlock if the launcher has threads, and the kernel's parent-death signal
@@ -22,10 +22,8 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from typing import Literal
 
 # Time that processes left behind by an ended task get to end by themselves.
@@ -66,28 +64,11 @@ class Keeper:
         self._task = 0
         self._code: int | None = None
 
-    def spawn(self, command: Sequence[str]) -> None:
-        """Starts the task as a new program, and keeps it to its end."""
-        own_pid = os.getpid()
-        try:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=lambda: die_with(own_pid),
-            )
-        except OSError as cause:
-            print(f"{command[0]}: {os.strerror(cause.errno or 0)}")
-            code = 127 if cause.errno == errno.ENOENT else 126
-            self._report("exit", code)
-            return
-        self._keep(child.pid)
-
-    def fork(self) -> Literal["task", "keeper"]:
+    def start(self) -> Literal["task", "keeper"]:
         """Starts the task as a fork of this process.
 
-        Returns at once in the task, which is as fresh as after a start by
-        `spawn`; and in the keeper once nothing is left of the task.
+        Returns at once in the task, which is as fresh as any new process; and
+        in the keeper once nothing is left of the task.
         """
         if not self._wait(0):  # The launcher is gone, or ends it by now.
             return "keeper"
@@ -95,8 +76,8 @@ class Keeper:
         # A signal that arrives in between waits until its handler is known.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         is_ready, says_ready = os.pipe()
-        pid = os.fork()
-        if pid == 0:
+        self._task = os.fork()
+        if not self._task:
             die_with(own_pid)
             os.setsid()
             signal.set_wakeup_fd(-1)
@@ -106,18 +87,17 @@ class Keeper:
             for held in (self._launcher, self._wakeup, self._writer):
                 held.close()
         os.close(says_ready)
-        if pid:
+        if self._task:
             os.read(is_ready, 1)  # Its session, which signals are sent to.
         os.close(is_ready)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if pid == 0:
+        if not self._task:
             return "task"
-        self._keep(pid)
+        self._report("pid", self._task)
+        self._keep()
         return "keeper"
 
-    def _keep(self, pid: int) -> None:
-        self._task = pid
-        self._report("pid", pid)
+    def _keep(self) -> None:
         while self._code is None and self._wait():
             self._reap()
         deadline = time.monotonic() + LINGER_SECS
@@ -211,5 +191,17 @@ def _descendants(root: int) -> list[int]:
     return found[1:]
 
 
+def _become(command: list[str]) -> None:
+    """Makes this process a new program."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them.
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as cause:
+        print(f"{command[0]}: {cause.strerror}", flush=True)
+        os._exit(127 if cause.errno == errno.ENOENT else 126)
+
+
 if __name__ == "__main__":
-    Keeper(int(sys.argv[1])).spawn(sys.argv[2:])
+    if Keeper(int(sys.argv[1])).start() == "task":
+        _become(sys.argv[2:])

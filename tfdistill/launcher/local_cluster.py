@@ -1,14 +1,11 @@
 """What a run on this machine consists of: groups, tasks, ports and files.
 
-Nothing is started here; see local_run.py.
-
-The number of threads of a task is left alone. On 2 cores, four single-task
-groups training a small convolution net took between 0 and 9% fewer seconds a
-step with `TF_NUM_INTRAOP_THREADS=1` and `OMP_NUM_THREADS=1`, which is within
-the noise; on a machine with many cores and many tasks set them yourself.
+Nothing is started here; see local_run.py. The number of threads of a task is
+left alone: on 2 cores one thread for each of four tasks gained nothing.
 """
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import shutil
@@ -59,9 +56,6 @@ class Task:
             if name not in IDENTITY_VARIABLES
         }
         result.setdefault("PYTHONUNBUFFERED", "1")  # Logs are read live.
-        if self.cluster.uses_parameter_servers:
-            # As TensorFlow's guide to parameter servers asks of each server.
-            result.setdefault("GRPC_FAIL_FAST", "use_caller")
         result = {**trackers.defaults(self.cluster), **result}
         result.update(trackers.silence(is_chief=self.cluster.is_chief))
         result.update(self.env)
@@ -167,24 +161,26 @@ class StartedGroups(Topology):
         """
         free = iter(addresses)
         spec = {
-            task_type: tuple(next(free) for _ in range(size))
+            task_type: tuple(itertools.islice(free, size))
             for task_type, size in self.sizes.items()
             if self.ports_per_group
         }
-        names = [(t, i) for t, hosts in spec.items() for i in range(len(hosts))]
-        clusters = [
-            identity.Cluster(
-                task_type=task_type,
-                task_index=index,
-                spec=spec,
-                group=group,
-                num_groups=self.num_groups,
-                exchange=self.exchange,
-                workdir=self.workdir,
+        return tuple(
+            self._task(
+                identity.Cluster(
+                    task_type=task_type,
+                    task_index=index,
+                    spec=spec,
+                    group=group,
+                    num_groups=self.num_groups,
+                    exchange=self.exchange,
+                    workdir=self.workdir,
+                ),
+                env or {},
             )
-            for task_type, index in names or [("worker", 0)]
-        ]
-        return tuple(self._task(cluster, env or {}) for cluster in clusters)
+            for task_type, size in self.sizes.items()
+            for index in range(size)
+        )
 
     def _task(self, cluster: identity.Cluster, env: Mapping[str, str]) -> Task:
         kind = f"{cluster.task_type}_{cluster.task_index}"
@@ -287,28 +283,15 @@ class LocalCluster(StartedGroups):
                 f"received {', '.join(taken)}. Use the launcher's options. Set "
                 "the exchange's key in the launcher's own environment."
             )
-        if not (
-            isinstance(self.command, list | tuple)
-            and self.command
-            and all(isinstance(part, str) for part in self.command)
-        ):
+        # A str would be a list of letters.
+        command = () if isinstance(self.command, str) else tuple(self.command)
+        if not command or shutil.which(command[0]) is None:
             raise ValueError(
-                "`command` must be a list of a program and its arguments, each "
-                f"a str; received {self.command!r}."
+                "`command` must be a list of a program, on PATH or by its "
+                f"path, and its arguments; received {self.command!r}. A script "
+                "is run by: python SCRIPT"
             )
-        for name, value in self.env.items():
-            if not (isinstance(name, str) and isinstance(value, str)):
-                raise ValueError(
-                    "`env` must map names to values, each a str; received "
-                    f"{name!r}: {value!r}."
-                )
-        if shutil.which(self.command[0]) is None:
-            raise ValueError(
-                "`command` must begin with a program on PATH or the path of "
-                f"an executable file; received {self.command[0]!r}. "
-                "A script is run by: python SCRIPT"
-            )
-        object.__setattr__(self, "command", tuple(self.command))
+        object.__setattr__(self, "command", tuple(map(os.fspath, command)))
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -316,24 +299,11 @@ class LocalCluster(StartedGroups):
         return tuple(name for name in self.preload.split(",") if name)
 
     @property
-    def num_ports(self) -> int:
-        """Number of ports that `tasks` needs."""
-        return self.num_groups * self.ports_per_group
-
-    @property
     def num_worker_restarts(self) -> int:
         """How often each worker may be started again."""
         if self.worker_restarts is None:
             return _WORKER_RESTARTS if self.ps_per_group else 0
         return self.worker_restarts
-
-    def tasks(self, ports: Sequence[int]) -> tuple[tuple[Task, ...], ...]:
-        """Returns the tasks of each group, at `num_ports` ports."""
-        size = self.ports_per_group
-        return tuple(
-            self.group_tasks(group, ports[group * size : (group + 1) * size])
-            for group in range(self.num_groups)
-        )
 
     def group_tasks(self, group: int, ports: Sequence[int]) -> tuple[Task, ...]:
         """Returns the tasks of one group, at ports of this machine."""

@@ -6,57 +6,59 @@ authenticates nobody; docs/security.md says what to do about it.
 
 import contextlib
 import dataclasses
+import json
+import math
 import os
+import pathlib
 import select
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import IO
+from typing import Any
 
 from tfdistill.launcher import files
 from tfdistill.launcher import group as supervised_group
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import parent
 from tfdistill.launcher import task_process
+from tfdistill.status import directory
 from tfdistill.status import group as group_status
 from tfdistill.status import run_events
 from tfdistill.status import tables
-from tfdistill.system import background
 
 _POLL_SECS = 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def ports_warning(num_ports: int) -> str | None:
-    """Returns a warning if others may reach the tasks' ports."""
-    found = {name for _, name in socket.if_nameindex()} - {"lo", "lo0"}
-    if not num_ports or not found:
-        return None
-    return (
-        f"warning: the tasks' TensorFlow servers ({num_ports} ports) listen on "
-        f"every network interface ({', '.join(sorted(found))}) and ask for no "
-        "password: whoever reaches them can run code as you. Keep this "
-        "machine behind a firewall; see docs/security.md."
-    )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended.
+    """How a run ended, and where its files are.
 
     Attributes:
-        groups: One result for each group, in order.
+        groups: One result for each group, in order; its `state` is `"done"`,
+            `"failed"` or `"stopped"`.
         exit_code: 0 if all groups are done, else the code of the first task
             whose failure ended its group for good: 128 + n for one ended by
             signal n, 75 if a task did not start in time or a group was stuck,
             130 or 143 after Ctrl-C or SIGTERM.
+        workdir: The directory of the run.
+        exchange: The directory or URL that the groups shared.
+        received: The signal that the launcher received first, if any.
     """
 
     groups: tuple[supervised_group.GroupResult, ...]
     exit_code: int
+    workdir: pathlib.Path
+    exchange: str
+    received: int | None = None
+
+    def metrics(self, group: int) -> list[dict[str, Any]]:
+        """Returns the records of a group's `metrics.jsonl`, in order."""
+        path = directory.RunDirectory(self.workdir).metrics(group)
+        return list(map(json.loads, path.read_text("utf-8").splitlines()))
 
 
 class LocalRun:
@@ -80,31 +82,22 @@ class LocalRun:
         """
         self._topology = topology
         self._display = display
-        self._forks = False
-        self._parent: parent.Parent | None = None
         self._until_closed = contextlib.ExitStack()
         self._groups: list[supervised_group.SupervisedGroup] = []
-        self._events: run_events.EventLog | None = None
+        self._forks = False
+        self._parent: parent.Parent | None = None
         self._signals: list[int] = []
-        self._failure_code = 0
-        self._started = 0.0
-        self._recorded: tuple[dict[str, int], list[int]] = ({}, [])
-        # While the disk is full.
-        self._record_pause = background.Backoff(
-            first_secs=_POLL_SECS, longest_secs=10.0
-        )
+        self._recorded: dict[str, int] = {}
         self._said_unwritten = False
-        placeholders = range(1, topology.num_ports + 1)
-        for tasks in topology.tasks(placeholders):
-            for task in tasks:  # Refuse a wrong environment before any start.
-                task.environ(os.environ)
-        self._lock = files.lock(topology)
-        try:
+        ports = range(1, topology.ports_per_group + 1)
+        for task in topology.group_tasks(0, ports):
+            task.environ(os.environ)  # Refuses a wrong environment.
+        with contextlib.ExitStack() as at_failure:
+            at_failure.enter_context(files.lock(topology))
             files.ensure_key(topology, os.environ)
             self._kept_files = files.make_room(topology)
-        except BaseException:
-            self._lock.close()
-            raise
+            self._until_closed = at_failure.pop_all()
+        self._events = run_events.EventLog(files.events_path(topology))
 
     def __enter__(self) -> "LocalRun":
         """Starts a process for each task."""
@@ -127,9 +120,13 @@ class LocalRun:
         replaced = sorted(local_cluster.IDENTITY_VARIABLES & set(os.environ))
         if replaced:
             self._say(f"replaced for each task: {', '.join(replaced)}")
-        if warning := ports_warning(topology.num_ports):
-            self._say(warning)
-        self._events = run_events.EventLog(files.events_path(topology))
+        if topology.ports_per_group:
+            self._say(
+                "warning: the tasks' TensorFlow servers listen on every "
+                "network interface and ask for no password: whoever reaches "
+                "them can run code as you. Keep this machine behind a "
+                "firewall; see docs/security.md."
+            )
         # All ports are reserved before the first task starts.
         for group in range(topology.num_groups):
             self._groups.append(
@@ -140,7 +137,6 @@ class LocalRun:
                     events=self._events,
                 )
             )
-        self._started = time.time()
         why_not = parent.why_not(
             topology.start, topology.command, {**os.environ, **topology.env}
         )
@@ -202,7 +198,7 @@ class LocalRun:
                 self._say(message)
         self._settle_failures()
         self._record()
-        if self._events is not None and self._events.error is not None:
+        if self._events.error is not None:
             self._warn_of(self._events.error)
         if self._display is not None:
             self._display.show(self._status())
@@ -216,36 +212,33 @@ class LocalRun:
             f"warning: process {found.pid} forks no more tasks, as {why}; "
             "those that run are not affected, later ones import for themselves"
         )
-        if self._events is not None:
-            self._events.add("parent", pid=found.pid, failure=why)
+        self._events.add("parent", pid=found.pid, failure=why)
 
     def _status(self) -> group_status.RunStatus:
         statuses = [group.status for group in self._groups]
         return group_status.RunStatus(time=time.time(), groups=statuses)
 
-    def wait(self, timeout_secs: float | None = None) -> RunResult:
+    def wait(self, timeout_secs: float = math.inf) -> RunResult:
         """Supervises the run to its end, or raises TimeoutError."""
-        start = time.monotonic()
+        limit = time.monotonic() + timeout_secs
         while not self.over:
-            if timeout_secs is not None:
-                if time.monotonic() - start > timeout_secs:
-                    running = [
-                        tables.group_line(g.status) for g in self._groups
-                    ]
-                    raise TimeoutError(
-                        f"the run has not ended within {timeout_secs:g} s: "
-                        f"{'; '.join(running)}"
-                    )
+            if time.monotonic() > limit:
+                running = [tables.group_line(g.status) for g in self._groups]
+                raise TimeoutError(
+                    f"the run has not ended within {timeout_secs:g} s: "
+                    f"{'; '.join(running)}"
+                )
             self.poll()
         self.poll(0)  # States and messages of the last to end.
         return self.result()
 
     def supervise(self) -> RunResult:
-        """Starts everything and supervises it to the end.
+        """Starts everything, prints what happens, and waits for the end.
 
         In the main thread, SIGINT (Ctrl-C), SIGTERM and SIGHUP stop all tasks;
         a second one kills them at once.
         """
+        self._display = tables.Lines()
         with _handlers(self), self:
             return self.wait()
 
@@ -253,60 +246,40 @@ class LocalRun:
         """Ends the run as the signal does; a second time kills at once."""
         self._signals.append(number)
 
-    @property
-    def received(self) -> int | None:
-        """The first signal that ended the run, or None."""
-        return self._signals[0] if self._signals else None
-
     def _obey_signals(self) -> None:
         if not self._signals:
             return
         name = signal.Signals(self._signals[0]).name
-        for group in self._groups:
-            if len(self._signals) > 1:
+        if len(self._signals) > 1:
+            for group in self._groups:
                 group.kill()
-            group.stop(f"the launcher received {name}")
+        self._stop(f"the launcher received {name}")
+
+    def _stop(self, reason: str) -> None:
+        for group in self._groups:
+            group.stop(reason)
 
     def _settle_failures(self) -> None:
-        failures = [
-            (*group.failure, number)
-            for number, group in enumerate(self._groups)
-            if group.failure is not None
-        ]
-        if not failures or self._failure_code:
+        if self._topology.on_group_failure != "stop":
             return
-        _, self._failure_code, number = min(failures)
-        if self._topology.on_group_failure == "stop":
-            reason = (
-                f"group {number} failed; with --on_group_failure=continue the "
-                "others train on"
-            )
-            for group in self._groups:
-                group.stop(reason)
+        for number, group in enumerate(self._groups):
+            if group.failure is not None:
+                self._stop(
+                    f"group {number} failed; with --on_group_failure=continue "
+                    "the others train on"
+                )
 
     def _record(self) -> None:
         """Writes what runs, once the process ids of new tasks are known."""
         num_processes = sum(len(group.processes) for group in self._groups)
         pids = self.pids
-        attempts = [group.num_starts for group in self._groups]
-        known = (pids, attempts)
-        if known == self._recorded or len(pids) < num_processes:
-            return
-        if not self._record_pause.is_over:
+        if pids == self._recorded or len(pids) < num_processes:
             return
         try:
-            files.write_record(
-                self._topology,
-                started=self._started,
-                pids=pids,
-                attempts=attempts,
-            )
+            files.write_record(self._topology, pids=pids)
+            self._recorded = pids
         except OSError as error:
-            self._record_pause.failed()
             self._warn_of(error)  # Room on a disk may come back.
-        else:
-            self._record_pause.succeeded()
-            self._recorded = known
 
     def _warn_of(self, error: OSError) -> None:
         """Reports, once, that a file of the launcher's cannot be written."""
@@ -322,11 +295,17 @@ class LocalRun:
 
     def result(self) -> RunResult:
         """Returns how the run ended, or how far it is."""
-        code = self._failure_code
-        if self._signals:
-            code = 128 + self._signals[0]
-        groups = tuple(group.result() for group in self._groups)
-        return RunResult(groups=groups, exit_code=code)
+        workdir = pathlib.Path(self._topology.workdir)
+        first = self._signals[0] if self._signals else None
+        failures = [group.failure or (math.inf, 0) for group in self._groups]
+        _, code = min(failures, default=(0.0, 0))
+        return RunResult(
+            groups=tuple(group.result() for group in self._groups),
+            exit_code=128 + first if first else code,
+            workdir=workdir,
+            exchange=self._topology.exchange or f"{workdir}/exchange",
+            received=first,
+        )
 
     def close(self) -> None:
         """Kills every process that is left and frees the ports."""
@@ -334,11 +313,8 @@ class LocalRun:
             if not group.over:
                 group.kill()
             group.close()
+        self._events.add("end", exit_code=self.result().exit_code)
         self._until_closed.close()
-        if self._events is not None:
-            self._events.add("end", exit_code=self.result().exit_code)
-            self._events = None
-        self._lock.close()
 
     def _say(self, text: str) -> None:
         if self._display is not None:

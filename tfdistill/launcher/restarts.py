@@ -7,8 +7,6 @@ from tfdistill.system import background
 
 # The first one nearly at once: most failures are one lost process.
 _FIRST_DELAY_SECS = 0.5
-# So that a worker which cannot start does not use up its restarts at once.
-WORKER_FIRST_DELAY_SECS = 1.0
 _LONGEST_DELAY_SECS = 10.0
 # What has run for so long could start: the next delay is the first.
 HEALTHY_SECS = 10.0
@@ -21,33 +19,29 @@ _HOPELESS = {
     126: "a command that cannot be run",
     127: "a command that does not exist",
 }
-_Clock = Callable[[], float]
 
 
 class Restarts:
     """The restarts that one group or worker has, and when the next is due.
 
     Attributes:
+        limit: How many there may be.
         made: Restarts so far, the planned one included.
-        planned: Whether one is planned and not yet made.
         num_starts: Starts so far, restarts that did not count included.
     """
 
     def __init__(
-        self,
-        *,
-        limit: int,
-        first_delay_secs: float,
-        clock: _Clock = time.monotonic,
+        self, *, limit: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.limit = limit
         self.made = 0
-        self.planned = False
         self.num_starts = 1
+        self._planned = False
+        self._port_tries = 1
         self._clock = clock
         self._started = clock()
         self._pause = background.Backoff(
-            first_secs=first_delay_secs,
+            first_secs=_FIRST_DELAY_SECS,
             longest_secs=_LONGEST_DELAY_SECS,
             clock=clock,
         )
@@ -59,34 +53,13 @@ class Restarts:
         if self._clock() - self._started >= HEALTHY_SECS:
             self._pause.succeeded()
         self.made += 1
-        self.planned = True
+        self._planned = True
         return self._pause.failed()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time for the planned one."""
-        return self.planned and self._pause.is_over
-
-    def note_start(self) -> None:
-        """Takes in that the planned one was made."""
-        self.planned = False
-        self.num_starts += 1
-        self._started = self._clock()
-
-
-class GroupRestarts(Restarts):
-    """The restarts of one whole group, by the reasons of its failures."""
-
-    def __init__(self, *, limit: int, clock: _Clock = time.monotonic) -> None:
-        super().__init__(
-            limit=limit, first_delay_secs=_FIRST_DELAY_SECS, clock=clock
-        )
-        self._port_tries = 1
 
     def plan_after(
         self, exit_code: int, *, port_taken: bool
     ) -> tuple[float | None, str]:
-        """Takes in that the group has failed.
+        """Plans the next restart of a group by the reason of its failure.
 
         A start on a port that somebody else held (`port_taken`) does not count.
         Returns the seconds until the next start, or None if there is none; and
@@ -94,12 +67,11 @@ class GroupRestarts(Restarts):
         """
         if port_taken and self._port_tries < _PORT_TRIES:
             self._port_tries += 1
-            self.planned = True
+            self._planned = True
             return 0.0, "a port of it was taken: it is started on others"
         if not self.limit:
             return None, ""
-        if exit_code in _HOPELESS:
-            why = _HOPELESS[exit_code]
+        if why := _HOPELESS.get(exit_code):
             return None, (
                 f"not started again: exit code {exit_code} means {why}, and "
                 "a retry would end the same way"
@@ -108,3 +80,14 @@ class GroupRestarts(Restarts):
         if delay is None:
             return None, f"its {self.limit} restarts (--max_restarts) are over"
         return delay, f"restart {self.made} of {self.limit} in {delay:g} s"
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for the planned one."""
+        return self._planned and self._pause.is_over
+
+    def note_start(self) -> None:
+        """Takes in that the planned one was made."""
+        self._planned = False
+        self.num_starts += 1
+        self._started = self._clock()

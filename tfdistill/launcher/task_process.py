@@ -50,7 +50,6 @@ class TaskProcess:
         without.
         """
         self.pid: int | None = None
-        self.method = parents.SPAWN
         self.exit_code: int | None = None
         self.exit_time: float | None = None
         self.closed = False
@@ -61,35 +60,33 @@ class TaskProcess:
         self._keeper: subprocess.Popen[bytes] | None = None
         # None once it has started the task, or never will.
         self._parent, self._asked = parent, time.monotonic()
-        self._socket, theirs = self._pair()
+        self._start()
+
+    def _start(self) -> None:
+        """Asks the parent, or without one starts a keeper with the task."""
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
         with theirs:
-            if parent is None:
-                self._spawn(theirs.fileno())
-            else:
+            if self._parent is not None:
                 self.method = parents.FORK
-                parent.ask(
-                    command,
-                    env=env,
+                self._parent.ask(
+                    self._command,
+                    env=self._env,
                     log_fd=self._log_fd,
                     keeper_fd=theirs.fileno(),
                 )
-
-    def _pair(self) -> tuple[socket.socket, socket.socket]:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        return ours, theirs
-
-    def _spawn(self, fd: int) -> None:
-        own = [sys.executable, "-I", "-S", _KEEPER, str(fd)]
-        self._keeper = subprocess.Popen(
-            [*own, *self._command],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log_fd,
-            stderr=subprocess.STDOUT,
-            env=dict(self._env),
-            pass_fds=[fd],
-            start_new_session=True,
-        )
+                return
+            self.method = parents.SPAWN
+            own = [sys.executable, "-I", "-S", _KEEPER, str(theirs.fileno())]
+            self._keeper = subprocess.Popen(
+                [*own, *self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log_fd,
+                stderr=subprocess.STDOUT,
+                env=dict(self._env),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
 
     def fileno(self) -> int:
         """Returns the descriptor that becomes readable on news."""
@@ -155,22 +152,19 @@ class TaskProcess:
         if self.closed:
             return
         if self._parent is not None:  # It has failed before this task's turn.
-            self.method, self._parent = parents.SPAWN, None
+            self._parent = None
             self._socket.close()
-            self._socket, theirs = self._pair()
-            with theirs:
-                self._spawn(theirs.fileno())
+            self._start()
             return
         if self.exit_code is None and self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
         code = -signal.SIGKILL
         if self._keeper is not None:
-            try:
-                code = self._keeper.wait(timeout=keeper.LINGER_SECS)
-            except subprocess.TimeoutExpired:
-                self._keeper.kill()
-                code = self._keeper.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._keeper.wait(timeout=keeper.LINGER_SECS)
+            self._keeper.kill()  # Nothing, if it has ended.
+            code = self._keeper.wait()
         if self.exit_code is None:
             self.exit_code, self.exit_time = code, time.monotonic()
         self._close()

@@ -4,90 +4,20 @@ TensorFlow misses most of them: it takes ten seconds to note a frozen peer and
 never notes one that hangs, and a coordinator waits for its workers and ps
 without a limit. A task cannot watch itself either: what hangs may hold Python's
 lock. So the launcher looks at its processes, and at the progress they report.
-
-A launcher that judges by silence must not count the seconds in which it was
-itself asleep: a paused machine, or one too busy to let the launcher run, would
-make every task look dead.
 """
 
 import collections
-import pathlib
+import dataclasses
 import time
 from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Mapping
-from collections.abc import Sequence
+from typing import Any
 
 from tfdistill.cluster import signs
 from tfdistill.launcher import local_cluster
 from tfdistill.system import processes
-
-
-class StartLimit:
-    """Judges whether the tasks of one group connect within the time limit.
-
-    Tasks that have ended are not waited for. Times are seconds of any one
-    clock, passed in.
-    """
-
-    def __init__(
-        self,
-        ready_files: Mapping[str, pathlib.Path],
-        *,
-        limit_secs: float,
-        now: float,
-    ) -> None:
-        self._ready_files = dict(ready_files)
-        self._limit_secs = limit_secs
-        self._launch = now
-        self._over = limit_secs == 0
-
-    def late(self, running: Sequence[str], *, now: float) -> str | None:
-        """Returns a text for the user once the limit has passed, else None.
-
-        `running` are the names of the tasks that have not ended.
-        """
-        if self._over:
-            return None
-        late = [n for n in running if not self._ready_files[n].exists()]
-        in_time = now - self._launch < self._limit_secs
-        # Once all are there, too: one that is lost later may come back.
-        self._over = not late or not in_time
-        if in_time or not late:
-            return None
-        absent = [name for name in late if not self._has_appeared(name)]
-        what = "did not appear" if absent else "appeared but did not connect"
-        return (
-            f"{', '.join(absent or late)} {what} within {self._limit_secs:g} "
-            "s. Look at the log; raise --start_timeout_secs if start-up is "
-            "slow, or set it to 0 for a script that never calls "
-            "tfdistill.make_strategy."
-        )
-
-    def unseen(self, *, has_metrics: bool) -> str | None:
-        """Returns a warning if all tasks have ended and none had appeared.
-
-        A group of one task may do without, if it has written its metrics: it
-        has no other worker, and its training tells by itself if no teacher
-        came.
-        """
-        is_alone = len(self._ready_files) == 1
-        if (
-            self._limit_secs == 0
-            or (is_alone and has_metrics)
-            or any(map(self._has_appeared, self._ready_files))
-        ):
-            return None
-        return (
-            "no task has called tfdistill.make_strategy, so that each task "
-            "trained by itself, if it trained at all. Call it before any other "
-            "operation of TensorFlow (docs/guide.md); for a script that does "
-            "not use tfdistill pass --start_timeout_secs=0."
-        )
-
-    def _has_appeared(self, name: str) -> bool:
-        path = self._ready_files[name]
-        return path.exists() or signs.found_starting(path)
-
 
 # A step may take so many times what the longest of the recent ones took. On a
 # machine that suddenly has five times as much to do, no task is stuck yet.
@@ -104,6 +34,18 @@ _FIRST_STEPS = {
     signs.PREDICTION_STEP: signs.FIRST_PREDICTION_STEP,
 }
 _OF_THE_USER = frozenset({signs.CALLBACKS, signs.EPOCH_END})
+# Phases in which others may have to wait for a task for good reasons.
+_FREE = _OF_THE_USER | {signs.IDLE}
+# A server says something twice a second, whatever the model. While one does
+# not, its chief is not blamed for what may be the server's fault.
+_SUSPICIOUS_SECS = 2.0
+# A task that a signal has stopped for so long is no longer expected to go on.
+_FROZEN_SECS = 3.0
+# As the kernel names that state; "t" is a debugger's stop.
+_STOPPED = "T"
+# The steps of a group stand still while a worker that was lost comes back.
+_RETURN_SECS = 60.0
+_LONGEST_TICK_SECS = 1.0
 
 
 class ProgressLimit:
@@ -118,19 +60,18 @@ class ProgressLimit:
     library's, is not judged.
 
     Times are seconds of any one clock, passed in.
+
+    Attributes:
+        phase: What the task said last that it is at; `IDLE` at first.
     """
 
     def __init__(self, *, stuck_secs: float) -> None:
         """Less than `stuck_secs` never counts as stuck; 0: nothing does."""
+        self.phase = signs.IDLE
         self._stuck_secs = stuck_secs
         self._line: signs.Line | None = None
         self._changed = 0.0
         self._recent: dict[str, collections.deque[float]] = {}
-
-    @property
-    def phase(self) -> str:
-        """What the task said last that it is at; `IDLE` at first."""
-        return self._line.phase if self._line else signs.IDLE
 
     def note(self, line: signs.Line | None, *, now: float) -> None:
         """Takes in the task's present report; None if there is none."""
@@ -138,10 +79,10 @@ class ProgressLimit:
             return
         if self._line is not None:
             gaps = self._recent.setdefault(
-                self._line.phase, collections.deque(maxlen=_NUM_RECENT)
+                self.phase, collections.deque(maxlen=_NUM_RECENT)
             )
             gaps.append(now - self._changed)
-        self._line, self._changed = line, now
+        self._line, self.phase, self._changed = line, line.phase, now
 
     def excuse(self, *, now: float) -> None:
         """Forgives the silence so far, which others have caused."""
@@ -157,77 +98,60 @@ class ProgressLimit:
         if phase == signs.IDLE or not self._stuck_secs:
             return float("inf")
         longest = self._longest(phase)
-        limit = max(self._stuck_secs, _FACTOR * longest)
         if phase in _OF_THE_USER or not longest:
-            return max(limit, _UNKNOWN_SECS)
-        first = _FIRST_STEPS.get(phase)
-        if first is not None:
-            limit = max(limit, _TRACE_FACTOR * self._longest(first))
-        return limit
+            return max(_UNKNOWN_SECS, _FACTOR * longest, self._stuck_secs)
+        first = self._longest(_FIRST_STEPS.get(phase))
+        return max(self._stuck_secs, _FACTOR * longest, _TRACE_FACTOR * first)
 
     def is_stuck(self, *, now: float) -> bool:
         """Whether the task has been silent for longer than that."""
         return self.silent_secs(now=now) > self.limit_secs()
 
-    def _longest(self, phase: str) -> float:
-        return max(self._recent.get(phase, ()), default=0.0)
+    def _longest(self, phase: str | None) -> float:
+        return max(self._recent.get(phase or "", ()), default=0.0)
 
 
-_LONGEST_TICK_SECS = 1.0
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What must be killed: a task, or without one the whole group.
 
+    `event` is the one of `run_events` that has these details.
+    """
 
-class AwakeClock:
-    """Seconds that advance by at most one between two readings."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._last = clock()
-        self._total = 0.0
-
-    def read(self) -> float:
-        """Returns the seconds since the start, sleep left out."""
-        now = self._clock()
-        self._total += min(now - self._last, _LONGEST_TICK_SECS)
-        self._last = now
-        return self._total
-
-
-# A server says something twice a second, whatever the model. While one does
-# not, its chief is not blamed for what may be the server's fault.
-_SUSPICIOUS_SECS = 2.0
-# A task that a signal has stopped for so long is no longer expected to go on.
-_FROZEN_SECS = 3.0
-# As the kernel names that state; "t" is a debugger's stop.
-_STOPPED = "T"
-# The steps of a group stand still while a worker that was lost comes back.
-_RETURN_SECS = 60.0
-# Phases in which others may have to wait for a task for good reasons.
-_FREE = frozenset({signs.IDLE, signs.CALLBACKS, signs.EPOCH_END})
+    event: str
+    task: str | None
+    reason: str
+    details: Mapping[str, Any]
 
 
 class TaskWatch:
-    """Watches the tasks of one attempt to run a group."""
+    """Watches the tasks of one attempt to run a group.
+
+    Seconds in which the launcher itself did not run do not count: a paused
+    machine, or one too busy for it, would make every task look dead.
+    """
 
     def __init__(
         self,
         tasks: Mapping[str, local_cluster.Task],
         *,
         topology: local_cluster.LocalCluster,
-        note: Callable[..., None],
-        clock: AwakeClock | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Will `note` who is frozen or stuck, by an event and its details."""
-        self._note = note
-        self._tasks = dict(tasks)
-        self._clock = clock or AwakeClock()
-        self._lost: dict[str, float] = {}
-        self._stopped: dict[str, float] = {}
+        """Begins with the start of the tasks."""
+        self._ready_paths = {n: task.ready_path for n, task in tasks.items()}
+        self._start_secs = topology.start_timeout_secs
+        self._stuck_secs = topology.stuck_secs
         self._servers = {
             name
             for name, task in tasks.items()
             if topology.ps_per_group and task.cluster.task_type != "chief"
         }
-        self._stuck_secs = topology.stuck_secs
+        self._clock, self._read, self._now = clock, clock(), 0.0
+        self._has_started = not self._start_secs
+        # Since when a worker is gone, or a task is stopped.
+        self._lost: dict[str, float] = {}
+        self._stopped: dict[str, float] = {}
         self._progress = {name: self._new_watch() for name in tasks}
 
     def _new_watch(self) -> ProgressLimit:
@@ -235,93 +159,127 @@ class TaskWatch:
 
     def note_end(self, name: str) -> None:
         """Takes in that a worker is gone, and will be started again."""
-        self._lost[name] = self._clock.read()
+        self._lost[name] = self._now
         self._progress[name] = self._new_watch()
 
-    def look(self, running: Mapping[str, int | None]) -> dict[str | None, str]:
-        """Returns which tasks must be killed, and why; None: the whole group.
+    def look(self, running: Mapping[str, int | None]) -> list[Finding]:
+        """Returns what must be killed, and why.
 
         `running` are the process ids, as far as they are known, of the tasks
         that have not ended, by name.
         """
-        now = self._clock.read()
+        read = self._clock()
+        self._now += min(read - self._read, _LONGEST_TICK_SECS)
+        self._read = read
         for name in running:
-            line = signs.read_progress(self._tasks[name].ready_path)
-            self._progress[name].note(line, now=now)
-        trainers = [name for name in running if name not in self._servers]
-        self._excuse(trainers, running, now)
-        doomed = self._frozen(running, now)
-        suspicious = False
-        for name in self._servers.intersection(running):
-            watch = self._progress[name]
-            silent = watch.silent_secs(now=now)
-            suspicious |= (
-                watch.phase == signs.SERVING and silent > _SUSPICIOUS_SECS
-            )
-            if watch.is_stuck(now=now):
-                doomed[name] = self._stuck([name], now, task=name)
-        if not suspicious and any(
-            self._progress[name].is_stuck(now=now) for name in trainers
-        ):
-            doomed[None] = self._stuck(trainers, now)
-        return doomed
+            line = signs.read_progress(self._ready_paths[name])
+            self._progress[name].note(line, now=self._now)
+        trainers = running.keys() - self._servers
+        self._excuse(trainers, running)
+        found = [*self._late(running), *self._frozen(running)]
+        found += [
+            self._stuck([name], task=name)
+            for name in self._servers.intersection(running)
+            if self._is_stuck(name)
+        ]
+        if any(map(self._is_stuck, trainers)):
+            found.append(self._stuck(trainers))
+        return found
 
-    def _frozen(
-        self, running: Mapping[str, int | None], now: float
-    ) -> dict[str | None, str]:
-        """Returns the tasks that a signal has stopped for too long, and why."""
-        doomed: dict[str | None, str] = {}
+    def _is_stuck(self, name: str) -> bool:
+        return self._progress[name].is_stuck(now=self._now)
+
+    def _silent_secs(self, name: str) -> float:
+        return self._progress[name].silent_secs(now=self._now)
+
+    def _late(self, running: Iterable[str]) -> Iterable[Finding]:
+        """Yields, once, that tasks are not connected within the time limit."""
+        if self._has_started:
+            return
+        late = [n for n in running if not self._ready_paths[n].exists()]
+        in_time = self._now < self._start_secs
+        # Once all are there, too: one that is lost later may come back.
+        self._has_started = not late or not in_time
+        if in_time or not late:
+            return
+        absent = [name for name in late if not self._has_appeared(name)]
+        what = "did not appear" if absent else "appeared but did not connect"
+        reason = (
+            f"{', '.join(absent or late)} {what} within {self._start_secs:g} "
+            "s. Look at the log; raise --start_timeout_secs if start-up is "
+            "slow, or set it to 0 for a script that never calls "
+            "tfdistill.make_strategy."
+        )
+        yield Finding("late", None, reason, {"reason": reason})
+
+    def never_met(self) -> str | None:
+        """Returns a warning if several tasks have ended and none appeared."""
+        if (
+            not self._start_secs
+            or len(self._ready_paths) == 1
+            or any(map(self._has_appeared, self._ready_paths))
+        ):
+            return None
+        return (
+            "no task has called tfdistill.make_strategy, so that each task "
+            "trained by itself, if it trained at all. Call it before any other "
+            "operation of TensorFlow (docs/guide.md); for a script that does "
+            "not use tfdistill pass --start_timeout_secs=0."
+        )
+
+    def _has_appeared(self, name: str) -> bool:
+        path = self._ready_paths[name]
+        return path.exists() or signs.found_starting(path)
+
+    def _frozen(self, running: Mapping[str, int | None]) -> Iterable[Finding]:
+        """Yields the tasks that a signal has stopped for too long."""
         for name, pid in running.items():
             if pid is None or processes.state_of(pid) != _STOPPED:
                 self._stopped.pop(name, None)
                 continue
-            secs = now - self._stopped.setdefault(name, now)
-            if secs < _FROZEN_SECS or not self._stuck_secs:
-                continue
-            self._note("frozen", task=name, silent_secs=secs)
-            doomed[name] = (
-                f"{name} was frozen: a signal had stopped it for {secs:.1f} s, "
-                "so it was killed"
-            )
-        return doomed
+            secs = self._now - self._stopped.setdefault(name, self._now)
+            if secs >= _FROZEN_SECS and self._stuck_secs:
+                reason = (
+                    f"{name} was frozen: a signal had stopped it for "
+                    f"{secs:.1f} s, so it was killed"
+                )
+                yield Finding("frozen", name, reason, {"silent_secs": secs})
 
     def _excuse(
-        self,
-        trainers: Sequence[str],
-        running: Mapping[str, int | None],
-        now: float,
+        self, trainers: Collection[str], running: Collection[str]
     ) -> None:
-        """Forgives tasks that wait for another which may take its time."""
-        for name, since in list(self._lost.items()):
-            here = self._progress[name].phase == signs.SERVING
-            if now - since > _RETURN_SECS or (name in running and here):
-                del self._lost[name]
-        free = [
+        """Forgives trainers that wait for another which may take its time."""
+        slow = {
             name
-            for name in trainers
-            if self._progress[name].phase in _FREE
-            and not self._progress[name].is_stuck(now=now)
-        ]
+            for name, since in self._lost.items()
+            if self._now - since < _RETURN_SECS
+            and self._progress[name].phase != signs.SERVING
+        }
+        for name in running:
+            phase = self._progress[name].phase
+            if name in trainers:
+                if phase in _FREE and not self._is_stuck(name):
+                    slow.add(name)
+            elif phase == signs.SERVING:
+                if self._silent_secs(name) > _SUSPICIOUS_SECS:
+                    slow.add(name)
         for name in trainers:
-            if any(other != name for other in [*free, *self._lost]):
-                self._progress[name].excuse(now=now)
+            if slow - {name}:
+                self._progress[name].excuse(now=self._now)
 
-    def _stuck(
-        self, names: Sequence[str], now: float, task: str | None = None
-    ) -> str:
-        silences = {n: self._progress[n].silent_secs(now=now) for n in names}
+    def _stuck(self, names: Iterable[str], task: str | None = None) -> Finding:
+        silences = {name: self._silent_secs(name) for name in sorted(names)}
         longest = max(silences, key=lambda name: silences[name])
-        self._note(
-            "stuck",
-            task=task,
-            silent_secs=silences[longest],
-            phase=self._progress[longest].phase,
-        )
         said = ", ".join(
             f"{name} {secs:.1f} s ({self._progress[name].phase})"
             for name, secs in silences.items()
         )
-        return (
+        reason = (
             f"no progress, so it was killed; silent for: {said}. Steps that "
             "may take longer need a higher --stuck_secs (0 for none)"
         )
+        details = {
+            "silent_secs": silences[longest],
+            "phase": self._progress[longest].phase,
+        }
+        return Finding("stuck", task, reason, details)

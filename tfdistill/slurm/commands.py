@@ -7,11 +7,9 @@ Its own number (SLURM_JOB_ID) will not do: one element has that of the array,
 and a command with that number concerns all of them.
 """
 
-import contextlib
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 
 # Slurm's controller may be restarted meanwhile; its commands wait for it.
 _LIMIT_SECS = 120.0
@@ -26,11 +24,7 @@ def job_state(job: str) -> str:
     """Returns the state of a job, such as `RUNNING`."""
     text = _ask("scontrol", "--oneliner", "show", "job", job)
     match = re.search(r"\bJobState=([A-Z_]+)", text)
-    if match is None:
-        raise RuntimeError(
-            f"scontrol must show the state of job {job}; received {text!r}."
-        )
-    return match[1]
+    return match[1] if match else text
 
 
 def requeue(job: str) -> None:
@@ -43,19 +37,6 @@ def terminate_steps(job: str) -> None:
     _ask("scancel", "--signal=TERM", job)
 
 
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Lets commands answer while Slurm sends SIGTERM to the job's processes.
-
-    This process does not hear it either.
-    """
-    earlier = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
-
-
 def submit(path: str) -> str:
     """Submits a batch script; returns what identifies the job."""
     # On a federation the number is followed by ";" and the cluster's name.
@@ -65,7 +46,12 @@ def submit(path: str) -> str:
 def _ask(*command: str) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_LIMIT_SECS
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_SECS,
+            # Slurm may send SIGTERM to all of the job's processes meanwhile.
+            preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
         )
     except (OSError, subprocess.TimeoutExpired) as cause:
         raise RuntimeError(

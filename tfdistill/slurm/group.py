@@ -31,8 +31,6 @@ from tfdistill.slurm import place
 from tfdistill.status import run_events
 from tfdistill.system import programs
 
-# What Slurm is told to send before the time limit.
-SIGNAL = "USR1"
 _POLL_SECS = 0.2
 # Between two attempts to reach the tasks of a step that may just be starting.
 _AGAIN_SECS = 2.0
@@ -76,7 +74,7 @@ class SlurmGroup:
         path = run_events.group_path(options.logs_dir, self._group)
         self._events = run_events.EventLog(path)
         self._told: str | None = None
-        self._restarts = restarts.GroupRestarts(limit=options.max_restarts)
+        self._restarts = restarts.Restarts(limit=options.max_restarts)
 
     def tell_to_end(self, number: int, frame: Any = None) -> None:
         """Notes, as a signal's handler, that the job must end soon."""
@@ -94,8 +92,7 @@ class SlurmGroup:
             return 0
         if not self._told:
             return failure.exit_code
-        with commands.undisturbed():
-            self._requeue()
+        self._requeue()
         return signs.EXIT_RETRY
 
     def _run_step(self) -> _Failure | None:
@@ -242,7 +239,7 @@ def _run(options: programs.Options) -> int:
     except RuntimeError as error:
         logging.error("%s", error)
         return signs.EXIT_RETRY
-    for number in (getattr(signal, f"SIG{SIGNAL}"), signal.SIGTERM):
+    for number in (getattr(signal, f"SIG{job.SIGNAL}"), signal.SIGTERM):
         signal.signal(number, group.tell_to_end)
     return group.run()
 

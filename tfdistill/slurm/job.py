@@ -1,16 +1,25 @@
-"""What one group asks of Slurm and does there: options of its programs.
+"""What each group of a run asks of Slurm, and does there: options and script.
 
 The batch script runs `tfdistill.slurm.group` with a `Job`'s options, and that
 runs `tfdistill.slurm.task` with a `Step`'s.
 """
 
 import dataclasses
+import os
+import re
+import shlex
 import sys
 from collections.abc import Sequence
 
 from tfdistill.launcher import fields
 from tfdistill.launcher import local_cluster
 from tfdistill.slurm import place
+
+# What Slurm is told to send before the time limit.
+SIGNAL = "USR1"
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+# Between the lines of one command.
+_CONTINUED = " \\\n  "
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,3 +75,105 @@ class Job(Step):
         120,
         least=10,
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Script(Job):
+    """What one batch script asks for, and runs.
+
+    Attributes:
+        command: What each task runs; the nodes look for it themselves.
+    """
+
+    command: Sequence[str]
+    time: str | None = fields.option(
+        "<TIME>: as sbatch's --time", None, section="job"
+    )
+    job_name: str = fields.option("<NAME>: as sbatch's --job-name", "tfdistill")
+    sbatch: Sequence[str] = fields.option(
+        "<OPTION>: another option of sbatch, as in --sbatch=--qos=low", ()
+    )
+    setup: str | None = fields.option(
+        "<COMMANDS>: shell commands to run first, such as 'module load cuda'",
+        None,
+    )
+    chdir: str | None = fields.option(
+        "<DIR>: directory in which tasks run; default this one", None
+    )
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        super().__post_init__()
+        if self.gpus_per_worker and self.ps_per_group:
+            raise ValueError(
+                "`gpus_per_worker` must be 0 if `ps_per_group` is not; "
+                f"received {self.gpus_per_worker}. Slurm gives each task of a "
+                "step the same, so that each ps would hold GPUs too. Train "
+                "without parameter servers on GPUs."
+            )
+
+    @property
+    def text(self) -> str:
+        """The whole script."""
+        setup = (
+            f"\n# As asked by --setup.\n{self.setup}\n" if self.setup else ""
+        )
+        directives = "\n".join(self._directives())
+        return (
+            "#!/bin/bash\n"
+            "# One element of this array is one group of the run: it has its "
+            "own allocation,\n# fails and restarts on its own, and may start "
+            "at another time than the others.\n#\n"
+            "#   sbatch THIS_FILE               starts or resumes all groups\n"
+            "#   sbatch --array=1 THIS_FILE     only group 1\n"
+            f"{directives}\n{setup}\n"
+            "# Starts the tasks by srun, again after a failure, and requeues "
+            "the job near its\n# time limit. It takes this shell's place, and "
+            "so gets the signals sent to it.\n"
+            f"exec {_CONTINUED.join(self._group_command())}\n"
+        )
+
+    def _directives(self) -> list[str]:
+        logs = str(self.logs_dir).replace("%", "%%")
+        values: dict[str, object] = {
+            "job-name": self.job_name,
+            "array": f"0-{self.num_groups - 1}",
+            "ntasks": self.num_tasks,
+            "cpus-per-task": self.cpus_per_worker,
+            "gpus-per-task": self.gpus_per_worker or None,
+            "time": self.time,
+            "chdir": self.chdir or os.getcwd(),
+            "output": f"{logs}/slurm_group_%a.log",
+            "open-mode": "append",
+            # Only to this script, which signals the tasks.
+            "signal": f"B:{SIGNAL}@{self.stop_secs}",
+        }
+        lines = [
+            _directive(f"--{name}={value}")
+            for name, value in values.items()
+            if value is not None
+        ]
+        # After the loss of a node Slurm itself puts the job back.
+        lines.append(_directive("--requeue"))
+        return lines + [_directive(option) for option in self.sbatch]
+
+    def _group_command(self) -> list[str]:
+        """Returns the lines of the command that runs a group."""
+        return [
+            shlex.join([self.python, "-m", "tfdistill.slurm.group"]),
+            *map(shlex.quote, fields.arguments(Job, self)),
+            f"-- {shlex.join(self.command)}",
+        ]
+
+
+def _directive(option: str) -> str:
+    """Returns a line for sbatch, which reads quotes as a shell does."""
+    if _PLAIN.fullmatch(option):
+        return f"#SBATCH {option}"
+    if re.search(r"[\"'\\\x00-\x1f\x7f]", option):
+        raise ValueError(
+            "An option of sbatch must hold no quotes, backslashes or line "
+            f"breaks; received {option!r}. Choose another name or path."
+        )
+    name, _, value = option.partition("=")
+    return f'#SBATCH {name}="{value}"'

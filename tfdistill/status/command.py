@@ -18,7 +18,7 @@ BAD_STATES = ("failed", "silent")
 _NOTES = """\
 Only the files of DIR are read. A group is
 
-  starting, running, stopping, restarting, done, failed, stopped
+  starting, running, restarting, done, failed, stopped
             according to its launcher's events and its own metrics
   silent    if it has written nothing for --silent_secs (five minutes while it
             starts)

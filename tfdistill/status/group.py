@@ -16,8 +16,8 @@ class GroupStatus:
     """What is known of one group; times are Unix seconds, 0 if not known."""
 
     group: int
-    # `starting`, `running`, `stopping`, `done`, `failed`, `stopped` or
-    # `restarting`; of a run's files only, also `silent`.
+    # `starting`, `running`, `done`, `failed`, `stopped` or `restarting`; of a
+    # run's files only, also `silent`.
     state: str = "starting"
     # The newest value of every key seen in its metrics.
     record: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -46,6 +46,9 @@ class GroupStatus:
             if self._pace and step < self._pace[-1][0]:
                 self._pace.clear()  # The group went back to a backup.
             self._pace.append((step, time))
+        # A script may train without having called make_strategy.
+        if self.state == "starting" and self.trains:
+            self.state = "running"
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Takes in an event, newer than those before; see `run_events`."""

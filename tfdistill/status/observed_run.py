@@ -145,8 +145,6 @@ class ObservedRun:
 
     def _judge(self, status: group_status.GroupStatus, now: float) -> None:
         """Decides on the state of a group beyond what its events say."""
-        if status.state == "starting" and status.trains:
-            status.state = "running"
         last_sign = self._last_sign(status)
         if not status.last_event:
             if status.record.get("event") == "end":

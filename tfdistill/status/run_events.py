@@ -39,7 +39,7 @@ file is continued when the group is started again.
 
 `exit_code` is minus the number of the signal for a task that a signal ended.
 If `failed` names a task, it is the one to blame. `launch.json` beside
-`logs` holds the process ids and attempts of the present moment.
+`logs` holds the process ids of the present moment.
 """
 
 import pathlib

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tfdistill.slurm import script as slurm_script
+from tfdistill.slurm import job
 
 
 def _script(tmp_path, **fields):
@@ -17,7 +17,7 @@ def _script(tmp_path, **fields):
         "chdir": str(tmp_path),
         "workdir": str(tmp_path / "run"),
     }
-    return slurm_script.Script(**given | fields)
+    return job.Script(**given | fields)
 
 
 def _directives(text):
@@ -35,8 +35,7 @@ def test_a_group_is_an_element_of_the_array(tmp_path):
         workers_per_group=4,
         cpus_per_worker=3,
         time="12:00:00",
-        account="lab",
-        sbatch=["--qos=low", "--exclusive"],
+        sbatch=["--account=lab", "--exclusive"],
     )
     assert _directives(script.text) == {
         "job-name": "tfdistill",
@@ -50,7 +49,6 @@ def test_a_group_is_an_element_of_the_array(tmp_path):
         "open-mode": "append",
         "signal": "B:USR1@120",
         "requeue": "",
-        "qos": "low",
         "exclusive": "",
     }
 
@@ -96,7 +94,7 @@ def test_whatever_stands_in_a_command_arrives_as_it_is(tmp_path):
     ("fields", "words"),
     [
         ({"stop_secs": 5}, "`stop_secs` must be >= 10"),
-        ({"account": "a\n#SBATCH --x"}, "no quotes, backslashes or line"),
+        ({"job_name": "a\n#SBATCH --x"}, "no quotes, backslashes or line"),
     ],
 )
 def test_wrong_fields_are_refused(tmp_path, fields, words):
