@@ -16,7 +16,6 @@ from tests.cases import codistillation as cases
 from tests.cases import servers
 from tests.cases import waits
 from tfdistill import mixing
-from tfdistill.embedding import layer
 
 _X, _Y = cases.data(16)
 
@@ -259,40 +258,11 @@ def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
 
 
-def test_parameter_servers_mix_dense_weights_and_no_table(
-    exchange, monkeypatch, caplog
-):
+def test_parameter_servers_are_refused(exchange, monkeypatch):
     servers.pretend(monkeypatch)
-    model = servers.model(optimizer=keras.optimizers.SGD(0.0))
-    student = model.student
-    mixer = _mixer(mixing.ModelAveraging(0.5))
-    begin = [value.numpy() for value in student.variables]
-
-    class Peer(_Read):
-        def on_train_batch_begin(self, batch, logs=None):
-            if exchange.steps(1):
-                return
-            cases.publish(
-                exchange,
-                student,
-                spec=model.trainer.input_spec,
-                values=[v + 1 for v in _values(student)],
-                extras=mixer.manifest_extras(),
-            )
-
-    exporter = _exporter(exchange)
-    callbacks = [exporter, Peer(mixer), mixer, Peer(mixer)]
-    with caplog.at_level(logging.WARNING):
-        model.fit(servers.batches(), verbose=0, callbacks=callbacks, epochs=2)
-    assert mixer.num_mixes == 1
-    assert caplog.text.count("tables on parameter servers are") == 1
-    for variable, old in zip(student.variables, begin, strict=True):
-        added = 0 if "table" in variable.path else 0.25
-        np.testing.assert_allclose(variable.numpy(), old + added, atol=1e-6)
-
-
-def _values(student):
-    return [tf.convert_to_tensor(v.value) for v in layer.variables_of(student)]
+    callbacks = [_exporter(exchange), _mixer()]
+    with pytest.raises(ValueError, match="not be used with parameter servers"):
+        servers.model().fit(servers.batches(), callbacks=callbacks, verbose=0)
 
 
 class Empty(keras.layers.Layer):

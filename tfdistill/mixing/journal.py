@@ -6,31 +6,18 @@ still has them.
 """
 
 import contextlib
-import dataclasses
 import json
 import logging
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 from tfdistill.system import run_files
 
 _log = logging.getLogger(__name__)
 _NAME = "mixes.jsonl"
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """What became of a mix.
-
-    Attributes:
-        versions: By group, the step of the version that was mixed; empty if
-            the mix was left out.
-        ends: Whether the group mixes no more from here on.
-    """
-
-    versions: Mapping[int, int]
-    ends: bool = False
+# By group, the step of the version that was mixed; empty if the mix was left
+# out, and None if the group mixes no more from here on.
+Mixed = dict[int, int] | None
 
 
 class Journal:
@@ -42,13 +29,13 @@ class Journal:
         One that starts at step 0 begins a new one.
         """
         self._lines: run_files.LineFile | None = None
-        self._replay: Mapping[int, Entry] = {}
+        self._known: dict[int, Mixed] = {}
         self._has_warned = False
         if backup is None:
             return
         path = pathlib.Path(backup.directory, _NAME)
         if backup.resumed_step is not None:
-            self._replay = _read(path, after=backup.resumed_step)
+            self._known = _read(path, after=backup.resumed_step)
         if is_chief:
             if backup.resumed_step is None:
                 path.unlink(missing_ok=True)
@@ -56,9 +43,9 @@ class Journal:
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._lines = run_files.LineFile(path)
 
-    def replay(self, step: int) -> Entry | None:
-        """Returns what is to be repeated at a step; None if that is unknown."""
-        return self._replay.get(step)
+    def replay(self, step: int) -> tuple[bool, Mixed]:
+        """Returns whether a mix is to be repeated at a step, and which."""
+        return step in self._known, self._known.get(step)
 
     def warn(self, step: int) -> None:
         """Says that a mix cannot be repeated, once."""
@@ -72,30 +59,30 @@ class Journal:
             )
         self._has_warned = True
 
-    def add(self, step: int, entry: Entry) -> None:
+    def add(self, step: int, mixed: Mixed) -> None:
         """Notes what became of a mix."""
         if self._lines is None:
             return
-        self._lines.append({"step": step, **dataclasses.asdict(entry)})
+        self._lines.append({"step": step, "versions": mixed})
         if error := self._lines.error:
             _log.warning("Could not note the mix of step %d: %s", step, error)
 
 
-def _read(path: pathlib.Path, *, after: int) -> dict[int, Entry]:
-    """Returns the entries after a step; the last word on each counts."""
+def _read(path: pathlib.Path, *, after: int) -> dict[int, Mixed]:
+    """Returns the mixes after a step; the last word on each counts."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
-    found: dict[int, Entry] = {}
+    found: dict[int, Mixed] = {}
     for line in lines:
         try:
             fields = json.loads(line)
-            step = int(fields.pop("step"))
-            versions = fields.pop("versions").items()
-            entry = Entry({int(g): int(s) for g, s in versions}, **fields)
+            step, versions = int(fields["step"]), fields["versions"]
+            if versions is not None:
+                versions = {int(g): int(s) for g, s in versions.items()}
         except (AttributeError, KeyError, TypeError, ValueError):
             continue  # A crash has cut it short.
         if step > after:
-            found[step] = entry
+            found[step] = versions
     return found

@@ -167,6 +167,14 @@ class WeightMixer(steps.Mixer):
         model = self.codistilled
         if self._exporter is None:
             raise self.misplaced()
+        strategy = model.distribute_strategy
+        if replicas.on_servers(strategy):
+            raise ValueError(
+                "A WeightMixer must not be used with parameter servers, where "
+                "no task has all weights; received "
+                f"{type(strategy).__name__}. Learn from the predictions of the "
+                "other groups, by teachers.Peers()."
+            )
         if self._exporter.exports_averages:
             raise ValueError(
                 "The StudentExporter beside a WeightMixer must publish the "
@@ -180,7 +188,6 @@ class WeightMixer(steps.Mixer):
             self.forget()
         if self._began is None:
             self._began = self._weights.digest()
-        strategy = model.distribute_strategy
         is_chief = replicas.is_chief(strategy)
         self._find_followers(strategy)
         self._journal = journal_lib.Journal(
@@ -204,20 +211,12 @@ class WeightMixer(steps.Mixer):
                 f"received {list(given)} for group {group}. Start more groups, "
                 "or leave the mixer out."
             )
-        on_servers = replicas.on_servers(strategy)
-        if on_servers:
-            _log.warning(
-                "Dense weights are mixed; tables on parameter servers are "
-                "not, and stay this group's own."
-            )
         before = self._followers
         self._followers = peers_lib.followers_of(
             self._exporter,
             groups,
             self.codistilled.graph,
-            self._weights,
             self.manifest_extras,
-            on_servers=on_servers,
         )
         for group in before.keys() & self._followers.keys():
             self._followers[group].current = before[group].current
@@ -284,20 +283,19 @@ class WeightMixer(steps.Mixer):
         return ready
 
     def _mix(self) -> None:
-        before = self._journal.replay(self.step)
-        if before is None:
-            chosen = self._chosen()
-        else:
-            chosen = self._rounds.repeated(before.versions)
-            if len(chosen) < len(before.versions):
+        is_known, before = self._journal.replay(self.step)
+        if is_known:
+            chosen = self._rounds.repeated(before or {})
+            if len(chosen) < len(before or {}):
                 self._journal.warn(self.step)
+        else:
+            chosen = self._chosen()
         staged = [each for g in chosen if (each := self._followers[g].staged)]
         goes_on = self.goes_on(staged)
-        if before is not None:
-            goes_on = not before.ends
+        if is_known:
+            goes_on = before is not None
         mixed = {each.version.group: each.version.step for each in staged}
-        entry = journal_lib.Entry(mixed if goes_on else {}, ends=not goes_on)
-        self._journal.add(self.step, entry)
+        self._journal.add(self.step, mixed if goes_on else None)
         if not goes_on:
             self.end()
         elif staged:

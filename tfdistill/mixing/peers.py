@@ -20,7 +20,6 @@ from tfdistill.exports import student_graph
 from tfdistill.follow import agreement
 from tfdistill.follow import follower
 from tfdistill.follow import screen as screen_lib
-from tfdistill.mixing import weights
 
 # Of a manifest's `extras`: the SHA-256 of the weights at step 0, and the rule
 # by which the group mixes.
@@ -61,18 +60,14 @@ def followers_of(
     exporter: Any,
     groups: Sequence[int],
     graph: student_graph.StudentGraph,
-    mixed: weights.MixedWeights,
     extras: Callable[[], Mapping[str, Any]],
-    *,
-    on_servers: bool,
 ) -> dict[int, follower.Follower]:
-    """Returns followers of the weights that are mixed, by group.
+    """Returns followers of the groups' weights, by group.
 
     They read where the `exporter` of this group publishes. `extras` returns
     those of its manifests.
     """
     expected = saved_model.SavedModelWriter(graph).variables
-    keys = [list(expected)[index] for index in mixed.indices]
     same_graph = screen_lib.refuse_other_graphs(
         graph,
         "Its weights mean something else. Train the same model in each group "
@@ -84,11 +79,7 @@ def followers_of(
         check_origin(version, extras())
 
     def read(version: versions.Version) -> Any:
-        if not on_servers:
-            return saved_model.read_variables(version.path, expected)
-        # A table may not fit into this process.
-        values = saved_model.read_variables(version.path, expected, only=keys)
-        return dict(zip(mixed.indices, values, strict=True))
+        return saved_model.read_variables(version.path, expected)
 
     screen = screen_lib.Screen(graph, schema=exporter.schema, also=check)
     return {

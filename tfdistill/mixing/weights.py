@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill.cluster import replicas
 from tfdistill.embedding import layer
 from tfdistill.exports import student_graph
 from tfdistill.mixing import rules
@@ -30,13 +29,11 @@ class MixedWeights:
     ) -> None:
         """Makes the rule's state, of the student's present weights."""
         self._strategy, self._rule = strategy, rule
-        self._on_servers = replicas.on_servers(strategy)
         self._trained = {id(v) for v in student.trainable_variables}
         floats = [
             (index, variable)
             for index, variable in enumerate(graph.variables)
             if tf.as_dtype(variable.dtype).is_floating
-            and not (self._on_servers and _is_table(variable))
         ]
         # Those that are trained come first.
         self._floats = sorted(
@@ -48,23 +45,23 @@ class MixedWeights:
             for value in rule.start(self._take()[: self._num_trained])
         ]
         values = [tf.TensorSpec(v.shape, v.dtype) for _, v in self._floats]
+        state = [tf.TensorSpec(v.shape, v.dtype) for v in self.state]
         number = tf.TensorSpec([], tf.float64)
         nothing = tf.constant(0.0, tf.float64)
+        self._mix = tf.function(
+            self._mixed,
+            autograph=False,
+            input_signature=[values, values, state, number, number],
+        )
+        self._move = tf.function(
+            self._moved, autograph=False, input_signature=[values, number]
+        )
         # Run here, with no effect: the first mix shall not wait for the trace.
+        own = self._take()
         if rule.way is None:
-            state = [tf.TensorSpec(v.shape, v.dtype) for v in self.state]
-            self._mix = tf.function(
-                self._mixed,
-                autograph=False,
-                input_signature=[values, values, state, number, number],
-            )
-            own, had = self._take(), self._state_values()
-            self._mix(own, own, had, nothing, nothing + 1)
+            self._mix(own, own, self._state_values(), nothing, nothing + 1)
         else:
-            self._move = tf.function(
-                self._moved, autograph=False, input_signature=[values, number]
-            )
-            self._move(self._take(), nothing)
+            self._move(own, nothing)
 
     def _is_trained(self, variable: Any) -> bool:
         return id(_parts(variable)[0]) in self._trained
@@ -72,11 +69,6 @@ class MixedWeights:
     def is_of(self, student: keras.Model) -> bool:
         """Whether these are the weights of a student, as it trains now."""
         return self._trained == {id(v) for v in student.trainable_variables}
-
-    @property
-    def indices(self) -> list[int]:
-        """Which of the graph's variables are mixed, ascending."""
-        return sorted(index for index, _ in self._floats)
 
     def start(self) -> None:
         """Begins the rule's state again, at the present weights."""
@@ -93,10 +85,7 @@ class MixedWeights:
         return found.hexdigest()
 
     def mean_of(self, versions: Sequence[Any]) -> list[tf.Tensor]:
-        """Returns the mean of versions, for `mix`; in any thread.
-
-        A version has, by its index, a value for each of `indices`.
-        """
+        """Returns the mean of versions, for `mix`; in any thread."""
         with tf.device("CPU:0"):
             return [
                 mean_of([tf.cast(v[index], variable.dtype) for v in versions])
@@ -119,14 +108,8 @@ class MixedWeights:
             tf.constant(share, tf.float64),
             tf.constant(num + 1, tf.float64),
         )
-        for (_, variable), old, value in zip(
-            self._floats, own, new, strict=True
-        ):
-            if self._on_servers:
-                # Adds the difference: workers may have updated it meanwhile.
-                variable.value.assign_add(value - old)
-            else:
-                self._put(variable, value)
+        for (_, variable), value in zip(self._floats, new, strict=True):
+            self._put(variable, value)
         for variable, value in zip(self.state, state, strict=True):
             variable.assign(value)
 
@@ -135,11 +118,6 @@ class MixedWeights:
         for (_, variable), other in zip(self._floats, others, strict=True):
             for part, target in _by_part(variable, other):
                 for copy in self._copies(part):
-                    if self._on_servers:
-                        share = tf.cast(way, copy.dtype)
-                        # A difference: workers may update it meanwhile.
-                        copy.assign_add(share * (target - copy))
-                        continue
                     with tf.device(copy.device):
                         tf.raw_ops.ResourceApplyGradientDescent(
                             var=copy.handle,

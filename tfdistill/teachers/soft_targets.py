@@ -97,9 +97,22 @@ class Asked:
     ) -> None:
         """Makes the variables that are not given, in the strategy's scope."""
         self._teachers = teachers
-        nothing = np.zeros([len(teachers), 3])
-        self.standings = _mirrored(nothing) if standings is None else standings
-        self.bad = _of_replica(no_faults(teachers)) if bad is None else bad
+        self.standings, self.bad = standings, bad
+        if standings is None:
+            self.standings = tf.Variable(
+                np.zeros([len(teachers), 3]),
+                trainable=False,
+                name="standings",
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+        if bad is None:
+            self.bad = tf.Variable(
+                no_faults(teachers),
+                trainable=False,
+                name="bad_batches",
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.SUM,
+            )
 
     def _columns(self) -> list[tf.Tensor]:
         """Returns versions, shares, and last steps."""
@@ -164,25 +177,6 @@ def mean_of(values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
 def no_faults(teachers: Sequence[Any]) -> np.ndarray:
     """Returns `Asked.bad` before the first batch."""
     return np.zeros([2, len(teachers)], np.int64)
-
-
-def _mirrored(initial: np.ndarray) -> tf.Variable:
-    return tf.Variable(
-        initial,
-        trainable=False,
-        name="standings",
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
-
-
-def _of_replica(initial: np.ndarray) -> tf.Variable:
-    return tf.Variable(
-        initial,
-        trainable=False,
-        name="bad_batches",
-        synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.SUM,
-    )
 
 
 def _ask(

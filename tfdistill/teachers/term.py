@@ -1,7 +1,6 @@
 """The distillation term of a step: its losses, and what they are over."""
 
 import dataclasses
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,29 +55,20 @@ class DistillationTerm:
         of_rows = tf.math.divide_no_nan(
             soft.share_of_rows, tf.reduce_max(soft.shares)
         )
-        total = tf.zeros([])
-        for outputs, student, loss, weight in self._distilled(
-            soft, y_pred, sample_weight
-        ):
-            target = loss.inner.aggregate(outputs, soft.weights)
-            share = loss(target, student, _masked(weight, of_rows, student))
-            total += tf.cast(share, tf.float32)
-        return total
-
-    def _distilled(
-        self, soft: soft_targets.SoftTargets, y_pred: Any, sample_weight: Any
-    ) -> Iterator[tuple[Any, ...]]:
-        """Yields teachers' and student's output, loss and weights of each."""
         flat_pred = keras.tree.flatten(y_pred)
-        for each in zip(
+        total = tf.zeros([])
+        for outputs, student, loss, weight in zip(
             soft.outputs,
             flat_pred,
             self._by_output(y_pred),
             _by_output(sample_weight, len(flat_pred)),
             strict=True,
         ):
-            if each[2] is not None:
-                yield each
+            if loss is not None:
+                target = loss.inner.aggregate(outputs, soft.weights)
+                share = loss(target, student, _masked(weight, of_rows, student))
+                total += tf.cast(share, tf.float32)
+        return total
 
     @property
     def first(self) -> losses_lib.DistillationLoss | None:
