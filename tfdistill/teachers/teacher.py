@@ -37,13 +37,17 @@ class Standing:
     """What a teacher counts until the next refresh, and why.
 
     Attributes:
-        health: "good", "fading", "too_stale", "worse", "burn_in", "dropped"
-            or "absent": what the share is owed to.
-        reason: Why it is not "good", for logs.
-        share: What its weight is scaled by, in [0, 1]; 0 if it is not asked.
-        step: The version in use, or -1 for none.
-        last_step: The last step of the student at which it counts.
-        age_steps: How old the version was at the last refresh, if known.
+        health: "good", "fading", "too_stale", "dropped" or "absent": what the
+            share is owed to. Default "good".
+        reason: Why it is not "good", for logs. Default none.
+        share: What its weight is scaled by, in [0, 1]; with 0 the step does
+            not ask it. Default 1.
+        step: The step of the version in use, or -1 (default) for none: what
+            has a version counts in `teacher_staleness`.
+        last_step: The last step of the student at which it counts, exact also
+            between refreshes. Default: no bound.
+        age_steps: How many steps old the version was at the last refresh;
+            None (default) if that is unknown.
     """
 
     health: str = GOOD
@@ -165,16 +169,39 @@ class Student:
 class Teacher:
     """Answers about the student's batches; a base class for your own kinds.
 
-    A subclass fills `ask`, which is traced as part of the training step: on
-    every replica, and on the workers of parameter servers. It may make
-    variables in `attach`, and change them in `refresh`. What the step traced
-    stays the same: whatever changes must be in variables.
+    A subclass fills `ask`; everything else has a default. The methods are
+    called in this order:
 
-    Teachers are asked for the student's own rows, and no gradient reaches
-    them. Their answers are averaged by their weights before the distillation
-    loss compares them with the student's. A row of NaN is no answer: the
-    student learns there from the other teachers, or from the labels only. A
-    teacher that answers NaN or infinity in several batches in a row is dropped.
+    * `members`, when a `CodistillModel` is made: on every task, in the
+      strategy's scope.
+    * `attach`, when the first `fit` has seen the data's shapes, and before the
+      step is traced: once, on every worker (on parameter servers, on the
+      coordinator only), in the strategy's scope. Here variables are made.
+    * `start` and `stop`, when a `fit` with a `TeacherLoader` begins and ends:
+      on every worker, for threads and connections.
+    * `ask`, while a step is traced: on each replica of each worker, and on
+      every worker of parameter servers. What was traced stays as it is, so
+      whatever changes must be in variables, which `ask` reads.
+    * `exported`, then `refresh`, then `standing`, at each refresh of the
+      `TeacherLoader`: between two steps, at the same step on all workers (on
+      parameter servers, on the coordinator). Here variables are changed.
+    * `status`, when logs are written: on any worker, at any time.
+    * `variables` and `state`, when a `Backup` is written, and `restore` when a
+      training resumes: on all workers alike, after `attach`.
+
+    Teachers are asked about the student's own rows, in inference mode, and no
+    gradient reaches them. Their answers are averaged by their weights, times
+    the shares in their standings, before the distillation loss compares them
+    with the student's. A row with NaN or infinity is no answer: the student
+    learns there from the other teachers, or from the labels only. A teacher
+    that gives such rows in three batches in a row is dropped.
+
+    Attributes:
+        name: For logs, unique among a student's teachers.
+        weight: What its answers count beside those of others, a float >= 0.
+        answers_every_row: False for a kind that often has no answer, and is
+            never dropped for that. Default True.
+        is_attached: Whether it has a student, which it keeps.
 
     Example:
         >>> class ClassPriors(Teacher):
@@ -191,9 +218,7 @@ class Teacher:
         'class_priors'
     """
 
-    # Whether a row without an answer is its own fault, for which it is dropped.
     answers_every_row = True
-    # Whether it has a student already.
     is_attached = False
 
     def __init__(self, *, name: str | None = None, weight: float = 1.0) -> None:
@@ -222,7 +247,12 @@ class Teacher:
         """Returns the teachers that this one stands for: itself, by default.
 
         Args:
-            cluster: The student's place among the groups.
+            cluster: The student's place among the groups: `group`,
+                `num_groups`, `peers` and `exchange`, as the environment or
+                `make_strategy` has them.
+
+        Raises:
+            ValueError: The kind lacks something there, such as an exchange.
         """
         del cluster
         return [self]
@@ -230,8 +260,18 @@ class Teacher:
     def attach(self, student: Student) -> None:
         """Makes what it needs, in the scope of the student's strategy.
 
-        Called once, before the first step is traced. A kind that cannot run
-        under parameter servers raises ValueError if `student.on_servers`.
+        Variables that are made here are on each replica, or on the parameter
+        servers.
+
+        Args:
+            student: What a teacher may know of it: `graph`, its traced
+                inference with `variables`, `input_spec` and `output_spec`;
+                `strategy`; `weight`, the distillation weight by step; and
+                `place(name, graph)`, a copy of a graph's variables to run.
+
+        Raises:
+            ValueError: The kind cannot teach this student, or cannot run
+                under parameter servers and `student.on_servers` is true.
         """
 
     # ---- in the step ----
@@ -240,12 +280,14 @@ class Teacher:
         """Answers about a batch, while the step is traced.
 
         Args:
-            batch: One replica's rows: `inputs`, `outputs`, `step` and so on.
+            batch: One replica's rows, `[rows, ...]`, of any number that `tf`
+                may learn only when the step runs; see `Batch`.
 
         Returns:
             One tensor for each of the student's outputs, as a structure or a
-            flat list of the same order and shapes: logits if the student
-            returns logits. NaN in the rows for which it has no answer.
+            flat list of the same order and shapes `[rows, ...]`: logits if the
+            student returns logits. Of any float dtype; it is cast to float32.
+            NaN in the rows for which it has no answer.
         """
         raise NotImplementedError
 
@@ -254,7 +296,7 @@ class Teacher:
     def standing(self) -> Standing:
         """Returns what it counts until the next refresh.
 
-        By default all, unless it was dropped.
+        By default all, unless it was dropped. All workers must return the same.
         """
         if self._drop_reason:
             return Standing(DROPPED, self._drop_reason, share=0.0)
@@ -270,24 +312,44 @@ class Teacher:
         """Takes what changed since the last refresh.
 
         Every worker of the group calls it at the same step, and must come to
-        the same state.
+        the same state. It holds up training, so work that takes long belongs
+        in a thread, between `start` and `stop`.
+
+        Args:
+            step: How many steps the student has made; None if unknown.
         """
 
     def exported(self, step: int, averages: Mapping[int, Any]) -> None:
         """Hears that the student's present values are a version.
 
-        Whether or not it is written. `averages` are what it holds in place of
-        weights, by the `id` of these.
+        At each export of the `StudentExporter`, whether or not it is written;
+        without an exporter, at each refresh.
+
+        Args:
+            step: How many steps the student has made.
+            averages: What a version holds in place of weights, by the `id` of
+                the student's variables; empty if it holds the weights.
         """
 
     def drop(self, reason: str) -> None:
-        """Leaves it out from now on; the log says why."""
+        """Leaves it out from now on; the log says why.
+
+        Called at a refresh, on all workers, when it made no sense.
+        """
         if not self._drop_reason:
             _log.warning("Dropped the teacher %s: %s", self.name, reason)
             self._drop_reason = reason
 
     def status(self) -> dict[str, Any]:
-        """Describes it for logs; see `TeacherList.status`."""
+        """Describes it for logs; more keys may be added.
+
+        Returns:
+            `name`; of its standing `step`, `health`, `reason`, `share` and
+            `age_steps`; how many versions were put in use (`swaps`), their
+            `bytes` and the `last_bytes` of these, and the `read_secs` of the
+            last read, None without one; `num_dropped`; `num_quarantined`, and
+            the newest `quarantined` versions with their reasons.
+        """
         found = self.standing()
         return {
             "name": self.name,
@@ -309,15 +371,22 @@ class Teacher:
 
     @property
     def variables(self) -> Sequence[tf.Variable]:
-        """Variables that a `tfdistill.callbacks.Backup` keeps."""
+        """Variables that a `tfdistill.callbacks.Backup` keeps.
+
+        The same, in the same order, from `attach` on.
+        """
         return ()
 
     def state(self) -> dict[str, Any]:
-        """Returns what else a backup keeps, as JSON."""
+        """Returns what else a backup keeps, as JSON holds it."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state` returned, on all workers alike."""
+        """Takes what `state` returned, on all workers alike.
+
+        Before the first step of a resumed training; `variables` have their
+        values by then.
+        """
 
 
 def _snake_case(name: str) -> str:
