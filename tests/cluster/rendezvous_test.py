@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import socket
+import threading
 import time
 
 import pytest
@@ -137,3 +138,23 @@ def test_a_coordinator_waits_for_its_servers_and_names_the_missing(pool):
         port = int(worker.rpartition(":")[2])
         with socket.create_server(("127.0.0.1", port)):
             waiting.result(timeout=10)
+
+
+def test_a_peer_that_drips_bytes_holds_up_a_connection_for_the_limit_only():
+    ours, theirs = socket.socketpair()
+    is_over = threading.Event()
+
+    def drip():
+        while not is_over.wait(0.02):
+            theirs.sendall(b" ")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    begin = time.monotonic()
+    found = rendezvous.receive(ours, limit_secs=0.2)
+    secs = time.monotonic() - begin
+    is_over.set()
+    thread.join()
+    assert found is None and secs < 10
+    ours.close()
+    theirs.close()

@@ -8,6 +8,7 @@ address to TensorFlow. The doctor has them meet on each task's address.
 """
 
 import contextlib
+import json
 import socket
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from tfdistill.system import untrusted
 
 _RETRY_SECS = 0.2
 _REPLY_SECS = 5.0
+_LINE_BYTES = 4096
 
 
 class MissingWorkersError(RuntimeError):
@@ -42,11 +44,10 @@ def meet(
     others need not wait for each other. `limit_secs` of 0 means no limit.
     """
     host = host or next(iter(cluster.addresses))
-    deadline = time.monotonic() + (limit_secs or float("inf"))
     if host == cluster.task_name:
-        _gather(cluster, deadline, limit_secs, together)
+        _gather(cluster, limit_secs, together)
     else:
-        _report(cluster, host, deadline, limit_secs)
+        _report(cluster, host, limit_secs)
 
 
 def await_servers(
@@ -79,12 +80,10 @@ def await_servers(
 
 
 def _gather(
-    cluster: identity.Cluster,
-    deadline: float,
-    limit_secs: float,
-    together: bool,
+    cluster: identity.Cluster, limit_secs: float, together: bool
 ) -> None:
     """Waits for all others at this task's address, then lets them go."""
+    deadline = time.monotonic() + (limit_secs or float("inf"))
     host = cluster.task_name
     missing = set(cluster.addresses) - {host}
     arrived: dict[str, socket.socket] = {}
@@ -107,25 +106,47 @@ def _gather(
             connections.enter_context(connection)
             task, refusal = _judge(connection, cluster, arrived)
             if refusal:
-                _send(connection, {"refused": refusal})
+                _send(connection, refused=refusal)
                 connection.close()
             elif task:
                 arrived[task] = connection
                 missing.discard(task)
                 if not together:
-                    _send(connection, {"go": True})
+                    _send(connection, go=True)
             # One that has died meanwhile will come again, or is missing.
             for name in [n for n, c in arrived.items() if _gone(c)]:
                 del arrived[name]
                 if together:
                     missing.add(name)
-        # One that is gone will come again, or be missed.
         for connection in arrived.values() if together else ():
-            _send(connection, {"go": True})
+            _send(connection, go=True)
 
 
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    untrusted.send(connection, message, limit_secs=_REPLY_SECS)
+def _send(connection: socket.socket, **message: Any) -> None:
+    """Sends a line; one that is gone will come again, or be missed."""
+    with contextlib.suppress(OSError):
+        connection.settimeout(_REPLY_SECS)
+        connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def receive(
+    connection: socket.socket, *, limit_secs: float
+) -> dict[str, Any] | None:
+    """Reads one line that holds a JSON object, whoever sent it.
+
+    None for anything else, and if the whole line did not come in time.
+    """
+    deadline = time.monotonic() + limit_secs
+    received = b""
+    try:
+        while not received.endswith(b"\n") and len(received) < _LINE_BYTES:
+            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+            if not (block := connection.recv(_LINE_BYTES)):
+                return None
+            received += block
+    except OSError:
+        return None
+    return untrusted.json_object(received)
 
 
 def _judge(
@@ -134,7 +155,7 @@ def _judge(
     arrived: Mapping[str, socket.socket],
 ) -> tuple[str, str]:
     """Returns which task it is and why it is refused; both may be empty."""
-    message = untrusted.receive(connection, limit_secs=_REPLY_SECS)
+    message = receive(connection, limit_secs=_REPLY_SECS)
     if message is None or "task" not in message:
         connection.close()  # Not one of ours: a probe, or a scanner.
         return "", ""
@@ -166,13 +187,9 @@ def _gone(connection: socket.socket) -> bool:
         return True
 
 
-def _report(
-    cluster: identity.Cluster,
-    host: str,
-    deadline: float,
-    limit_secs: float,
-) -> None:
+def _report(cluster: identity.Cluster, host: str, limit_secs: float) -> None:
     """Tells the host that this task is there, and waits for its word."""
+    deadline = time.monotonic() + (limit_secs or float("inf"))
     name, address = cluster.task_name, cluster.addresses[host]
     name_of_host, _, port = address.rpartition(":")
     message = {"cluster": _text(cluster), "host": host, "task": name}
@@ -182,11 +199,9 @@ def _report(
             with socket.create_connection(
                 (name_of_host.strip("[]"), int(port)), timeout=_REPLY_SECS
             ) as connection:
-                _send(connection, message)
+                _send(connection, **message)
                 remaining = min(deadline - time.monotonic(), 1e6)
-                answer = untrusted.receive(
-                    connection, limit_secs=max(remaining, 0.1)
-                )
+                answer = receive(connection, limit_secs=max(remaining, 0.1))
         except OSError:
             answer = None
         else:

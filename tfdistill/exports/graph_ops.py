@@ -76,9 +76,10 @@ _LISTS = """
     TensorListScatterV2 TensorListSetItem TensorListSplit TensorListStack
 """
 # Their functions are in the same file and are looked at like all others.
-CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
-LOOPS = frozenset({"StatelessWhile", "While"})
+_CALLS = """
+    Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf
+    StatelessWhile While
+"""
 # Fails with a message; nothing else.
 _OTHERS = "Assert NoOp"
 # On handles that the function is given: the SavedModel's own variables.
@@ -100,12 +101,9 @@ def _names(*texts: str) -> frozenset[str]:
 
 
 # What may run.
-RUN = (
-    _names(_ARITHMETIC, _LAYERS, _ARRAYS, _SPARSE_AND_RAGGED, _TEXT, _LISTS)
-    | _names(_OTHERS, _READS, _TABLES)
-    | CALLS
-    | BRANCHES
-    | LOOPS
+RUN = _names(
+    *(_ARITHMETIC, _LAYERS, _ARRAYS, _SPARSE_AND_RAGGED, _TEXT, _LISTS),
+    *(_CALLS, _OTHERS, _READS, _TABLES),
 )
 # Besides, in functions that come along and are never called: training, and what
 # every SavedModel brings for its saver. All have a state or work on a handle or

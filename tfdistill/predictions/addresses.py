@@ -1,9 +1,9 @@
 """Where the mailboxes of workers are: signed notes in the exchange."""
 
 import dataclasses
+import socket
 
 from tfdistill.exchange import publisher
-from tfdistill.system import processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Address:
     ) -> "Address | None":
         """Reads a worker's note; None without a right one."""
         note = exchange.notes(group).read(_name(worker)) or {}
-        named = note.get("machine")
-        is_here = bool(named) and named == processes.machine()
+        # Its own name may not be one that a machine finds.
+        is_here = note.get("host") == socket.gethostname()
         try:
             return cls(
                 "127.0.0.1" if is_here else str(note["host"]),
@@ -40,7 +40,6 @@ class Address:
         """Writes a worker's note."""
         note = dataclasses.asdict(self) | {
             "incarnation": self.incarnation.hex(),
-            "machine": processes.machine(),
         }
         exchange.notes(group).write(_name(worker), note)
 

@@ -1,4 +1,4 @@
-"""Whether a process lives and an address answers.
+"""What a process is at, and whether an address answers.
 
 `tfdistill.launcher.keeper` reads /proc by itself: it runs without this package.
 """
@@ -29,20 +29,6 @@ def resident_bytes() -> int | None:
     except OSError:
         return None
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def machine() -> str:
-    """Returns what names one boot of this machine, and this pid namespace.
-
-    Process ids only mean something to processes for which it is the same. Empty
-    if the system does not say.
-    """
-    try:
-        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
-        # Containers of one machine count their processes apart.
-        return f"{boot}/{os.readlink(PROC / 'self/ns/pid')}"
-    except OSError:
-        return ""
 
 
 class Answer(enum.Enum):

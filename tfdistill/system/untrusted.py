@@ -3,8 +3,6 @@
 import json
 import pathlib
 import re
-import socket
-import time
 from typing import Any
 
 # Colours and cursor movements; control characters other than tabs; what turns
@@ -14,7 +12,6 @@ _CONTROL = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f"
     r"\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-_LINE_BYTES = 4096
 
 
 def without_control(text: str) -> str:
@@ -46,42 +43,6 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def receive(
-    connection: socket.socket, *, limit_secs: float
-) -> dict[str, Any] | None:
-    """Reads one line that holds a JSON object, whoever sent it.
-
-    None for anything else, and if the whole line did not come in time.
-    """
-    deadline = time.monotonic() + limit_secs
-    received = b""
-    try:
-        while not received.endswith(b"\n") and len(received) < _LINE_BYTES:
-            remaining_secs = deadline - time.monotonic()
-            if remaining_secs <= 0:
-                return None
-            connection.settimeout(remaining_secs)
-            block = connection.recv(_LINE_BYTES)
-            if not block:
-                return None
-            received += block
-    except OSError:
-        return None
-    return json_object(received)
-
-
-def send(
-    connection: socket.socket, message: dict[str, Any], *, limit_secs: float
-) -> bool:
-    """Sends a line for `receive`; False if the other side is gone."""
-    try:
-        connection.settimeout(limit_secs)
-        connection.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:
-        return False
-    return True
 
 
 class Tail:
