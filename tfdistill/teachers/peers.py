@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import math
 import threading
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -104,7 +103,6 @@ class Peers(teacher.Teacher):
         self.peers = peers
         if peers is not None:
             self.peers = follower_lib.checked_groups(peers)
-        self.bound = max_staleness_steps
         self.max_staleness_steps = staleness.checked(max_staleness_steps)
         self.canary = canary
         self.schema = screen.digests(schema or {})
@@ -325,27 +323,11 @@ class Peer(teacher.Teacher):
         if step < 0:
             reason = rejected.get(max(rejected, default=-1), "")
             return teacher.Standing(teacher.ABSENT, reason, share=0.0)
-        age = 0 if self._now is None else self._now - step
-        most, share = self._options.max_staleness_steps, 1.0
-        health, reason = teacher.GOOD, ""
-        if self._options.bound == staleness.AUTO and self._now is not None:
-            share = self._silence.share(self._now, version=step)
-        if most is not None and age > most:
-            health, share = teacher.TOO_STALE, 0.0
-            reason = f"it is {age} steps old, beyond max_staleness_steps={most}"
-        elif share < 1:
-            health, every = teacher.FADING, self._silence.interval
-            reason = (
-                f"its group publishes no more versions that can be used: this "
-                f"one is {age} steps old, and they came every {every:.0f} steps"
-            )
-        return teacher.Standing(
-            health,
-            reason,
-            share=share,
-            step=step,
-            last_step=math.inf if most is None else step + most,
-            age_steps=age,
+        return staleness.standing(
+            step,
+            self._now,
+            max_staleness_steps=self._options.max_staleness_steps,
+            silence=self._silence,
         )
 
     def _log_health(self) -> None:

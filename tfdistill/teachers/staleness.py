@@ -6,8 +6,11 @@ a slow peer is not a silent one. A group that has published nothing for ten of
 its own intervals fades, over ten more.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+from tfdistill.teachers import teacher
 
 # Of `max_staleness_steps`: a peer that falls silent fades.
 AUTO = "auto"
@@ -18,16 +21,14 @@ _SILENT_INTERVALS = 10
 _WEIGHT_OF_LAST = 0.25
 
 
-def checked(max_staleness_steps: Any) -> int | None:
-    """Returns the most steps of a version's age; None if it is not bounded so.
+def checked(max_staleness_steps: Any) -> int | str | None:
+    """Returns a bound of a version's age.
 
     Raises:
         ValueError: It is neither "auto" nor None nor a whole number >= 0.
     """
-    if max_staleness_steps in (AUTO, None):
-        return None
-    is_number = type(max_staleness_steps) is int
-    if not is_number or max_staleness_steps < 0:
+    is_number = type(max_staleness_steps) is int and max_staleness_steps >= 0
+    if not is_number and max_staleness_steps not in (AUTO, None):
         raise ValueError(
             "`max_staleness_steps` must be a number of steps >= 0, None or "
             f'"{AUTO}"; received {max_staleness_steps!r}.'
@@ -111,3 +112,35 @@ class Silence:
         """Takes what `state` returned."""
         self._since, self._measured = state[:2]
         self._announced, self._num_refreshes = state[2:]
+
+
+def standing(
+    version: int,
+    now: int | None,
+    *,
+    max_staleness_steps: int | str | None,
+    silence: Silence,
+) -> teacher.Standing:
+    """Returns what a version counts at a step of the student, and why."""
+    age = 0 if now is None else now - version
+    health, reason, share, last = teacher.GOOD, "", 1.0, math.inf
+    if isinstance(max_staleness_steps, int):
+        last = version + max_staleness_steps
+        if age > max_staleness_steps:
+            health, share = teacher.TOO_STALE, 0.0
+            reason = (
+                f"it is {age} steps old, beyond "
+                f"max_staleness_steps={max_staleness_steps}"
+            )
+    elif max_staleness_steps == AUTO and now is not None:
+        share = silence.share(now, version=version)
+        if share < 1:
+            health = teacher.FADING
+            reason = (
+                f"its group publishes no more versions that can be used: this "
+                f"one is {age} steps old, and they came every "
+                f"{silence.interval:.0f} steps"
+            )
+    return teacher.Standing(
+        health, reason, share, step=version, last_step=last, age_steps=age
+    )
