@@ -7,7 +7,6 @@ import os
 import pathlib
 import time
 from collections.abc import Iterator
-from collections.abc import Mapping
 from typing import Any
 
 import psutil
@@ -15,6 +14,7 @@ import psutil
 from tfdistill.cluster import signs
 from tfdistill.exchange import signing
 from tfdistill.status import directory
+from tfdistill.status import run_events
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
@@ -58,7 +58,7 @@ class Task:
 
 
 class RunView:
-    """Reads launch.json and what the groups write, over and over."""
+    """Reads what the launcher and the groups write, over and over."""
 
     def __init__(self, workdir: str) -> None:
         """Reads the record of the run.
@@ -74,7 +74,6 @@ class RunView:
         try:
             record = json.loads(self._path.read_bytes())
             self.topology: dict[str, Any] = record["topology"]
-            self._pids: Mapping[str, int] = record["pids"]
         except (OSError, ValueError, KeyError) as cause:
             raise NoRunError(
                 f"`--workdir` must be of a run of launch.local; {self._path} "
@@ -85,14 +84,14 @@ class RunView:
             untrusted.Tail(self.group_dir(g) / run_files.METRICS)
             for g in range(self.num_groups)
         ]
-        self._events = untrusted.Tail(self.workdir / "logs" / "events.jsonl")
+        self._events_path = self.workdir / "logs" / run_events.NAME
+        self._events = untrusted.Tail(self._events_path)
         # Every process that was a task of the run since this view was made.
         self._seen: dict[psutil.Process, str] = {}
         if not self.tasks():
             raise NoRunError(
-                f"`--workdir` must be of a run at work; none of the "
-                f"{len(self._pids)} processes in {self._path} is alive. Start "
-                "the run first."
+                f"`--workdir` must be of a run at work; no process that "
+                f"{self._events_path} names is alive. Start the run first."
             )
 
     @property
@@ -114,11 +113,12 @@ class RunView:
 
     def tasks(self, group: int | None = None) -> list[Task]:
         """Returns the tasks that are alive now, of one group or of all."""
-        # While it is written, what was read before is still good.
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            self._pids = json.loads(self._path.read_bytes())["pids"]
+        events = []
+        with contextlib.suppress(FileNotFoundError):
+            events = run_events.read(self._events_path)
+        pids = {e["task"]: e["pid"] for e in events if e["event"] == "start"}
         found = []
-        for name, pid in sorted(self._pids.items()):
+        for name, pid in sorted(pids.items()):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 if is_alive(process):

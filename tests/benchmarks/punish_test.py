@@ -13,6 +13,7 @@ import tfdistill
 from benchmarks.punish import run_view
 from benchmarks.punish import watch as watch_lib
 from tests.cases import waits
+from tfdistill.status import run_events
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -46,10 +47,14 @@ def launched(tmp_path, by):
     launcher.wait()
 
 
-def _wait_for_record(launcher, workdir):
-    path = workdir / "launch.json"
+def _wait_for_start(launcher, workdir):
+    path = workdir / "logs" / run_events.NAME
+
+    def started():
+        return path.exists() and '"start"' in path.read_text()
+
     waits.until(
-        lambda: launcher.poll() is not None or path.exists(), limit_secs=120.0
+        lambda: launcher.poll() is not None or started(), limit_secs=120.0
     )
     assert launcher.poll() is None
 
@@ -59,7 +64,7 @@ def _wait_for_record(launcher, workdir):
 @pytest.mark.parametrize("by", _FAULTS)
 def test_a_run_holds_out_against_faults(launched, by):
     launcher, workdir = launched
-    _wait_for_record(launcher, workdir)
+    _wait_for_start(launcher, workdir)
     names = _FAULTS[by]
     round_ = subprocess.run(
         [
@@ -100,10 +105,12 @@ def test_a_run_holds_out_against_faults(launched, by):
 
 def test_a_broken_version_that_nobody_damaged_is_told(tmp_path):
     record = {
-        "pids": {"group_0_worker_0": os.getpid()},
         "topology": {"num_groups": 1, "ps_per_group": 0, "exchange": None},
     }
     (tmp_path / "launch.json").write_text(json.dumps(record))
+    (tmp_path / "logs").mkdir()
+    events = run_events.EventLog(tmp_path / "logs" / run_events.NAME)
+    events.add("start", task="group_0_worker_0", pid=os.getpid())
     view = run_view.RunView(str(tmp_path))
     watch = watch_lib.Watch(view)
 

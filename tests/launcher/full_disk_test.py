@@ -71,7 +71,7 @@ def _limited(launcher):
 
 
 def _tasks(launcher, group):
-    """The process ids of a group; launch.json may be out of date."""
+    """The process ids of a group; its events may be out of date."""
     found = set()
     for keeper in psutil.Process(launcher.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):

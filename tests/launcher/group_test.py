@@ -41,7 +41,6 @@ print("address", json.dumps(CONFIG["cluster"]), flush=True)
 train(50)
 """
     topology = _topology(tmp_path, code, num_groups=2, workers_per_group=2)
-    record = pathlib.Path(topology.workdir, "launch.json")
     pids = []
     with tasks.shown(topology) as run:
         for attempt, victim in enumerate(["worker_1", "worker_0"], start=1):
@@ -55,7 +54,7 @@ train(50)
                 )
 
             tasks.poll_until(run, stepped)
-            pids.append(json.loads(record.read_text())["pids"])
+            pids.append(run.pids)
             os.kill(pids[-1][name], signal.SIGKILL)
         result = run.wait(timeout_secs=tasks.LIMIT_SECS)
     assert result.exit_code == 0

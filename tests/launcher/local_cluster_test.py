@@ -107,7 +107,7 @@ def test_files_of_an_earlier_run_are_kept(tmp_path):
         for run in ("first", "second"):
             (logs / "group_0_worker_0.log").write_text(run)
             (logs / "ready" / "0_worker_0").touch()
-            files.write_record(topology, pids={"group_0_worker_0": 7})
+            files.write_record(topology)
             kept = files.make_room(topology)
             assert len(kept) == 2
             assert not (logs / "ready" / "0_worker_0").exists()
@@ -115,7 +115,6 @@ def test_files_of_an_earlier_run_are_kept(tmp_path):
     assert (logs / "group_0_worker_0.2.log").read_text() == "second"
     record = json.loads((tmp_path / "launch.2.json").read_text())
     assert record["topology"]["command"] == list(COMMAND)
-    assert record["pids"] == {"group_0_worker_0": 7}
 
 
 def test_two_launchers_do_not_share_a_workdir(tmp_path):

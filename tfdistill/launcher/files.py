@@ -122,20 +122,12 @@ def _record_path(topology: local_cluster.LocalCluster) -> pathlib.Path:
     return pathlib.Path(topology.workdir, directory.RECORD)
 
 
-def write_record(
-    topology: local_cluster.LocalCluster, *, pids: Mapping[str, int]
-) -> None:
-    """Writes launch.json: what was launched, and as which processes.
-
-    `pids`, by name of the task, are of those that run, or ran last.
-    """
-    record = {
-        "launcher": {"pid": os.getpid()},
-        "topology": dataclasses.asdict(topology),
-        "pids": dict(pids),
-    }
+def write_record(topology: local_cluster.LocalCluster) -> None:
+    """Writes launch.json: what was launched; the events tell the rest."""
+    record = {"topology": dataclasses.asdict(topology)}
     text = json.dumps(record, indent=2) + "\n"
-    run_files.write(_record_path(topology), [text.encode()])
+    with _written_to(topology):
+        run_files.write(_record_path(topology), [text.encode()])
 
 
 def quote(path: pathlib.Path) -> list[str]:

@@ -87,7 +87,6 @@ class LocalRun:
         self._forks = False
         self._parent: parent.Parent | None = None
         self._signals: list[int] = []
-        self._recorded: dict[str, int] = {}
         self._said_unwritten = False
         ports = range(1, topology.ports_per_group + 1)
         for task in topology.group_tasks(0, ports):
@@ -96,6 +95,7 @@ class LocalRun:
             at_failure.enter_context(files.lock(topology))
             files.ensure_key(topology, os.environ)
             self._kept_files = files.make_room(topology)
+            files.write_record(topology)
             self._until_closed = at_failure.pop_all()
         self._events = run_events.EventLog(files.events_path(topology))
 
@@ -197,11 +197,13 @@ class LocalRun:
             for message in group.advance():
                 self._say(message)
         self._settle_failures()
-        self._record()
-        if self._events.error is not None:
-            self._warn_of(self._events.error)
+        self._look_at_disk()
         if self._display is not None:
-            self._display.show(self._status())
+            statuses = [group.status for group in self._groups]
+            now = time.time()
+            self._display.show(
+                group_status.RunStatus(time=now, groups=statuses)
+            )
 
     def _look_at_parent(self) -> None:
         found = self._parent
@@ -213,10 +215,6 @@ class LocalRun:
             "those that run are not affected, later ones import for themselves"
         )
         self._events.add("parent", pid=found.pid, failure=why)
-
-    def _status(self) -> group_status.RunStatus:
-        statuses = [group.status for group in self._groups]
-        return group_status.RunStatus(time=time.time(), groups=statuses)
 
     def wait(self, timeout_secs: float = math.inf) -> RunResult:
         """Supervises the run to its end, or raises TimeoutError."""
@@ -269,28 +267,16 @@ class LocalRun:
                     "the others train on"
                 )
 
-    def _record(self) -> None:
-        """Writes what runs, once the process ids of new tasks are known."""
-        num_processes = sum(len(group.processes) for group in self._groups)
-        pids = self.pids
-        if pids == self._recorded or len(pids) < num_processes:
-            return
-        try:
-            files.write_record(self._topology, pids=pids)
-            self._recorded = pids
-        except OSError as error:
-            self._warn_of(error)  # Room on a disk may come back.
-
-    def _warn_of(self, error: OSError) -> None:
+    def _look_at_disk(self) -> None:
         """Reports, once, that a file of the launcher's cannot be written."""
-        if self._said_unwritten:
+        error = self._events.error
+        if error is None or self._said_unwritten:
             return
         self._said_unwritten = True
         self._say(
             f"warning: the launcher cannot write to {self._topology.workdir} "
             f"({error.strerror}); the run and its restarts continue, but "
-            "launch.json and logs/events.jsonl may lack what happens. Free "
-            "some space."
+            "logs/events.jsonl may lack what happens. Free some space."
         )
 
     def result(self) -> RunResult:

@@ -38,8 +38,7 @@ file, `events_group_<g>.jsonl`, and `start` stands for all of its tasks. Such a
 file is continued when the group is started again.
 
 `exit_code` is minus the number of the signal for a task that a signal ended.
-If `failed` names a task, it is the one to blame. `launch.json` beside
-`logs` holds the process ids of the present moment.
+If `failed` names a task, it is the one to blame.
 """
 
 import pathlib
