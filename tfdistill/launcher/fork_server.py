@@ -44,24 +44,49 @@ _FREE = ("Cluster", "Exchange")
 _DEVICE_THREAD = "tf_"
 
 
-class _FirstImport:
-    """Looks at a task's variables when it first imports what was preloaded."""
+def _watch_imports(
+    modules: set[str], *, set_by_imports: dict[str, str], own: str
+) -> None:
+    """Looks at the variables when this task first imports a module.
 
-    def __init__(
-        self, modules: set[str], *, set_by_imports: dict[str, str], own: str
-    ) -> None:
-        """Watches Python's import; variables that match `own` may change."""
-        self._modules, self._set = modules, set_by_imports
-        self._own = re.compile(own)
-        self._environ, self._cwd = dict(os.environ), os.getcwd()
-        self._pid = os.getpid()
-        self._import = builtins.__import__
-        self._import_module = importlib.import_module
-        builtins.__import__ = self._of_statement
-        importlib.import_module = self._of_call
+    Those that match `own` may change.
+    """
+    environ, cwd, pid = dict(os.environ), os.getcwd(), os.getpid()
+    of_statement, of_call = builtins.__import__, importlib.import_module
 
-    def _of_statement(
-        self,
+    def look(names: set[str]) -> None:
+        if modules.isdisjoint(names):
+            return
+        builtins.__import__ = of_statement
+        importlib.import_module = of_call
+        now, after = dict(os.environ), environ | set_by_imports
+        changed = sorted(
+            name
+            for name in now.keys() | environ.keys()
+            if now.get(name) not in (environ.get(name), after.get(name))
+            and not re.fullmatch(own, name)
+        )
+        os.environ.update(set_by_imports)
+        if changed:
+            start_over(", ".join(changed))
+
+    def start_over(changed: str) -> None:
+        # What a task has forked is to run a function, not the whole command.
+        is_task = os.getpid() == pid
+        what = "the command starts over, as a new program"
+        if not is_task:
+            what = "too late in a process that a task has forked"
+        print(
+            f"tfdistill: {changed} changed before an import: {what}. Set it "
+            "for the launcher.",
+            file=sys.stderr,
+            flush=True,
+        )
+        if is_task:
+            os.chdir(cwd)
+            os.execve(sys.executable, sys.orig_argv, environ)
+
+    def import_(
         name: str,
         globals: Any = None,
         locals: Any = None,
@@ -69,45 +94,15 @@ class _FirstImport:
         level: int = 0,
     ) -> ModuleType:
         if not level:
-            self._look({name, *(f"{name}.{one}" for one in fromlist or ())})
-        return self._import(name, globals, locals, fromlist, level)
+            look({name, *(f"{name}.{one}" for one in fromlist or ())})
+        return of_statement(name, globals, locals, fromlist, level)
 
-    def _of_call(self, name: str, package: str | None = None) -> ModuleType:
-        self._look({name})
-        return self._import_module(name, package)
+    def import_module(name: str, package: str | None = None) -> ModuleType:
+        look({name})
+        return of_call(name, package)
 
-    def _look(self, names: set[str]) -> None:
-        if self._modules.isdisjoint(names):
-            return
-        builtins.__import__ = self._import
-        importlib.import_module = self._import_module
-        now, before = dict(os.environ), self._environ
-        after = before | self._set
-        changed = sorted(
-            name
-            for name in now.keys() | before.keys()
-            if now.get(name) not in (before.get(name), after.get(name))
-            and not self._own.fullmatch(name)
-        )
-        os.environ.update(self._set)
-        if changed:
-            self._start_over(changed)
-
-    def _start_over(self, changed: Sequence[str]) -> None:
-        # What a task has forked is to run a function, not the whole command.
-        is_task = os.getpid() == self._pid
-        what = "the command starts over, as a new program"
-        if not is_task:
-            what = "too late in a process that a task has forked"
-        print(
-            f"tfdistill: {', '.join(changed)} changed before an import: {what}."
-            " Set it for the launcher.",
-            file=sys.stderr,
-            flush=True,
-        )
-        if is_task:
-            os.chdir(self._cwd)
-            os.execve(sys.executable, sys.orig_argv, self._environ)
+    builtins.__import__ = import_
+    importlib.import_module = import_module
 
 
 class _Server:
@@ -175,7 +170,7 @@ class _Server:
             numpy_random.seed()  # Python seeds its own after a fork.
         num_options = len(sys.orig_argv) - len(sys.argv)
         sys.orig_argv[num_options:] = sys.argv[:] = request["argv"]
-        _FirstImport(
+        _watch_imports(
             self._modules, set_by_imports=self._set, own=request["own"]
         )
 

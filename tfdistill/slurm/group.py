@@ -27,7 +27,6 @@ from tfdistill.launcher import fields
 from tfdistill.launcher import restarts
 from tfdistill.slurm import commands
 from tfdistill.slurm import job
-from tfdistill.slurm import place
 from tfdistill.status import run_events
 from tfdistill.system import programs
 
@@ -63,11 +62,11 @@ class SlurmGroup:
         self._options = options
         # Tasks look for the command themselves, on their own nodes.
         self._command = list(command)
-        self._group = place.number_of(os.environ, "SLURM_ARRAY_TASK_ID")
-        array = place.number_of(os.environ, "SLURM_ARRAY_JOB_ID")
+        self._group = job.number_of(os.environ, "SLURM_ARRAY_TASK_ID")
+        array = job.number_of(os.environ, "SLURM_ARRAY_JOB_ID")
         self._job = f"{array}_{self._group}"
         self._num_requeues = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-        node_list = place.text_of(os.environ, "SLURM_JOB_NODELIST")
+        node_list = job.text_of(os.environ, "SLURM_JOB_NODELIST")
         self._nodes = commands.hostnames(node_list)
         self._ready_dir = options.logs_dir / "ready"
         self._ready_dir.mkdir(parents=True, exist_ok=True)

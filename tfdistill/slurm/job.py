@@ -9,17 +9,53 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from collections.abc import Sequence
 
+from tfdistill.cluster import identity
 from tfdistill.launcher import fields
 from tfdistill.launcher import local_cluster
-from tfdistill.slurm import place
 
+# One group after the other, and one start of a group after the other, get
+# ports of their own: below those that Linux gives to outgoing connections, and
+# above most services.
+_PORTS = "15000-29999"
 # What Slurm is told to send before the time limit.
 SIGNAL = "USR1"
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 # Between the lines of one command.
 _CONTINUED = " \\\n  "
+
+
+def parse_ports(text: str) -> tuple[int, int]:
+    """Parses `FIRST-LAST` into the first port and the one after the last."""
+    match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
+    if not match or not 1024 <= int(match[1]) < int(match[2]) <= 65535:
+        raise identity.error(
+            "--ports",
+            "be FIRST-LAST with 1024 <= FIRST < LAST <= 65535",
+            text,
+            "Choose ports that the nodes' firewalls leave open.",
+        )
+    return int(match[1]), int(match[2]) + 1
+
+
+def text_of(environ: Mapping[str, str], name: str) -> str:
+    """Returns a variable that Slurm sets; ValueError if it is not set."""
+    if not environ.get(name):
+        raise identity.error(
+            name,
+            "be set",
+            environ.get(name),
+            "Slurm sets it in a task of srun, in a job of an array: run the "
+            "script of launch.slurm by sbatch.",
+        )
+    return environ[name]
+
+
+def number_of(environ: Mapping[str, str], name: str) -> int:
+    """Returns a variable that Slurm sets, as a number."""
+    return int(text_of(environ, name))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,13 +70,13 @@ class Step(local_cluster.StartedGroups):
     )
     ports: str = fields.option(
         "<FIRST-LAST>: ports that tasks may use",
-        f"{place.DEFAULT_PORTS[0]}-{place.DEFAULT_PORTS[1] - 1}",
+        _PORTS,
     )
 
     def __post_init__(self) -> None:
         """Validates the fields."""
         super().__post_init__()
-        place.parse_ports(self.ports)
+        parse_ports(self.ports)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

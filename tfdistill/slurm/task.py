@@ -6,11 +6,17 @@ The command gets TF_CONFIG and TFDISTILL_* as from launch.local, and its output
 goes to the same log. This process stays, as a small parent: what srun returns
 for a step whose other tasks were ended in consequence does not show which exit
 code was the first.
+
+TensorFlow's own `SlurmClusterResolver` knows of no groups, must be given the
+number of GPUs of each node, and derives all ports from one number, so that two
+groups on a node would meet. So this reads what Slurm says of each task itself.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -19,13 +25,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.cluster import identity
 from tfdistill.cluster import signs
 from tfdistill.launcher import command as launcher
 from tfdistill.launcher import fields
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
 from tfdistill.slurm import job
-from tfdistill.slurm import place as slurm_place
 from tfdistill.system import programs
 
 # Slurm sends them to every process of a step, so that the command gets them
@@ -35,7 +41,92 @@ _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _told: list[int] = []
 
 
-def find_task(step: job.Step, place: slurm_place.Place) -> local_cluster.Task:
+# Another start of a group is put so many groups' ports further on.
+_STRIDE = 101
+_TASKS = re.compile(r"([1-9][0-9]*)(?:\(x([1-9][0-9]*)\))?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """One task's place in the step that runs its group.
+
+    `hosts` are the nodes of all tasks by rank; the group is the index of the
+    job in its array, and `step_id` counts the starts of the group in this job.
+    """
+
+    rank: int
+    hosts: tuple[str, ...]
+    group: int
+    job_id: int
+    step_id: int
+
+    @classmethod
+    def from_env(
+        cls, environ: Mapping[str, str], *, nodes: Sequence[str]
+    ) -> "Place":
+        """Reads what Slurm has set for this task.
+
+        Example:
+            >>> Place.from_env(
+            ...     {
+            ...         "SLURM_ARRAY_TASK_ID": "1",
+            ...         "SLURM_JOB_ID": "40",
+            ...         "SLURM_PROCID": "2",
+            ...         "SLURM_STEP_ID": "0",
+            ...         "SLURM_STEP_TASKS_PER_NODE": "2,1",
+            ...         "SLURMD_NODENAME": "n2",
+            ...     },
+            ...     nodes=["n1", "n2"],
+            ... ).hosts
+            ('n1', 'n1', 'n2')
+        """
+        text = job.text_of(environ, "SLURM_STEP_TASKS_PER_NODE")
+        counts = [
+            int(count)
+            for count, num_nodes in _TASKS.findall(text)  # Such as 2(x3),1.
+            for _ in range(int(num_nodes or 1))
+        ]
+        hosts = tuple(
+            node
+            for node, count in zip(nodes, counts, strict=False)
+            for _ in range(count)
+        )
+        rank = job.number_of(environ, "SLURM_PROCID")
+        node = job.text_of(environ, "SLURMD_NODENAME")
+        if hosts[rank : rank + 1] != (node,):
+            raise identity.error(
+                f"The node of task {rank}",
+                f"be {node}, as SLURMD_NODENAME says",
+                dict(enumerate(hosts)).get(rank),
+                "Tasks must follow each other node by node, on all nodes of "
+                "the job: leave --distribution=block to the script, and ask "
+                "for at most as many nodes as a group has tasks.",
+            )
+        return cls(
+            rank=rank,
+            hosts=hosts,
+            group=job.number_of(environ, "SLURM_ARRAY_TASK_ID"),
+            job_id=job.number_of(environ, "SLURM_JOB_ID"),
+            step_id=job.number_of(environ, "SLURM_STEP_ID"),
+        )
+
+    def addresses(self, ports: tuple[int, int]) -> list[str]:
+        """Returns `host:port` of each task, the same for all of them."""
+        first, end = ports
+        num_tasks = len(self.hosts)
+        num_places = (end - first) // num_tasks
+        if num_places < 1:
+            raise identity.error(
+                "--ports",
+                f"name at least {num_tasks} ports, one for each task",
+                f"{first}-{end}",
+                "Give it a wider range.",
+            )
+        first += (self.job_id + _STRIDE * self.step_id) % num_places * num_tasks
+        return [f"{host}:{first + i}" for i, host in enumerate(self.hosts)]
+
+
+def find_task(step: job.Step, place: Place) -> local_cluster.Task:
     """Returns the task that is to run in a place."""
     if len(place.hosts) != step.num_tasks:
         raise ValueError(
@@ -43,14 +134,14 @@ def find_task(step: job.Step, place: slurm_place.Place) -> local_cluster.Task:
             f"{step.num_tasks} tasks; received {len(place.hosts)}. Leave "
             "--ntasks to the script."
         )
-    ports = slurm_place.parse_ports(step.ports)
+    ports = job.parse_ports(step.ports)
     return step.tasks_at(place.group, place.addresses(ports))[place.rank]
 
 
 def run(
     command: Sequence[str],
     task: local_cluster.Task,
-    place: slurm_place.Place,
+    place: Place,
     env: Mapping[str, str],
 ) -> int:
     """Runs a task's command; returns its exit code, 128 + n for signal n."""
@@ -113,7 +204,7 @@ def _run(options: programs.Options) -> int:
             raise ValueError(launcher.NO_COMMAND)
         step = job.Step(**fields.chosen(job.Step, options))
         nodes = options.nodes.split(",")
-        place = slurm_place.Place.from_env(os.environ, nodes=nodes)
+        place = Place.from_env(os.environ, nodes=nodes)
         task = find_task(step, place)
         env = task.environ(os.environ)
     except ValueError as error:
