@@ -101,12 +101,14 @@ def test_a_script_that_is_not_there_is_reported_by_python(start):
     "change",
     ["update(SEEN='7')", "update(WANDB_X='7')", "pop('HOME')", "get('')"],
 )
-def test_a_variable_set_before_an_import_has_its_effect(start, change):
+@pytest.mark.parametrize("how", ["import shown", "shown = load('shown')"])
+def test_a_variable_set_before_an_import_has_its_effect(start, change, how):
     start.write(
         "script.py",
-        "import os, sys\nprint('first', sys.argv, flush=True)\n"
+        "import os, sys\nfrom importlib import import_module as load\n"
+        "print('first', sys.argv, flush=True)\n"
         f"os.environ.{change}\nos.chdir('/')\n"
-        "import shown\n"
+        f"{how}\n"
         "print(shown.SEEN, os.environ['SET_BY_SHOWN'], shown.__spec__.name)\n",
     )
     (code, log), expected = start.both(sys.executable, "script.py", "a")

@@ -71,17 +71,16 @@ class ProgressLimit:
         self._stuck_secs = stuck_secs
         self._line: signs.Line | None = None
         self._changed = 0.0
-        self._recent: dict[str, collections.deque[float]] = {}
+        self._recent = collections.defaultdict[str, collections.deque[float]](
+            lambda: collections.deque(maxlen=_NUM_RECENT)
+        )
 
     def note(self, line: signs.Line | None, *, now: float) -> None:
         """Takes in the task's present report; None if there is none."""
         if line is None or line == self._line:
             return
         if self._line is not None:
-            gaps = self._recent.setdefault(
-                self.phase, collections.deque(maxlen=_NUM_RECENT)
-            )
-            gaps.append(now - self._changed)
+            self._recent[self.phase].append(now - self._changed)
         self._line, self.phase, self._changed = line, line.phase, now
 
     def excuse(self, *, now: float) -> None:
@@ -100,15 +99,15 @@ class ProgressLimit:
         longest = self._longest(phase)
         if phase in _OF_THE_USER or not longest:
             return max(_UNKNOWN_SECS, _FACTOR * longest, self._stuck_secs)
-        first = self._longest(_FIRST_STEPS.get(phase))
+        first = self._longest(_FIRST_STEPS.get(phase, ""))
         return max(self._stuck_secs, _FACTOR * longest, _TRACE_FACTOR * first)
 
     def is_stuck(self, *, now: float) -> bool:
         """Whether the task has been silent for longer than that."""
         return self.silent_secs(now=now) > self.limit_secs()
 
-    def _longest(self, phase: str | None) -> float:
-        return max(self._recent.get(phase or "", ()), default=0.0)
+    def _longest(self, phase: str) -> float:
+        return max(self._recent[phase], default=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
