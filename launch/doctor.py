@@ -7,7 +7,6 @@ Run as each task will be run, with TF_CONFIG and TFDISTILL_* set.
 """
 
 import dataclasses
-from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,29 +25,20 @@ _REMEDY = (
 )
 
 
-def _checks_of(recipe: recipes.Recipe, limit_secs: float) -> command.More:
-    def checks(cluster: tfdistill.Cluster) -> Iterable[check.Check]:
-        student: list[Any] = []  # Its graph, once the data were read.
-        yield check.Check(
-            command.DATA,
-            lambda: _data(recipe, cluster, student),
-            limit_secs,
-            _REMEDY,
-        )
-        yield command.teachers_check(cluster, limit_secs, student=student)
-
-    return checks
+def _check_of(recipe: recipes.Recipe, limit_secs: float) -> command.More:
+    return lambda cluster: check.Check(
+        command.DATA, lambda: _data(recipe, cluster), limit_secs, _REMEDY
+    )
 
 
 def _data(
-    recipe: recipes.Recipe, cluster: tfdistill.Cluster, student: list[Any]
+    recipe: recipes.Recipe, cluster: tfdistill.Cluster
 ) -> Iterator[check.Result]:
     """Reads a batch of each data set, and has the student predict it."""
     # Only here: wrong options are reported before seconds of imports.
     import keras
 
     from launch import task
-    from tfdistill.exports import student_graph
 
     workload = recipe.workload()
     keras.config.set_dtype_policy(workload.dtype_policy)
@@ -56,7 +46,6 @@ def _data(
     model = task.make_student(workload)
     for kind, dataset in (("training", train), ("validation", validation)):
         yield check.ok(command.DATA, f"{kind}: {_first_batch(dataset, model)}")
-    student.append(student_graph.StudentGraph(model, train.element_spec[0]))
 
 
 def _first_batch(dataset: Any, student: Any) -> str:
@@ -83,8 +72,7 @@ def _add_options(options: programs.Flags) -> None:
     command.add_options(options)
     recipe_options.add(
         options,
-        what="a recipe, or the config.json of a run: its data are read, and "
-        "teachers compared with its student",
+        what="a recipe, or the config.json of a run: its data are read",
     )
 
 
@@ -93,7 +81,7 @@ def _run(options: programs.Options) -> int:
         recipe = recipe_options.recipe(options)
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
-    more = _checks_of(recipe, options.limit_secs) if recipe else None
+    more = _check_of(recipe, options.limit_secs) if recipe else None
     return command.examine(options, more=more)
 
 

@@ -10,10 +10,9 @@ from tfdistill.doctor import teachers
 from tfdistill.exchange import publisher
 
 
-def _examine(exchange, *, own=True, key="environment", peers=(1,)):
+def _examine(exchange, *, key="environment"):
     reader = publisher.Exchange(exchange.root, key=key)
-    student = teachers.own_export(reader, 0) if own else None
-    return list(teachers.examine(reader, peers, student))
+    return list(teachers.examine(reader, group=0, peers=[1]))
 
 
 def _only(found, status):
@@ -31,13 +30,13 @@ def _own(exchange):
 
 
 def test_a_good_teacher(exchange):
-    _own(exchange)
     _publish(exchange)
+    found = _only(_examine(exchange), check.OK)
+    assert "no own version to compare with" in found.seen
+    _own(exchange)
     assert _only(_examine(exchange), check.OK).seen == (
         "group 1, version 10: whole, as this group's own"
     )
-    found = _only(_examine(exchange, own=False), check.OK)
-    assert "no student to compare with" in found.seen
 
 
 def test_a_damaged_file(exchange, tmp_path):
@@ -74,7 +73,7 @@ def test_a_version_that_another_key_has_signed(tmp_path):
     keys = b"a" * 16, b"b" * 16
     theirs = tfdistill.Exchange(tmp_path / "exchange", key=keys[0])
     _publish(theirs)
-    assert _only(_examine(theirs, own=False, key=keys[0]), check.OK)
-    found = _only(_examine(theirs, own=False, key=keys[1]), check.FAILED)
+    assert _only(_examine(theirs, key=keys[0]), check.OK)
+    found = _only(_examine(theirs, key=keys[1]), check.FAILED)
     assert "signature" in found.seen
     assert "TFDISTILL_EXCHANGE_KEY_FILE" in found.remedy

@@ -110,11 +110,10 @@ def test_damaged_files_are_told_or_passed_over(tmp_path, content):
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(observed_run.NoRunError, match="run in .*found none"):
         observed_run.ObservedRun(tmp_path)
-    with pytest.raises(observed_run.NoRunError, match="No such file"):
-        observed_run.ObservedRun(tmp_path / "absent")
     (tmp_path / "file").touch()
-    with pytest.raises(observed_run.NoRunError, match="Not a directory"):
-        observed_run.ObservedRun(tmp_path / "file")
+    for name in ("absent", "file"):
+        with pytest.raises(observed_run.NoRunError, match=f"run in .*{name}"):
+            observed_run.ObservedRun(tmp_path / name)
 
 
 def test_errors_in_logs_are_found_where_no_event_tells_them(tmp_path):

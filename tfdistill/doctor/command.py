@@ -5,8 +5,6 @@ import os
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
 
 from tfdistill.cluster import identity
 from tfdistill.doctor import check
@@ -21,14 +19,14 @@ _SLOW_STORAGE = (
     "The storage does not answer: look at the mount (mount, nfsstat, dmesg) "
     "and at the network; raise --limit_secs if it is only slow."
 )
-# Makes the checks of what the library does not know, such as recipes.
-More = Callable[[identity.Cluster], Iterable[check.Check]]
+# Makes a check of what the library does not know, such as a recipe.
+More = Callable[[identity.Cluster], check.Check]
 
 
 def checks(
     options: programs.Options, more: More | None = None
 ) -> Iterator[check.Check]:
-    """Yields the checks that the options ask for; those of `more` come last."""
+    """Yields the checks that the options ask for, and that of `more`."""
     limit_secs = options.limit_secs
     cluster, results = environment.cluster_of(os.environ)
     yield check.Check(environment.ENVIRONMENT, lambda: results, limit_secs)
@@ -52,35 +50,23 @@ def checks(
     yield check.Check(
         environment.TENSORFLOW, environment.of_tensorflow, limit_secs
     )
-    if more is None:
-        yield teachers_check(cluster, limit_secs)
-    else:
-        yield from more(cluster)
+    if more is not None:
+        yield more(cluster)
+    yield check.Check(
+        TEACHERS, lambda: _teachers(cluster), limit_secs, _SLOW_STORAGE
+    )
 
 
-def teachers_check(
-    cluster: identity.Cluster, limit_secs: float, student: Sequence[Any] = ()
-) -> check.Check:
-    """Returns the check of the newest versions of a group's peers.
+def _teachers(cluster: identity.Cluster) -> Iterable[check.Result]:
+    # Only here: they import TensorFlow.
+    from tfdistill.doctor import teachers
+    from tfdistill.exchange import publisher
 
-    `student` has the `StudentGraph` to compare them with by then; without one
-    the group's own newest version stands for it.
-    """
-
-    def make() -> Iterator[check.Result]:
-        # Only here: they import TensorFlow.
-        from tfdistill.doctor import teachers
-        from tfdistill.exchange import publisher
-
-        reader = publisher.Exchange(cluster.exchange)
-        own = (
-            teachers.of_graph(student[0])
-            if student
-            else teachers.own_export(reader, cluster.group)
-        )
-        yield from teachers.examine(reader, cluster.peers, own)
-
-    return check.Check(TEACHERS, make, limit_secs, _SLOW_STORAGE)
+    return teachers.examine(
+        publisher.Exchange(cluster.exchange),
+        group=cluster.group,
+        peers=cluster.peers,
+    )
 
 
 _NOTES = """\
@@ -109,7 +95,7 @@ def add_options(options: programs.Flags) -> None:
 
 
 def examine(options: programs.Options, *, more: More | None = None) -> int:
-    """Examines this task as the options say; `more` makes further checks."""
+    """Examines this task as the options say; `more` makes a further check."""
     # What TensorFlow says of itself at its start is no finding.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     counts: collections.Counter[str] = collections.Counter()

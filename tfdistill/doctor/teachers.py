@@ -4,15 +4,12 @@ Its files and what its manifest says are checked; its graph is not run.
 """
 
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
 
 from tfdistill.doctor import check
+from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
-from tfdistill.exports import student_graph
 from tfdistill.follow import screen
 
 NAME = "teachers"
@@ -24,53 +21,31 @@ _SAME_STUDENT = (
 )
 
 
-class Student(NamedTuple):
-    """What teachers must agree with, as a manifest has it."""
-
-    inputs: Mapping[str, Any]
-    outputs: Mapping[str, Any]
-    fingerprint: str
-
-
-def of_graph(graph: student_graph.StudentGraph) -> Student:
-    """Returns the student that a group is about to train."""
-    return Student(
-        student_graph.to_json(graph.input_spec, "inputs"),
-        student_graph.to_json(graph.output_spec, "outputs"),
-        graph.fingerprint,
-    )
-
-
-def own_export(reader: publisher.Exchange, group: int) -> Student | None:
-    """Returns the student as a group's own newest version has it."""
-    if (found := reader.latest(group)) is None:
-        return None
-    said = found.manifest
-    return Student(said.inputs, said.outputs, said.graph_fingerprint)
-
-
 def examine(
-    reader: publisher.Exchange,
-    peers: Sequence[int],
-    student: Student | None = None,
+    reader: publisher.Exchange, *, group: int, peers: Sequence[int]
 ) -> Iterator[check.Result]:
-    """Examines the newest version of each peer, as a teacher of `student`."""
+    """Examines the newest version of each peer, as a teacher of a group.
+
+    The group's own newest version says what teachers must agree with.
+    """
+    own = reader.latest(group)
+    student = own.manifest if own else None
     if not peers:
         yield check.skipped(NAME, "there is no group to learn from")
-    for group in peers:
-        who = f"group {group}"
+    for peer in peers:
+        who = f"group {peer}"
         try:
-            steps = reader.steps(group)
+            steps = reader.steps(peer)
             if not steps:
                 yield check.skipped(
                     NAME,
                     f"{who} has published nothing yet in "
-                    f"{reader.group_path(group)}: its first version comes "
+                    f"{reader.group_path(peer)}: its first version comes "
                     "after its first every_steps of StudentExporter",
                 )
                 continue
             who += f", version {steps[-1]}"
-            version = reader.open(group, steps[-1])
+            version = reader.open(peer, steps[-1])
             reader.verify(version)
             yield _judge(who, version, student)
         except OSError as error:
@@ -81,14 +56,14 @@ def examine(
 
 
 def _judge(
-    who: str, version: versions.Version, student: Student | None
+    who: str, version: versions.Version, student: manifest.Manifest | None
 ) -> check.Result:
     if student is None:
-        return check.ok(NAME, f"{who}: whole, no student to compare with")
+        return check.ok(NAME, f"{who}: whole, no own version to compare with")
     found = version.manifest
     screen.check_spec("inputs", student.inputs, found.inputs)
     screen.check_spec("outputs", student.outputs, found.outputs)
-    if found.graph_fingerprint != student.fingerprint:
+    if found.graph_fingerprint != student.graph_fingerprint:
         return check.warning(
             NAME,
             f"{who}: whole, but its graph is another than this group's",

@@ -1,21 +1,92 @@
 """Shows a group's codistillation in TensorBoard."""
 
+import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+from tensorboard.compat.proto import event_pb2
 from tensorboard.compat.proto import summary_pb2
+from tensorboard.summary.writer import event_file_writer
 
 from tfdistill.cluster import replicas
-from tfdistill.observe import summary_file
+from tfdistill.observe import best_effort
 from tfdistill.observe import tags
 from tfdistill.system import processes
 from tfdistill.teachers import labels
 from tfdistill.training import steps
+
+_log = logging.getLogger(__name__)
+# Points that wait for storage which is full or slow; a step does not.
+_MAX_WAITING = 10_000
+_FLUSH_SECS = 5.0
+_CLOSE_SECS = 30.0
+
+
+class SummaryFile:
+    """Appends summaries to the event files of one TensorBoard run.
+
+    If storage fails, points are lost until it works again, and go to a new
+    file: the failed one may end in half a record, after which TensorBoard reads
+    no further.
+    """
+
+    def __init__(self, directory: str, *, step: int) -> None:
+        """Opens nothing yet; training resumes at `step`.
+
+        TensorBoard forgets what an earlier training wrote of later steps: its
+        writer says so by a session's start, which `tf.summary` cannot write.
+        """
+        self._directory = directory
+        self._step = step
+        self._writer: Any = None
+        self._failed = False
+
+    def add(self, summary: summary_pb2.Summary, *, step: int) -> None:
+        """Hands over a summary, and returns."""
+        try:
+            if self._writer is None:
+                self._writer = event_file_writer.EventFileWriter(
+                    self._directory, _MAX_WAITING, _FLUSH_SECS
+                )
+                start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+                self._write(self._step + 1, session_log=start)
+            self._write(step, summary=summary)
+        except best_effort.STORAGE_ERRORS as error:
+            _log.log(
+                logging.INFO if self._failed else logging.WARNING,
+                "%s lacks summaries for now, training goes on: %s",
+                self._directory,
+                error,
+            )
+            self._failed, self._step = True, step
+            self.close()
+
+    def _write(self, step: int, **what: Any) -> None:
+        self._writer.add_event(
+            event_pb2.Event(wall_time=time.time(), step=step, **what)
+        )
+
+    def close(self) -> None:
+        """Writes what is left; storage that hangs is waited for so long."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            closing = threading.Thread(
+                target=self._close, args=(writer,), daemon=True
+            )
+            closing.start()
+            closing.join(_CLOSE_SECS)
+
+    def _close(self, writer: Any) -> None:
+        try:
+            writer.close()
+        except best_effort.STORAGE_ERRORS as error:
+            _log.info("%s: not closed: %s", self._directory, error)
 
 
 class TrainingPace:
@@ -102,7 +173,7 @@ class Summaries(steps.SteppedCallback):
         self._exporter: Any = None
         self._loader: Any = None
         self._mixer: Any = None
-        self._file: summary_file.SummaryFile | None = None
+        self._file: SummaryFile | None = None
         self._pace = TrainingPace()
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
@@ -127,7 +198,7 @@ class Summaries(steps.SteppedCallback):
         self._schedule.start(self.step)
         if self._file is not None:
             self._file.close()  # Of a training that an error has ended.
-        self._file = summary_file.SummaryFile(self._directory, step=self.step)
+        self._file = SummaryFile(self._directory, step=self.step)
         others = (self._exporter, self._loader, self._mixer)
         self._pace = TrainingPace([each for each in others if each is not None])
 
@@ -194,10 +265,9 @@ class Summaries(steps.SteppedCallback):
     def _taught(self, status: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The share of rows that each teacher taught in the last step."""
         found = self.model.trainer.last.detail(labels.TAUGHT_ROWS) or ()
-        names = tags.teacher_tags(status)
         return {
-            f"teachers/{name}/taught_rows": float(share)
-            for name, share in zip(names, found, strict=False)
+            f"teachers/{tags.of_name(one['name'])}/taught_rows": float(share)
+            for one, share in zip(status, found, strict=False)
             if not math.isnan(share)
         }
 

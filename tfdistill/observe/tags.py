@@ -3,7 +3,6 @@
 docs/tensorboard.md lists them with their units and meanings.
 """
 
-import pathlib
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -24,23 +23,14 @@ _OF_ANSWERS = (
 )
 
 
-def teacher_tags(status: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns what stands for `<teacher>` in the tags of each, all different.
+def of_name(teacher: str) -> str:
+    """Returns what stands for a teacher in tags, which slashes divide.
 
     Example:
-        >>> names = ("group_1", "large", "/data/large.keras", "/data/export")
-        >>> teacher_tags([{"name": name} for name in names])
-        ['group_1', 'large', 'large_2', 'saved_model_3']
+        >>> of_name("group_1"), of_name("/data/large.keras")
+        ('group_1', 'data_large.keras')
     """
-    found: list[str] = []
-    for index, teacher in enumerate(status):
-        tag = teacher["name"]
-        if "/" in tag:  # A path: Keras allows no slash in a model's name.
-            path = pathlib.PurePosixPath(tag)
-            is_file = path.suffix == ".keras"
-            tag = path.stem if is_file else f"saved_model_{index}"
-        found.append(f"{tag}_{index}" if tag in found else tag)
-    return found
+    return teacher.strip("/").replace("/", "_")
 
 
 def of_logs(logs: Mapping[str, Any]) -> Scalars:
@@ -61,8 +51,7 @@ def of_logs(logs: Mapping[str, Any]) -> Scalars:
 def of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> Scalars:
     """Returns each teacher's scalars but its agreement; None if unknown."""
     found: Scalars = {}
-    names = teacher_tags(status)
-    for name, teacher in zip(names, status, strict=True):
+    for teacher in status:
         version = teacher["step"] if teacher["step"] >= 0 else None
         values = {
             "staleness_steps": None if version is None else step - version,
@@ -76,6 +65,7 @@ def of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> Scalars:
             # Of peers that send predictions.
             **{key: teacher[key] for key in _OF_ANSWERS if key in teacher},
         }
+        name = of_name(teacher["name"])
         found |= {f"teachers/{name}/{key}": v for key, v in values.items()}
     return found
 

@@ -43,13 +43,6 @@ class ObservedRun:
         A group that has begun to train and has not written for `silent_secs` is
         silent; one that starts has five minutes at least.
         """
-        try:
-            os.listdir(workdir)
-        except OSError as error:
-            raise NoRunError(
-                f"The directory of a run must be one that can be read; "
-                f"received {os.fspath(workdir)!r}: {error.strerror}."
-            ) from error
         self._directory = directory.RunDirectory(workdir)
         self._silent_secs = silent_secs
         self._clock = clock
