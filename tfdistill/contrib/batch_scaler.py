@@ -323,12 +323,6 @@ class BatchScaler(steps.SteppedCallback):
                 "workers have no step in common; received "
                 f"{type(strategy).__name__}. Leave it out."
             )
-        if self._plan.block % model.steps_per_execution:
-            raise ValueError(
-                "`every_steps` of the BatchScaler must be a multiple of "
-                f"steps_per_execution; received {self._plan.block} and "
-                f"{model.steps_per_execution}."
-            )
         if not self._is_scaled:
             raise ValueError(
                 "The learning rate must follow the batch size; received one "

@@ -27,6 +27,7 @@ class SampledOutput(keras.layers.Layer):
     `DistributedModel` and plain Keras call:
 
     Example:
+        >>> import numpy as np
         >>> class Student(keras.Model):
         ...     def compute_loss(
         ...         self,

@@ -23,7 +23,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill.exchange import manifest
-from tfdistill.exchange import signing
 from tfdistill.exports import other_graphs
 from tfdistill.labels import attached
 from tfdistill.labels import forms
@@ -42,7 +41,6 @@ def write(
     *,
     form: forms.Form | None = None,
     trust: bool = False,
-    key: Any = "environment",
     progress: Callable[[int], None] = lambda num_rows: None,
 ) -> int:
     """Writes what a teacher says of each example of a data set.
@@ -57,8 +55,6 @@ def write(
         form: What is kept of each output. Default: all of it, as float32.
         trust: Whether to load a SavedModel that holds more than what
             `graph_ops` lists, with a warning.
-        key: Of whoever may sign labels, as for `Exchange`: 32 bytes or more,
-            None, or by default the one of the environment.
         progress: Called after each batch with the number of examples so far.
 
     Returns:
@@ -74,7 +70,6 @@ def write(
             "repeat(), or take() what is to be labelled."
         )
     form = form or forms.Form()
-    signer = signing.signer_for(key)
     path = _new_directory(directory)
     predict, name = _predictor(teacher, dataset.element_spec, trust=trust)
     num_rows, outputs = 0, None
@@ -108,30 +103,25 @@ def write(
         "form": dataclasses.asdict(form),
         "versions": dict(manifest.installed_versions()),
     }
-    proof = signer.proof(_text(said)) if signer else None
-    content = json.dumps({"labels": said, "proof": proof}, indent=1)
+    content = json.dumps(said, indent=1)
     run_files.write(path / FILE_NAME, [f"{content}\n".encode()])
     return num_rows
 
 
 def read(
-    directory: str | os.PathLike[str],
-    *,
-    name: str = "labels",
-    key: Any = "environment",
+    directory: str | os.PathLike[str], *, name: str = "labels"
 ) -> "WrittenLabels":
     """Opens a directory of labels; see `WrittenLabels`.
 
     Args:
         directory: Where `write` wrote them.
         name: The teacher's name, for `teachers.LabelTeacher(name)`.
-        key: As for `write`. With a key, labels must be signed with it.
 
     Raises:
         ValueError: There are no complete labels, or they were changed.
     """
     path = pathlib.Path(directory)
-    said = _opened(path, signing.signer_for(key))
+    said = _opened(path)
     try:
         found = _digest(path / _RECORDS)
     except OSError as error:
@@ -171,19 +161,13 @@ class WrittenLabels:
             for output in said["outputs"]
         )
 
-    def __call__(self, dataset: tf.data.Dataset, *others: Any) -> Any:
+    def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Returns the data set with labels, as `Dataset.apply` calls it.
 
         Its batches must be those that were labelled; fewer of them will do. The
         first one that differs ends it with an `InvalidArgumentError`, so
         shuffle, repeat and batch in another way afterwards.
         """
-        if others or not isinstance(dataset, tf.data.Dataset):
-            raise ValueError(
-                "Labels that were written are zipped to a whole data set; "
-                "received an element of one. Call dataset.apply(labels), not "
-                "dataset.map(labels)."
-            )
         records = tf.data.TFRecordDataset(str(self._path / _RECORDS))
         # More than there are, with a hash that no batch has.
         none = tf.nest.map_structure(
@@ -330,30 +314,16 @@ def _digest(path: pathlib.Path) -> str:
 # ---- reading ----
 
 
-def _text(said: Mapping[str, Any]) -> bytes:
-    return json.dumps(said, indent=1, sort_keys=True).encode()
-
-
-def _opened(path: pathlib.Path, signer: signing.Signer | None) -> Any:
+def _opened(path: pathlib.Path) -> Any:
     """Reads and checks `labels.json`."""
     try:
-        found = json.loads((path / FILE_NAME).read_text("utf-8"))
-        said, proof = found["labels"], found["proof"]
+        said = json.loads((path / FILE_NAME).read_text("utf-8"))
         if said["format"] != FORMAT:
             raise ValueError(f"its format must be {FORMAT}")
+        return said
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"There must be complete labels in {path}, with {FILE_NAME}, which "
             f"is written last; received {error!r}. Write them with "
             "tfdistill.labels.write, or with: python -m launch.label"
         ) from error
-    if signer and not signer.proves(proof, _text(said)):
-        raise ValueError(
-            f"The labels in {path} must be signed with this process's key, "
-            "but are not: they were changed, or signed with another key or "
-            "none. A launched run has a key of its own unless "
-            f"{signing.FILE_VARIABLE} names one: set it to the same file for "
-            "whoever writes labels and for the launcher. Or read them with "
-            "key=None."
-        )
-    return said

@@ -22,6 +22,7 @@ from tfdistill.exports import student_graph
 from tfdistill.labels import attached
 from tfdistill.labels import forms
 from tfdistill.labels import protocol
+from tfdistill.system import background
 from tfdistill.system import untrusted
 
 _KINDS = {
@@ -38,9 +39,9 @@ _OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-# How long a server that fails is left alone: twice as long as it took to fail,
-# and doubled each time, so that a frozen one costs hardly any time.
-_SHORTEST_PAUSE_SECS, _LONGEST_PAUSE_FACTOR = 0.1, 32
+# A server that fails is left alone for a batch's time, and up to so many times
+# as long if it fails again, so that a frozen one costs hardly any time.
+_LONGEST_PAUSE_FACTOR = 32
 _log = logging.getLogger(__name__)
 
 
@@ -51,8 +52,8 @@ class Teachers:
     them in turn, and another one if that fails. The training never waits
     longer than `timeout_secs` for a batch, and never fails for want of
     servers: rows without an answer have version -1 and teach nothing. A server
-    that fails is left alone for twice as long as it took to fail, 0.1 s at
-    least, and longer each time; if all are, batches pass at once.
+    that fails is left alone for `timeout_secs`, and for twice as long each
+    time; if all are, batches pass at once.
 
     `num_parallel_calls` of `dataset.map` is how many batches are asked about
     at once, and `prefetch` how many answers wait for the training, which
@@ -123,7 +124,8 @@ class Teachers:
         self._timeout_secs, self._max_age_steps = timeout_secs, max_age_steps
         self._turn = itertools.count()
         self._servers = [
-            Server(address, credentials=credentials) for address in addresses
+            Server(address, timeout_secs, credentials=credentials)
+            for address in addresses
         ]
         self._lock = threading.Lock()
         # Batches and rows, and those without an answer; bad answers by kind.
@@ -275,13 +277,18 @@ class Server:
         problem: Why the last bad answer was refused, or "".
     """
 
-    def __init__(self, address: str, *, credentials: Any = None) -> None:
+    def __init__(
+        self, address: str, pause_secs: float, *, credentials: Any = None
+    ) -> None:
         """Connects when it is asked first; `credentials` are gRPC's for TLS."""
         self.address, self.problem = address, ""
         self._version = -1
         self._num_answers = 0
         self._lock = threading.Lock()
-        self._alone_until, self._num_failed = 0.0, 0
+        self._pause = background.Backoff(
+            first_secs=pause_secs,
+            longest_secs=_LONGEST_PAUSE_FACTOR * pause_secs,
+        )
         self._channel = (
             grpc.secure_channel(address, credentials, _OPTIONS)
             if credentials
@@ -293,7 +300,7 @@ class Server:
     @property
     def is_usable(self) -> bool:
         """Whether it is not being left alone."""
-        return time.monotonic() >= self._alone_until
+        return self._pause.is_over
 
     def status(self) -> dict[str, Any]:
         """Returns what `Teachers.status` says of it."""
@@ -313,28 +320,21 @@ class Server:
 
         BadAnswerError if there is no answer in time, or a bad one.
         """
-        asked_at = time.monotonic()
         try:
             response = _called(self._stub.Predict, question, timeout_secs)
             version, outputs = protocol.read_answer(response, specs)
         except protocol.BadAnswerError as error:
-            self._leave_alone(str(error), time.monotonic() - asked_at)
+            with self._lock:
+                self.problem = str(error)
+                # Of questions that were asked at once, one failure counts.
+                if self.is_usable:
+                    self._pause.failed()
             raise
         with self._lock:
-            self._num_failed = 0
+            self._pause.succeeded()
             self._version = max(self._version, version)
             self._num_answers += 1
         return version, outputs
-
-    def _leave_alone(self, reason: str, secs: float) -> None:
-        with self._lock:
-            self.problem = reason
-            # Of questions that were asked at once, one failure counts.
-            if self.is_usable:
-                self._num_failed += 1
-                factor = min(2**self._num_failed, _LONGEST_PAUSE_FACTOR)
-                secs = max(factor * secs, _SHORTEST_PAUSE_SECS)
-                self._alone_until = time.monotonic() + secs
 
 
 def _named(x: Any) -> dict[str, tf.Tensor]:
