@@ -171,17 +171,9 @@ def test_dirichlet_parts_cover_all_once_in_drawn_proportions():
     parts = skewed(LABELS, 4, alpha=0.1, seed=0)
     assert sorted(np.concatenate(parts)) == list(range(1000))
     counts = np.stack([np.bincount(LABELS[p], minlength=10) for p in parts])
-    drawn = next(
-        shares
-        for shares in (
-            np.random.default_rng([0, draw]).dirichlet([0.1] * 4, size=10)
-            for draw in range(100)
-        )
-        if (np.bincount(LABELS) @ shares).min() >= 0.5 * 1000 / 4
-    )
+    drawn = np.random.default_rng(0).dirichlet([0.1] * 4, size=10)
     np.testing.assert_allclose(
         counts, (drawn * counts.sum(axis=0)[:, None]).T, atol=1.5
     )
-    # By far most of a label's examples are one group's; no part is small.
+    # By far most of a label's examples are one group's.
     assert (counts.max(axis=0) / counts.sum(axis=0)).mean() > 0.7
-    assert counts.sum(axis=1).min() >= 0.5 * 1000 / 4 - 10

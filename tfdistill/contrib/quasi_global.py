@@ -15,9 +15,6 @@ from tfdistill import data
 from tfdistill.cluster import identity
 from tfdistill.system import keras_internals
 
-# Draws of proportions among which each group's part of the data is balanced.
-_MOST_DRAWS = 100
-
 
 @keras.saving.register_keras_serializable("tfdistill")
 class QuasiGlobalMomentum(keras.optimizers.Optimizer):
@@ -165,10 +162,9 @@ def dirichlet_shard(
     distribution whose parameters are all `alpha` (Hsu et al. 2019,
     arXiv:1909.06335, by label as in Yurochkin et al. 2019, arXiv:1905.12022).
     With `alpha=0.1` most examples of a label are one group's; with 100 the
-    parts are nearly alike. Parts are disjoint and cover all of the data. The
-    proportions are drawn anew, up to 100 times, until each group's part is half
-    of an equal part or more, as Lin et al. 2021 do in their code; else the most
-    even draw counts.
+    parts are nearly alike. Parts are disjoint and cover all of the data; their
+    sizes differ. Lin et al. 2021 draw until each part is half of an equal part
+    or more: choose a seed by which it is.
 
     Args:
         arrays: An array `[examples, ...]` or a nested structure of them, in the
@@ -185,8 +181,8 @@ def dirichlet_shard(
     Example:
         >>> cluster = identity.Cluster(group=1, num_groups=2)
         >>> x = np.arange(8)
-        >>> dirichlet_shard(x, x % 2, cluster, alpha=0.5, seed=3).tolist()
-        [2, 4, 6, 7]
+        >>> dirichlet_shard(x, x % 2, cluster, alpha=0.5, seed=2).tolist()
+        [0, 2, 4, 6]
     """
     cluster = cluster or identity.Cluster.from_env()
     of_examples = np.asarray(labels)
@@ -198,9 +194,9 @@ def dirichlet_shard(
             f"{of_examples.dtype} of shape {of_examples.shape}. One-hot "
             "labels: pass their argmax."
         )
-    kinds, counts = np.unique(of_examples, return_counts=True)
-    shares = _balanced_shares(
-        counts, cluster.num_groups, alpha=alpha, seed=seed
+    kinds = np.unique(of_examples)
+    shares = np.random.default_rng(seed).dirichlet(
+        [alpha] * cluster.num_groups, size=len(kinds)
     )
     parts = []
     for kind, share in zip(kinds, shares, strict=True):
@@ -213,22 +209,6 @@ def dirichlet_shard(
             "Each group must get at least one example; received "
             f"{len(of_examples)} of {len(kinds)} labels for "
             f"{cluster.num_groups} groups and alpha={alpha}. Use fewer groups, "
-            "or a larger `alpha`."
+            "a larger `alpha`, or another seed."
         )
     return keras.tree.map_structure(lambda array: array[mine], arrays)
-
-
-def _balanced_shares(
-    counts: np.ndarray, num_groups: int, *, alpha: float, seed: int
-) -> np.ndarray:
-    """Each label's proportions, float64 `[labels, groups]`; rows sum to 1."""
-    best, most = np.full([len(counts), num_groups], 1 / num_groups), -1.0
-    for draw in range(_MOST_DRAWS):
-        generator = np.random.default_rng([seed, draw])
-        shares = generator.dirichlet([alpha] * num_groups, size=len(counts))
-        smallest = (counts @ shares).min(initial=counts.sum())
-        if smallest > most:
-            best, most = shares, smallest
-        if most >= 0.5 * counts.sum() / num_groups:
-            break
-    return best

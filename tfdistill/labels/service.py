@@ -39,8 +39,7 @@ _OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-# A server that fails is left alone for a batch's time, and up to so many times
-# as long if it fails again, so that a frozen one costs hardly any time.
+# The longest pause of a server that fails, in batches' times.
 _LONGEST_PAUSE_FACTOR = 32
 _log = logging.getLogger(__name__)
 
@@ -124,8 +123,7 @@ class Teachers:
         self._timeout_secs, self._max_age_steps = timeout_secs, max_age_steps
         self._turn = itertools.count()
         self._servers = [
-            Server(address, timeout_secs, credentials=credentials)
-            for address in addresses
+            _Server(address, timeout_secs, credentials) for address in addresses
         ]
         self._lock = threading.Lock()
         # Batches and rows, and those without an answer; bad answers by kind.
@@ -190,7 +188,16 @@ class Teachers:
                 "name": self.name,
                 **{name: self._counts[name] for name in names},
                 "refused": dict(self._refused),
-                "servers": [server.status() for server in self._servers],
+                "servers": [
+                    {
+                        "address": server.address,
+                        "usable": server.pause.is_over,
+                        "version": server.version,
+                        "answers": server.num_answers,
+                        "problem": untrusted.one_line(server.problem),
+                    }
+                    for server in self._servers
+                ],
             }
 
     def __deepcopy__(self, memo: Any) -> "Teachers":
@@ -200,7 +207,7 @@ class Teachers:
     def close(self) -> None:
         """Ends all connections; batches then pass without labels."""
         for server in self._servers:
-            server.close()
+            server.channel.close()
         self._servers = []
 
     # ---- in the threads of the input pipeline ----
@@ -234,7 +241,7 @@ class Teachers:
         servers = self._servers
         start = next(self._turn) % max(len(servers), 1)
         order = [*servers[start:], *servers[:start]]
-        left = [server for server in order if server.is_usable]
+        left = [server for server in order if server.pause.is_over]
         if not left:
             return None
         question = protocol.question(self._model, inputs)
@@ -246,13 +253,31 @@ class Teachers:
             if share <= 0:
                 break
             try:
-                return server.ask(question, expected, timeout_secs=share)
-            except protocol.BadAnswerError as error:
-                self._refuse(server, error.kind, str(error))
+                response = server.stub.Predict(question, timeout=share)
+                answer = protocol.read_answer(response, expected)
+            # ValueError: what is no answer, or gRPC's of a closed channel.
+            except (grpc.RpcError, ValueError) as error:
+                self._refuse(server, error)
+                continue
+            with self._lock:
+                server.pause.succeeded()
+                server.version = max(server.version, answer[0])
+                server.num_answers += 1
+            return answer
         return None
 
-    def _refuse(self, server: "Server", kind: str, reason: str) -> None:
+    def _refuse(self, server: "_Server", error: Exception) -> None:
+        kind, reason = "refused", str(error)
+        if isinstance(error, protocol.BadAnswerError):
+            kind = error.kind
+        elif isinstance(error, grpc.RpcError):
+            kind = _KINDS.get(error.code(), kind)
+            reason = f"{error.code().name}: {error.details()}"
         with self._lock:
+            server.problem = reason
+            # Of questions that were asked at once, one failure counts.
+            if server.pause.is_over:
+                server.pause.failed()
             self._refused[kind] += 1
             is_first = self._refused[kind] == 1
         if is_first:
@@ -267,74 +292,27 @@ class Teachers:
             )
 
 
-class Server:
-    """Asks one server; leaves it alone for a while when that fails.
-
-    Any thread may use it.
-
-    Attributes:
-        address: Its `host:port`.
-        problem: Why the last bad answer was refused, or "".
-    """
+class _Server:
+    """One server: its connection, and what came of it; under a lock."""
 
     def __init__(
-        self, address: str, pause_secs: float, *, credentials: Any = None
+        self, address: str, pause_secs: float, credentials: Any
     ) -> None:
-        """Connects when it is asked first; `credentials` are gRPC's for TLS."""
-        self.address, self.problem = address, ""
-        self._version = -1
-        self._num_answers = 0
-        self._lock = threading.Lock()
-        self._pause = background.Backoff(
+        """Connects when it is asked first."""
+        self.address = address
+        self.version, self.num_answers, self.problem = -1, 0, ""
+        # It is left alone for a batch's time after a failure, and for longer
+        # if it fails again, so that a frozen one costs hardly any time.
+        self.pause = background.Backoff(
             first_secs=pause_secs,
             longest_secs=_LONGEST_PAUSE_FACTOR * pause_secs,
         )
-        self._channel = (
+        self.channel = (
             grpc.secure_channel(address, credentials, _OPTIONS)
             if credentials
             else grpc.insecure_channel(address, _OPTIONS)
         )
-        self.close = self._channel.close
-        self._stub = protocol.Stub(self._channel)
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether it is not being left alone."""
-        return self._pause.is_over
-
-    def status(self) -> dict[str, Any]:
-        """Returns what `Teachers.status` says of it."""
-        with self._lock:
-            return {
-                "address": self.address,
-                "usable": self.is_usable,
-                "version": self._version,
-                "answers": self._num_answers,
-                "problem": untrusted.one_line(self.problem),
-            }
-
-    def ask(
-        self, question: Any, specs: protocol.Specs, *, timeout_secs: float
-    ) -> tuple[int, list[np.ndarray]]:
-        """Returns the version and its outputs; see `protocol.read_answer`.
-
-        BadAnswerError if there is no answer in time, or a bad one.
-        """
-        try:
-            response = _called(self._stub.Predict, question, timeout_secs)
-            version, outputs = protocol.read_answer(response, specs)
-        except protocol.BadAnswerError as error:
-            with self._lock:
-                self.problem = str(error)
-                # Of questions that were asked at once, one failure counts.
-                if self.is_usable:
-                    self._pause.failed()
-            raise
-        with self._lock:
-            self._pause.succeeded()
-            self._version = max(self._version, version)
-            self._num_answers += 1
-        return version, outputs
+        self.stub = protocol.Stub(self.channel)
 
 
 def _named(x: Any) -> dict[str, tf.Tensor]:
@@ -350,17 +328,6 @@ def _named(x: Any) -> dict[str, tf.Tensor]:
         if tensor.dtype.is_floating:
             named[name] = tf.cast(tensor, tf.float32)
     return named
-
-
-def _called(method: Any, question: Any, timeout_secs: float) -> Any:
-    try:
-        return method(question, timeout=timeout_secs)
-    except grpc.RpcError as error:
-        kind = _KINDS.get(error.code(), "refused")
-        reason = f"{error.code().name}: {error.details()}"
-        raise protocol.BadAnswerError(kind, reason) from error
-    except ValueError as error:  # gRPC's, once the channel is closed.
-        raise protocol.BadAnswerError("refused", str(error)) from error
 
 
 def _sizes(shape: Any, like: Sequence[int]) -> list[int]:
