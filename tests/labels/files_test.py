@@ -138,7 +138,10 @@ def test_labels_that_were_changed_or_not_finished_are_refused(tmp_path):
     content = bytearray(file.read_bytes())
     content[100] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ValueError, match="must be whole: labels.tfrecord"):
+    with pytest.raises(tf.errors.DataLossError):
+        list(_data().apply(labels.read(changed)))
+    file.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match="labels.tfrecord must have"):
         labels.read(changed)
     (changed / "labels.json").unlink()
     with pytest.raises(
@@ -160,7 +163,7 @@ def test_labels_that_were_changed_or_not_finished_are_refused(tmp_path):
             labels.read(changed)
     (changed / "labels.json").write_text(whole)
     (changed / "labels.tfrecord").unlink()
-    with pytest.raises(ValueError, match="must be whole: labels.tfrecord"):
+    with pytest.raises(ValueError, match="complete labels.*labels.tfrecord"):
         labels.read(changed)
 
 

@@ -64,13 +64,12 @@ class MergeBarrier(mixing.WeightMixer):
 
         Args:
             rule: As for `WeightMixer`.
-            held_out: A batch that is not trained on: `(inputs, targets)`, or a
-                dataset of batches, whose first one counts. Its loss is the
-                compiled one, of a student with one output.
+            held_out: A batch that is not trained on: `(inputs, targets)`. Its
+                loss is the compiled one, of a student with one output.
             margin: How much worse than the mean of the losses the mean may
                 be, finite and >= 0. Default 0.
-            weight: What the distillation weight is then: a number, a
-                `Schedule` or another callable of the step. Default 1.
+            weight: What the distillation weight is then: a number, or a
+                callable of the step such as `schedules.BurnIn`. Default 1.
             **kwargs: As for `WeightMixer`.
 
         Raises:
@@ -81,8 +80,6 @@ class MergeBarrier(mixing.WeightMixer):
             raise ValueError(
                 f"`margin` must be a finite number >= 0; received {margin!r}."
             )
-        if isinstance(held_out, tf.data.Dataset):
-            held_out = next(iter(held_out))
         if not isinstance(held_out, tuple) or len(held_out) < 2:
             raise ValueError(
                 "`held_out` must be a batch (inputs, targets), by which "

@@ -38,14 +38,8 @@ class _Signature(NamedTuple):
 
 def _signature(version: versions.Version) -> _Signature:
     """What a version takes and returns, by its manifest."""
-    said = version.manifest.inputs, version.manifest.outputs
-    try:
-        return _Signature(*map(_specs, said))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(
-            "its manifest must give shape and dtype of each input and output; "
-            f"received {said}."
-        ) from error
+    said = version.manifest
+    return _Signature(_specs(said.inputs), _specs(said.outputs))
 
 
 def _specs(described: Any) -> protocol.Specs:
