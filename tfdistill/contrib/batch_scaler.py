@@ -74,46 +74,6 @@ def next_size(
     return int(min(max(rounded, least), most))
 
 
-class _Plan:
-    """The sizes of blocks of batches; what pipelines read.
-
-    They are decided a block ahead of the training and never changed, so that
-    all workers, and a resumed training, cut the same batches.
-    """
-
-    def __init__(self, size: int, block: int) -> None:
-        self.block = block
-        self.sizes = [size, size]
-        with tf.device("CPU:0"):
-            self._sizes = tf.Variable(
-                self.sizes, shape=tf.TensorShape([None]), dtype=tf.int64
-            )
-
-    def set(self, sizes: list[int]) -> None:
-        """Takes the sizes of all blocks that are decided."""
-        self.sizes = sizes
-        self._sizes.assign(sizes)
-
-    def size(self, number: int) -> int:
-        """Returns the size of a batch; the last one's of those beyond."""
-        return self.sizes[min(number // self.block, len(self.sizes) - 1)]
-
-    def size_of(self, number: tf.Tensor) -> tf.Tensor:
-        """Returns the size of a batch, in a pipeline."""
-        sizes, block = tf.convert_to_tensor(self._sizes), number // self.block
-        decided = tf.debugging.assert_less(
-            block,
-            tf.size(sizes, tf.int64),
-            message=(
-                "Batches must be read less than `every_steps` of the "
-                f"BatchScaler ahead of the training, which is {self.block}. "
-                "Prefetch fewer batches, or pass a larger `every_steps`."
-            ),
-        )
-        with tf.control_dependencies([decided]):
-            return tf.gather(sizes, block)
-
-
 @keras.saving.register_keras_serializable(package="tfdistill")
 class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):
     """A rate times a factor; see `BatchScaler.scaled`."""
@@ -196,7 +156,7 @@ class BatchScaler(steps.SteppedCallback):
                 "`strategy.scope()`: pipelines read its sizes; received a call "
                 f"in that of {type(tf.distribute.get_strategy()).__name__}."
             )
-        block = steps.EverySteps(every_steps).every_steps
+        self._block = steps.EverySteps(every_steps).every_steps
         if not batch_size >= 1:
             raise ValueError(
                 f"`batch_size` must be >= 1; received {batch_size}."
@@ -204,8 +164,15 @@ class BatchScaler(steps.SteppedCallback):
         self._exchange = exchange
         self._clock = clock
         self._first_size = batch_size
-        self._plan = _Plan(batch_size, block)
+        # Of blocks of batches. They are decided a block ahead of the training
+        # and never changed, so that all workers, and a resumed training, cut
+        # the same batches.
+        self._sizes = [batch_size, batch_size]
         with tf.device("CPU:0"):
+            # The same, for pipelines.
+            self._decided = tf.Variable(
+                self._sizes, shape=tf.TensorShape([None]), dtype=tf.int64
+            )
             self._factor = tf.Variable(1.0, trainable=False)
         self._is_scaled = False
         self._multiple = 1
@@ -223,7 +190,32 @@ class BatchScaler(steps.SteppedCallback):
     @property
     def batch_size(self) -> int:
         """Examples of the group's next step."""
-        return self._plan.size(max(self.step - self._start, 0))
+        return self._size(max(self.step - self._start, 0))
+
+    def _size(self, number: int) -> int:
+        """The size of a batch; the last one's of those beyond."""
+        return self._sizes[min(number // self._block, len(self._sizes) - 1)]
+
+    def _decide(self, sizes: list[int]) -> None:
+        self._sizes = sizes
+        self._decided.assign(sizes)
+
+    def _size_in_pipeline(self, number: tf.Tensor) -> tf.Tensor:
+        sizes, block = (
+            tf.convert_to_tensor(self._decided),
+            number // self._block,
+        )
+        is_decided = tf.debugging.assert_less(
+            block,
+            tf.size(sizes, tf.int64),
+            message=(
+                "Batches must be read less than `every_steps` of the "
+                f"BatchScaler ahead of the training, which is {self._block}. "
+                "Prefetch fewer batches, or pass a larger `every_steps`."
+            ),
+        )
+        with tf.control_dependencies([is_decided]):
+            return tf.gather(sizes, block)
 
     def batched(
         self,
@@ -268,7 +260,7 @@ class BatchScaler(steps.SteppedCallback):
         self._multiple = num_shares
 
         def size(number: tf.Tensor) -> tf.Tensor:
-            return self._plan.size_of(number // num_local) // num_shares
+            return self._size_in_pipeline(number // num_local) // num_shares
 
         def cut(state: Any, element: Any) -> Any:
             number, left = state
@@ -329,10 +321,10 @@ class BatchScaler(steps.SteppedCallback):
                 "that does not. Pass the optimizer scaler.scaled(rate)."
             )
         # A change that is on its way from an earlier `fit` is none of this one.
-        self._plan.set(2 * [self.batch_size if self.step else self._first_size])
+        self._decide(2 * [self.batch_size if self.step else self._first_size])
         self._start = self.step
         self._speed = self._measured = None
-        self._set_factor(self._plan.size(0))
+        self._set_factor(self._size(0))
         # Only the chief's sizes count.
         is_chief = replicas.is_chief(strategy)
         self._peers = (
@@ -352,9 +344,9 @@ class BatchScaler(steps.SteppedCallback):
         # The first step is traced.
         self._measured = self._measured or (done, self._worked_secs)
         # The last execution of an epoch may have passed the step in question.
-        while len(self._plan.sizes) < done // self._plan.block + 2:
-            self._plan.set([*self._plan.sizes, self._agreed(done)])
-        self._set_factor(self._plan.size(done))
+        while len(self._sizes) < done // self._block + 2:
+            self._decide([*self._sizes, self._agreed(done)])
+        self._set_factor(self._size(done))
 
     def on_train_end(self, logs: Any = None) -> None:
         """Ends the thread."""
@@ -364,7 +356,7 @@ class BatchScaler(steps.SteppedCallback):
 
     def _agreed(self, done: int) -> int:
         """The size of the block after the next; all workers get the chief's."""
-        newest, now = self._plan.sizes[-1], self._plan.size(done)
+        newest, now = self._sizes[-1], self._size(done)
         size = newest
         # A change that is on its way shows what it does first.
         if newest == now:
@@ -389,11 +381,11 @@ class BatchScaler(steps.SteppedCallback):
         secs = self._measured[1] - then
         if done <= before or secs <= 0:
             return []
-        speed = sum(map(self._plan.size, range(before, done))) / secs
+        speed = sum(map(self._size, range(before, done))) / secs
         if self._speed is not None:
             speed = self._speed + _WEIGHT_OF_LAST * (speed - self._speed)
         self._speed = speed
-        oldest = self.step - _SILENT_BLOCKS * self._plan.block
+        oldest = self.step - _SILENT_BLOCKS * self._block
         news = list(self._news.values())
         return [speed, *(theirs for _, theirs, seen in news if seen >= oldest)]
 
@@ -432,10 +424,10 @@ class BatchScaler(steps.SteppedCallback):
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed training goes on with, as JSON has it."""
-        return {"sizes": self._plan.sizes, "start": self._start}
+        return {"sizes": self._sizes, "start": self._start}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned."""
-        self._plan.set(state["sizes"])
+        self._decide(state["sizes"])
         self._start = state["start"]
         self._set_factor(self.batch_size)
