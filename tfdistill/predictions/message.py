@@ -6,9 +6,9 @@ Numbers are little-endian. The layout is a text that says the classes, dtypes
 and shapes. Peers keep their outputs in the same form, so whoever reads a
 message compares this text with its own, and makes arrays by its own shapes: no
 size is taken from another process. The MAC is an HMAC-SHA256 by the run's key
-over all before it, which names the sender, its incarnation and the step: no
-message counts as another one. Without a key it is a digest that anybody can
-make.
+of a digest of all before it, which names the sender, its incarnation and the
+step: no message counts as another one. Without a key it is this digest, which
+anybody can make.
 """
 
 import hashlib
@@ -114,9 +114,11 @@ def decode(data: bytes, signer: signing.Signer | None) -> Message:
 
 def proof(body: bytes | memoryview, signer: signing.Signer | None) -> bytes:
     """Returns 32 bytes that only who has the key can make, if there is one."""
+    # Signed is the digest, so that a large body is not copied.
+    digest = hashlib.sha256(body).digest()
     if signer is None:
-        return hashlib.sha256(body).digest()
-    return bytes.fromhex(signer.proof(b"message of a peer: " + body))
+        return digest
+    return bytes.fromhex(signer.proof(b"message of a peer: " + digest))
 
 
 def answer(received: Message, own: Own) -> tuple[np.ndarray, ...]:
