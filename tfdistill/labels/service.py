@@ -76,7 +76,7 @@ class Teachers:
     def __init__(
         self,
         addresses: Sequence[str],
-        outputs: Mapping[str, Sequence[int | None]],
+        outputs: Mapping[str, Sequence[int]],
         *,
         name: str = "served",
         model: str = "default",
@@ -129,10 +129,7 @@ class Teachers:
         # Batches and rows, and those without an answer; bad answers by kind.
         self._counts: collections.Counter[str] = collections.Counter()
         self._refused: collections.Counter[str] = collections.Counter()
-        self._outputs = {
-            name: tf.TensorSpec([None, *shape], tf.float32)
-            for name, shape in outputs.items()
-        }
+        self._outputs = {name: list(shape) for name, shape in outputs.items()}
 
     def __call__(self, *element: Any) -> Any:
         """Adds labels to an element, for `dataset.map`.
@@ -162,8 +159,8 @@ class Teachers:
         )
         batch = next(iter(flat.values())).shape[0]
         version.set_shape([batch])
-        for tensor, spec in zip(outputs, self._outputs.values(), strict=True):
-            tensor.set_shape([batch, *spec.shape[1:]])
+        for tensor, shape in zip(outputs, self._outputs.values(), strict=True):
+            tensor.set_shape([batch, *shape])
         most = self._max_age_steps
         label = attached.label(
             map(forms.Form().encode, outputs),
@@ -214,14 +211,10 @@ class Teachers:
 
     def _labels(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Asks about a batch: the version, then the outputs."""
-        first = next(iter(inputs.values()))
-        rows = len(first)
-        # A size that the signature leaves open, as of a sequence, is ours.
+        rows = len(next(iter(inputs.values())))
         expected = {
-            name: tf.TensorSpec(
-                [rows, *_sizes(spec.shape[1:], first.shape[1:])], spec.dtype
-            )
-            for name, spec in self._outputs.items()
+            name: tf.TensorSpec([rows, *shape], tf.float32)
+            for name, shape in self._outputs.items()
         }
         found = self._asked(inputs, expected)
         with self._lock:
@@ -328,11 +321,3 @@ def _named(x: Any) -> dict[str, tf.Tensor]:
         if tensor.dtype.is_floating:
             named[name] = tf.cast(tensor, tf.float32)
     return named
-
-
-def _sizes(shape: Any, like: Sequence[int]) -> list[int]:
-    """Fills open sizes from those at the same place, or with 1."""
-    return [
-        size if size is not None else (like[place] if place < len(like) else 1)
-        for place, size in enumerate(shape)
-    ]
