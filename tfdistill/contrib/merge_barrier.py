@@ -103,10 +103,6 @@ class MergeBarrier(mixing.WeightMixer):
             return tf.zeros([], tf.float32)
         return tf.cast(self._weight(step), tf.float32)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns its numbers, for a run's record."""
-        return {"margin": self._margin}
-
     # ---- what a mixer asks ----
 
     def forget(self) -> None:
