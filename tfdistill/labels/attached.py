@@ -47,8 +47,22 @@ def label(
 def attach(element: Any, labels: Mapping[str, Any]) -> Any:
     """Adds labels to an element of a data set, as `fit` takes it.
 
-    `element` is `x`, `(x, y)` or `(x, y, sample_weight)`; labels that it has
-    already stay.
+    Args:
+        element: `x`, `(x, y)` or `(x, y, sample_weight)`, in batches; labels
+            that it has already stay.
+        labels: By name of the teacher, what `label` returned.
+
+    Example:
+        ```python
+        def add(x, y):  # The labels of a function of one's own.
+            outputs = [tfdistill.labels.Form().encode(teach(x))]
+            version = tf.zeros(tf.shape(y)[:1], tf.int64)
+            label = tfdistill.labels.label(outputs, version=version)
+            return tfdistill.labels.attach((x, y), {"mine": label})
+
+
+        dataset = dataset.map(add)  # For teachers.LabelTeacher("mine").
+        ```
     """
     parts = element if _is_element(element) else (element,)
     x, before = _taken_apart(parts[0])
