@@ -87,7 +87,7 @@ def test_a_teacher_of_nan_gives_the_run_without_a_teacher(
     _assert_same_bits(_weights(taught), _weights(plain))
     status = taught.teachers.status()[0]
     assert (status["health"], status["num_dropped"]) == ("dropped", 1)
-    assert "3 batches in a row" in status["reason"]
+    assert "3 refreshes in a row" in status["reason"]
 
 
 def test_one_row_of_nan_is_one_example_less(exchange):

@@ -14,16 +14,15 @@ from tests.cases import servers as cases
 from tfdistill import teachers as kinds
 from tfdistill.exports import student_graph
 from tfdistill.teachers import on_servers
-from tfdistill.teachers import soft_targets
 from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.teachers import teacher_list
+from tfdistill.training import steps
 
 SPEC = {
     "features": tf.TensorSpec([None, cases.NUM_FEATURES], tf.float32),
     "ids": tf.TensorSpec([None, len(cases.SIZES)], tf.int64),
 }
-MAX_BAD_BATCHES = soft_targets.MAX_BAD_BATCHES
 
 
 def _peer(seed):
@@ -78,12 +77,17 @@ class _Group:
             teacher_lib.Batch(inputs=x, outputs=tf.zeros([24, 1]), step=step),
             active=tf.constant(True),
         )
-        return soft.outputs[0][0], soft.weights, self.remote.reported()
+        logs = {
+            **steps.hidden("taught_rows", soft.taught_rows),
+            **steps.hidden("versions", soft.steps),
+        }
+        return soft.outputs[0][0], soft.weights, logs
 
     def ask(self, arguments, *, step=100):
-        """One execution: predictions, each row's weight, the report."""
+        """One execution: predictions, and each row's weight."""
         step = tf.constant(step, tf.int64)
-        found = self._ask(arguments, step, self.x)
+        *found, logs = self._ask(arguments, step, self.x)
+        self.teachers._student.last.taken_from(logs)
         return [value.numpy() for value in found]
 
 
@@ -100,7 +104,7 @@ def test_a_version_comes_from_an_object_store(tmp_path, monkeypatch):
     with object_store.serve() as s3:
         group = _Group(f"{s3.url}/hub")
         group.take(peer, 10)
-    found, _, _ = group.ask(group.remote.arguments())
+    found, _ = group.ask(group.remote.arguments())
     np.testing.assert_allclose(found, peer(group.x), rtol=1e-5)
     # But for what AutoGraph wrote.
     assert not list(tmp_path.glob("*/"))
@@ -111,11 +115,11 @@ def test_a_version_is_read_beside_the_one_in_use(group):
     group.take(first, 10)
     before = group.remote.arguments()
     np.testing.assert_array_equal(before, [[10, 1, np.inf, 1]])
-    outputs, weights, report = group.ask(before)
+    outputs, weights = group.ask(before)
     np.testing.assert_allclose(outputs, first(group.x), rtol=1e-5)
-    assert (weights == 1).all() and report.tolist() == [0, 10]
+    assert (weights == 1).all()
     group.publish(second, 20)
-    group.remote.note(np.asarray([0, -1.0]))
+    group.remote.note()
     group.stage()
     # It is there, and those who were sent out before do not see it.
     np.testing.assert_allclose(group.ask(before)[0], first(group.x), rtol=1e-5)
@@ -145,7 +149,7 @@ def test_a_half_is_filled_when_nobody_uses_it(group, monkeypatch):
         for _ in range(3):
             reading.join(0.05)
             assert reading.is_alive() and not group.refresh()
-            group.remote.note(np.asarray([0, 10.0]))
+            group.remote.note()
     finally:
         group.remote._num_done = group.remote._num_scheduled
         reading.join(30)
@@ -158,7 +162,7 @@ def test_waiting_for_a_half_has_an_end(group, monkeypatch):
     group.remote.swapped()
     with pytest.raises(RuntimeError, match="has not ended in 0.01 s"):
         group.remote._wait_until_free()
-    group.remote.note(np.asarray([0, -1.0]))
+    group.remote.note()
     group.remote._wait_until_free()
 
 
@@ -173,19 +177,22 @@ def _overflowing():
 def test_a_teacher_that_makes_no_sense_is_dropped(group):
     group.take(_overflowing(), 10)
     arguments = group.remote.arguments()
-    for count in range(1, MAX_BAD_BATCHES + 1):
+    for _ in range(3):
         assert group.teacher.standing().share
-        _, weights, report = group.ask(arguments)
-        assert not weights.all() and report.tolist() == [count, 10]
-        group.remote.note(report)
-        group.refresh()
+        assert not group.ask(arguments)[1].all()
+        for _ in range(2):  # An execution is counted once.
+            group.refresh()
     assert group.teacher.standing().health == "dropped"
-    assert "3 batches in a row" in group.teacher.follower.rejected[10]
+    assert "3 refreshes in a row" in group.teacher.follower.rejected[10]
     np.testing.assert_array_equal(group.remote.arguments()[:, 1], [0])
     # Its successor starts with a clean record.
     group.take(_peer(4), 20)
-    _, weights, report = group.ask(group.remote.arguments())
-    assert weights.all() and report.tolist() == [0, 20]
+    # What is in flight still says what the one before answered.
+    for _ in range(3):
+        group.ask(arguments)
+        group.refresh()
+    assert group.ask(group.remote.arguments())[1].all()
+    assert group.teacher.standing().step == 20
 
 
 @pytest.mark.parametrize("what", ["table", "dense"])
@@ -291,11 +298,11 @@ def test_a_version_is_tried_before_it_is_obeyed(tmp_path):
     group = _Group(tmp_path, canary=(cases.data()[0], None))
     group.take(good, 10)
     group.publish(_overflowing(), 20)
-    group.remote.note(np.asarray([0, -1.0]))
+    group.remote.note()
     group.stage()
     assert not group.refresh()
     assert "on the canary batch" in group.teacher.follower.rejected[20]
-    outputs, _, _ = group.ask(group.remote.arguments())
+    outputs, _ = group.ask(group.remote.arguments())
     np.testing.assert_allclose(outputs, good(group.x), rtol=1e-5)
     on_trial = group.teacher._place._on_trial
     assert on_trial.experimental_get_tracing_count() == 1

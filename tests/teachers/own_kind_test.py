@@ -135,4 +135,4 @@ def test_it_is_dropped_when_it_makes_no_sense(caplog):
     assert logs["distillation_weight"] == [0] * 5
     (status,) = model.teachers.status()
     assert (status["health"], status["num_dropped"]) == ("dropped", 1)
-    assert "3 batches in a row" in status["reason"]
+    assert "3 refreshes in a row" in status["reason"]

@@ -105,20 +105,6 @@ def test_a_row_is_bad_if_any_output_is():
     np.testing.assert_array_equal(soft.weights, [[0, 1]])
 
 
-def test_a_new_version_starts_without_the_old_ones_count():
-    asked = _asked((10, 1), (10, 1))
-    bad = _constant([_NAN], [1.0])
-    for _ in range(3):
-        _ask(asked, bad, bad)
-    # Nobody asks meanwhile: only the new version's number says so.
-    _assign(asked, (11, 1), (10, 1))
-    assert asked.bad_in_a_row().numpy().tolist() == [0, 3]
-    _ask(asked, bad, bad, active=False)
-    assert asked.bad_in_a_row().numpy().tolist() == [0, 3]
-    _ask(asked, bad, bad)
-    assert asked.bad_in_a_row().numpy().tolist() == [1, 4]
-
-
 def test_no_gradient_goes_to_a_teacher():
     asked = _asked((10, 1))
     weight = tf.Variable(2.0)
@@ -127,22 +113,3 @@ def test_no_gradient_goes_to_a_teacher():
         loss = tf.reduce_sum(soft.outputs[0][0])
     assert float(loss) == 4.0
     assert tape.gradient(loss, weight) is None
-
-
-def test_replicas_count_their_own(two_replicas):
-    with two_replicas.scope():
-        asked = _asked((10, 1))
-
-    @tf.function
-    def run():
-        def in_replica():
-            context = tf.distribute.get_replica_context()
-            is_first = context.replica_id_in_sync_group == 0
-            value = tf.where(is_first, _NAN, 1.0)
-            _ask(asked, lambda _: [tf.fill([2, 1], value)])
-            return asked.bad_in_a_row()
-
-        return two_replicas.run(in_replica)
-
-    counts = two_replicas.experimental_local_results(run())
-    assert [value.numpy().tolist() for value in counts] == [[1], [0]]

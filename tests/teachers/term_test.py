@@ -21,6 +21,7 @@ def _of_outputs(*outputs, weights=None, shares=None):
         outputs=outputs,
         weights=tf.constant(weights, tf.float32),
         shares=tf.constant(shares or [1.0] * count, tf.float32),
+        steps=tf.zeros([count], tf.int64),
         staleness=tf.constant(0.0),
     )
 

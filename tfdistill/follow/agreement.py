@@ -26,39 +26,27 @@ _FIELDS = 3
 # time between two tries.
 _READ_TIMEOUT_SECS, _RETRY_SECS = 60.0, 0.2
 
-# Sums the workers' int64 vectors, and the vectors that their replicas have;
-# every worker calls it at the same step.
-Sum = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+# Sums the workers' int64 vectors; every worker calls it at the same step.
+Sum = Callable[[np.ndarray], np.ndarray]
 
 
-def _collective_sum(
-    strategy: tf.distribute.Strategy,
-    size: int,
-    of_replica: Callable[[], tf.Tensor],
-) -> Sum:
+def _collective_sum(strategy: tf.distribute.Strategy, size: int) -> Sum:
     """Makes one small collective for workers' vectors of length `size`."""
     num_local = strategy.num_replicas_in_sync // replicas.num_workers(strategy)
 
     def in_replica(values: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
         first = context.replica_id_in_sync_group % num_local == 0
-        both = tf.concat(
-            [
-                tf.where(first, values, tf.zeros_like(values)),
-                tf.cast(of_replica(), tf.int64),
-            ],
-            axis=0,
-        )
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, both)
+        own = tf.where(first, values, tf.zeros_like(values))
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
     @tf.function(input_signature=[tf.TensorSpec([size], tf.int64)])
     def summed(values: tf.Tensor) -> tf.Tensor:
         return strategy.run(in_replica, args=(values,))
 
-    def sum_over_group(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sum_over_group(values: np.ndarray) -> np.ndarray:
         result = summed(tf.constant(values, tf.int64))
-        local = strategy.experimental_local_results(result)[0].numpy()
-        return local[:size], local[size:]
+        return strategy.experimental_local_results(result)[0].numpy()
 
     return sum_over_group
 
@@ -73,15 +61,13 @@ class News:
         ready: Followers whose announced version every worker has read.
         failed: Followers whose announced version some worker could not read,
             and which all have rejected.
-        said: The sum of what the workers said.
-        of_replicas: The sums of what the replicas said.
+        said: The sums of what the workers said.
     """
 
     newest: Sequence[int]
     ready: Sequence[int]
     failed: Sequence[int]
-    said: int
-    of_replicas: np.ndarray
+    said: Sequence[int]
 
 
 class Agreement:
@@ -94,17 +80,20 @@ class Agreement:
         *,
         num_workers: int,
         is_chief: bool,
+        num_said: int = 0,
     ) -> None:
         """Takes the followers, in the same order on all workers."""
         self._followers = followers
         self._sum = sum_over_group
         self._num_workers = num_workers
         self._is_chief = is_chief
+        self._num_said = num_said
 
-    def exchange_news(self, said: int = 0) -> News:
+    def exchange_news(self, said: Sequence[int] = ()) -> News:
         """Tells the others what this worker knows; rejects what failed.
 
-        `said` is a number of this worker's own, of which all learn the sum.
+        `said` are `num_said` numbers of this worker's own, 0 by default, of
+        which all learn the sums.
         """
         mine = self._no_news()
         for index, each in enumerate(self._followers):
@@ -112,15 +101,14 @@ class Agreement:
             mine[0, index] = (each.newest + 1) * self._is_chief
             mine[1, index] = state == follower.READY
             mine[2, index] = state == follower.FAILED
-        (newest, ready, failed), said, of_replicas = self._summed(mine, said)
+        (newest, ready, failed), sums = self._summed(mine, said)
         for index in map(int, np.flatnonzero(failed)):
             self._reject(index)
         return News(
             newest=[int(step) - 1 for step in newest],
             ready=[int(i) for i in np.flatnonzero(ready == self._num_workers)],
             failed=[int(i) for i in np.flatnonzero(failed)],
-            said=said,
-            of_replicas=of_replicas,
+            said=sums,
         )
 
     def confirm(self, reasons: Mapping[int, str | None]) -> list[int]:
@@ -132,7 +120,7 @@ class Agreement:
         mine = self._no_news()
         for index, reason in reasons.items():
             mine[2, index] = reason is not None
-        summed, *_ = self._summed(mine)
+        summed, _ = self._summed(mine)
         for index in map(int, np.flatnonzero(summed[2])):
             self._reject(index, reasons.get(index))
         return [index for index in reasons if not summed[2, index]]
@@ -147,7 +135,7 @@ class Agreement:
         mine = self._no_news()
         for index, step in wanted.items():
             mine[0, index] = (step + 1) * self._is_chief
-        summed, *_ = self._summed(mine)
+        summed, _ = self._summed(mine)
         asked = {i: int(s) - 1 for i, s in enumerate(summed[0]) if s > 0}
         for index, step in asked.items():
             self._followers[index].announce(step)
@@ -171,36 +159,33 @@ class Agreement:
         return np.zeros([_FIELDS, len(self._followers)], np.int64)
 
     def _summed(
-        self, mine: np.ndarray, said: int = 0
-    ) -> tuple[np.ndarray, int, np.ndarray]:
-        summed, of_replicas = self._sum(np.append(mine, said))
-        return summed[:-1].reshape(mine.shape), int(summed[-1]), of_replicas
+        self, mine: np.ndarray, said: Sequence[int] = ()
+    ) -> tuple[np.ndarray, list[int]]:
+        said = said or [0] * self._num_said
+        summed = self._sum(np.array([*mine.reshape(-1), *said], np.int64))
+        of_followers, sums = np.split(summed, [mine.size])
+        return of_followers.reshape(mine.shape), sums.tolist()
 
 
 def among(
     strategy: tf.distribute.Strategy,
     followers: Sequence[follower.Follower],
     *,
-    of_replica: Callable[[], tf.Tensor] = lambda: tf.zeros([0], tf.int64),
-    sum_over_group: Sum | None = None,
+    num_said: int,
 ) -> Agreement:
     """Makes the agreement of the workers of a strategy.
 
-    `of_replica` returns each replica's int64 vector, in graph. On parameter
-    servers the coordinator decides, unless `sum_over_group` is given.
+    On parameter servers the coordinator decides.
     """
-    if sum_over_group is None:
-        size = _FIELDS * len(followers) + 1
-        sum_over_group = (
-            (lambda values: (values, values[:0]))
-            if replicas.on_servers(strategy)
-            else _collective_sum(strategy, size, of_replica)
-        )
+    size = _FIELDS * len(followers) + num_said
     return Agreement(
         followers,
-        sum_over_group,
+        (lambda values: values)
+        if replicas.on_servers(strategy)
+        else _collective_sum(strategy, size),
         num_workers=replicas.num_workers(strategy),
         is_chief=replicas.is_chief(strategy),
+        num_said=num_said,
     )
 
 

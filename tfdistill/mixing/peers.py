@@ -107,7 +107,7 @@ class Rounds:
         self._exporter = exporter
         self._wait_secs, self._clock = wait_secs, clock
         self._is_chief = replicas.is_chief(strategy)
-        self._agreement = agreement.among(strategy, self._followers)
+        self._agreement = agreement.among(strategy, self._followers, num_said=1)
         # Of each peer, the newest version in sight when it was missing.
         self._missed = [-2] * len(followers)
 
@@ -157,7 +157,7 @@ class Rounds:
         num_rounds = 0
         while True:
             is_over = self._is_chief and self._clock() >= deadline
-            news = self._agreement.exchange_news(int(is_over))
+            news = self._agreement.exchange_news([is_over])
             num_rounds += 1
             for index in news.failed:
                 self._missed[index] = news.newest[index]
@@ -170,7 +170,7 @@ class Rounds:
                     and self._followers[index].announced == step
                 )
             ]
-            if news.said or not late:
+            if any(news.said) or not late:
                 break
             for index in range(len(self._followers)):
                 self._announce(news, index)

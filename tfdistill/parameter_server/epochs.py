@@ -232,7 +232,7 @@ class TrainingEpochs:
         self._global_step += result.num_steps
         self._totals.add(result.added)
         if self._rider is not None:
-            self._rider.note(result.report)
+            self._rider.note()
         shown = self._last.taken_from(result.logs)
         self._last.examples = result.num_examples
         return {**self._totals.results(), **shown}

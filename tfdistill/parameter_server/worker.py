@@ -104,7 +104,6 @@ class TrainResult:
     worker: int
     logs: dict[str, float]  # Of the last step, without the metrics.
     added: np.ndarray  # To the metrics, for `MetricTotals.add`.
-    report: np.ndarray  # The rider's.
 
 
 class TrainFunction:
@@ -121,8 +120,8 @@ class TrainFunction:
     ) -> None:
         """Traces nothing yet.
 
-        The `rider` tells each execution of a model's teachers, and hears of
-        them from it; None without any.
+        The `rider` tells each execution of a model's teachers; None without
+        any.
 
         If the data never end (`endless`), the steps are unrolled, which spares
         servers and workers a message for each turn of a loop (85k against 63k
@@ -154,8 +153,7 @@ class TrainFunction:
         """Unpacks what a call returned."""
         values = vector.numpy()
         num_steps, num_examples, index, num_logs = values[:4]
-        ends = np.cumsum([4, int(num_logs), self._totals.size])
-        _, logs, added, report = np.split(values, ends)
+        _, logs, added = np.split(values, [4, 4 + int(num_logs)])
         return TrainResult(
             num_steps=int(num_steps),
             num_examples=float(num_examples),
@@ -163,7 +161,6 @@ class TrainFunction:
             # None if the data had ended before its first step.
             logs=dict(zip(self._log_names, logs.tolist(), strict=False)),
             added=added,
-            report=report,
         )
 
     def _one(
@@ -248,8 +245,7 @@ class TrainFunction:
             tf.cast(tf.size(logs), tf.float64),
         ]
         added = self._totals.added(states)
-        report = _nothing() if self._rider is None else self._rider.reported()
-        return tf.concat([tf.stack(head), logs, added, report], axis=0)
+        return tf.concat([tf.stack(head), logs, added], axis=0)
 
 
 class EvaluateFunction:

@@ -6,11 +6,11 @@ worker, which fetches them once for each version. Which version and which half
 are in force travels with each execution, so a swap stops nobody, and one
 execution never mixes two versions.
 
-Parameter servers hold what workers share. What a worker keeps for itself
-(teachers' dense weights, counts of bad batches) must not cost a message each
-step, and must come back by itself on a worker that was restarted. The public
-operations of resource variables do both: a handle is found by name on the
-worker that runs the function, and made there if it is not.
+Parameter servers hold what workers share. What a worker keeps for itself, the
+teachers' dense weights, must not cost a message each step, and must come back
+by itself on a worker that was restarted. The public operations of resource
+variables do both: a handle is found by name on the worker that runs the
+function, and made there if it is not.
 """
 
 import time
@@ -289,20 +289,14 @@ _FREE_TIMEOUT_SECS, _FREE_POLL_SECS = 600.0, 0.02
 class RemoteTeachers:
     """What the executions of a group need to know of its teachers.
 
-    A `ServerTrainer` hands it `arguments`, `on_worker`, `reported` and `note`.
+    A `ServerTrainer` calls `arguments`, `on_worker` and `note`.
     """
 
     def __init__(self, teachers: Sequence[teacher_lib.Teacher]) -> None:
         """Takes the teachers before they are attached."""
         self._teachers = teachers
         self._copies: dict[str, ServerCopy] = {}
-        faults = soft_targets.no_faults(teachers)
-        self.asked = soft_targets.Asked(
-            teachers,
-            standings=(),
-            bad=WorkerVariable(faults, name="bad_batches"),
-        )
-        self._bad = np.zeros([len(teachers)], bool)
+        self.asked = soft_targets.Asked(teachers, standings=())
         self._num_scheduled = self._num_done = 0
         self._swapped_at = 0
 
@@ -335,20 +329,9 @@ class RemoteTeachers:
         self._num_scheduled += 1
         return tf.constant(self._arguments)
 
-    def note(self, report: np.ndarray) -> None:
-        """Takes what an execution reported, in the order of their scheduling.
-
-        `report` is what `reported` returned on the worker.
-        """
+    def note(self) -> None:
+        """Notes that an execution has ended, in the order of scheduling."""
         self._num_done += 1
-        counts, steps = report.reshape(2, -1)
-        is_bad = counts >= soft_targets.MAX_BAD_BATCHES
-        self._bad |= is_bad & (steps == self._arguments[:, 0])
-
-    def sum(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sums as `agreement` does, for one coordinator."""
-        bad, self._bad = self._bad, np.zeros_like(self._bad)
-        return values, bad
 
     def swapped(self) -> None:
         """Notes that executions from now on use other versions."""
@@ -368,13 +351,8 @@ class RemoteTeachers:
 
     def on_worker(self, arguments: tf.Tensor) -> None:
         """Puts what `arguments` returned in force in the traced function."""
-        self.asked.bad.open()
         self.asked.standings = arguments[:, :3]
         for index, teacher in enumerate(self._teachers):
             if copy := self._copies.get(teacher.name):
                 version, share, _, half = tf.unstack(arguments[index])
                 copy.use(version, share, half)
-
-    def reported(self) -> tf.Tensor:
-        """Returns what an execution reports at its end: float64."""
-        return tf.cast(tf.reshape(self.asked.bad.value(), [-1]), tf.float64)

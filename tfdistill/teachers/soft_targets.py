@@ -10,10 +10,6 @@ import tensorflow as tf
 
 from tfdistill.teachers import teacher as teacher_lib
 
-# Batches in a row with NaN or infinite answers, after which a teacher is
-# dropped: one may be the student's own overflow.
-MAX_BAD_BATCHES = 3
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SoftTargets:
@@ -26,6 +22,7 @@ class SoftTargets:
             too stale, or not finite.
         shares: float32 `[num_teachers]` in [0, 1]: what each teacher counts
             by its age and its standing; 0 if it is not asked.
+        steps: int64 `[num_teachers]`: the version of each, -1 for none.
         staleness: float32 scalar, mean steps since the versions in use; NaN
             if no teacher that has versions is in use.
     """
@@ -33,6 +30,7 @@ class SoftTargets:
     outputs: list[list[tf.Tensor]]
     weights: tf.Tensor
     shares: tf.Tensor
+    steps: tf.Tensor
     staleness: tf.Tensor
 
     @property
@@ -84,8 +82,6 @@ class Asked:
     Attributes:
         standings: What `standings` returned, as a variable; on the workers of
             parameter servers, a tensor that has come with the execution.
-        bad: Of this replica, int64 `[2, teachers]`: batches in a row without
-            sense, and the version that they speak of.
     """
 
     def __init__(
@@ -93,25 +89,16 @@ class Asked:
         teachers: Sequence[teacher_lib.Teacher],
         *,
         standings: Any = None,
-        bad: Any = None,
     ) -> None:
-        """Makes the variables that are not given, in the strategy's scope."""
+        """Makes the variable if it is not given, in the strategy's scope."""
         self._teachers = teachers
-        self.standings, self.bad = standings, bad
+        self.standings = standings
         if standings is None:
             self.standings = tf.Variable(
                 np.zeros([len(teachers), 3]),
                 trainable=False,
                 name="standings",
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            )
-        if bad is None:
-            self.bad = tf.Variable(
-                no_faults(teachers),
-                trainable=False,
-                name="bad_batches",
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=tf.VariableAggregation.SUM,
             )
 
     def _columns(self) -> list[tf.Tensor]:
@@ -120,14 +107,6 @@ class Asked:
             tf.convert_to_tensor(self.standings), num=3, axis=1
         )
         return [tf.cast(step, tf.int64), tf.cast(share, tf.float32), last]
-
-    def bad_in_a_row(self) -> tf.Tensor:
-        """int64 `[num_teachers]`: this replica's last batches without sense."""
-        # A count speaks of one version: its successor starts with none, even
-        # while nobody asks it.
-        count, of_step = tf.unstack(self.bad.value())
-        step, _, _ = self._columns()
-        return tf.where(of_step == step, count, tf.zeros_like(count))
 
     def ask(
         self, batch: teacher_lib.Batch, *, active: tf.Tensor
@@ -141,23 +120,18 @@ class Asked:
         # Only their proportion matters to an aggregate: a single teacher that
         # fades says what it said, in whatever precision.
         relative = tf.math.divide_no_nan(shares, tf.reduce_max(shares))
-        outputs, weights, bad = [], [], []
+        outputs, weights = [], []
         for index, teacher in enumerate(self._teachers):
             answers = _ask(teacher, batch, usable[index], like)
             finite = _finite_rows(answers)
             outputs.append(answers)
             weight = teacher.weight * relative[index]
             weights.append(tf.where(finite, weight, 0.0))
-            # Rows that somebody else did not send are no fault of a version.
-            is_bad = usable[index] & ~tf.reduce_all(finite)
-            bad.append(is_bad & teacher.answers_every_row)
-        before = self.bad_in_a_row()
-        in_a_row = tf.where(tf.stack(bad), before + 1, tf.zeros_like(before))
-        self.bad.assign(tf.stack([tf.where(usable, in_a_row, before), steps]))
         return SoftTargets(
             outputs=[list(column) for column in zip(*outputs, strict=True)],
             weights=tf.stack(weights),
             shares=shares,
+            steps=steps,
             staleness=mean_of(
                 tf.cast(batch.step - steps, tf.float32),
                 (known > 0) & (steps >= 0),
@@ -172,11 +146,6 @@ def mean_of(values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
     """
     kept = tf.where(counted, values, 0.0)
     return tf.reduce_sum(kept) / tf.reduce_sum(tf.cast(counted, tf.float32))
-
-
-def no_faults(teachers: Sequence[Any]) -> np.ndarray:
-    """Returns `Asked.bad` before the first batch."""
-    return np.zeros([2, len(teachers)], np.int64)
 
 
 def _ask(

@@ -194,7 +194,7 @@ class Teacher:
     the shares in their standings, before the distillation loss compares them
     with the student's. A row with NaN or infinity is no answer: the student
     learns there from the other teachers, or from the labels only. A teacher
-    that gives such rows in three batches in a row is dropped.
+    that gives such rows before three refreshes in a row is dropped.
 
     Attributes:
         name: For logs, unique among a student's teachers.

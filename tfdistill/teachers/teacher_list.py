@@ -1,6 +1,7 @@
 """All teachers of one student: attached, asked, refreshed, and reported."""
 
 import logging
+import math
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -25,6 +26,12 @@ from tfdistill.teachers import term as term_lib
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
+# What a step reports of each teacher: the share of rows that it taught, and the
+# version that did.
+_ROWS, _VERSIONS = labels_lib.TAUGHT_ROWS, "versions"
+# A version that answers NaN or infinity before so many refreshes in a row is
+# dropped: one may be the student's own overflow.
+_MAX_BAD = 3
 _ATTACHED = (
     "Teachers serve one student; {} is attached already. Make new teachers, "
     "and a new CodistillModel."
@@ -94,6 +101,10 @@ class TeacherList:
         self.generation = 0
         self.has_exporter = False
         self.validation_data: Any = None
+        # What the last step reported, and by teacher the reports in a row of
+        # rows that were not finite.
+        self._report: Any = None
+        self._num_bad = [0] * len(self._teachers)
 
     def __len__(self) -> int:
         return len(self._teachers)
@@ -174,12 +185,10 @@ class TeacherList:
                     raise RuntimeError(_ATTACHED.format(each.name))
                 each.is_attached = True
                 each.attach(student)
-        most = soft_targets.MAX_BAD_BATCHES
         self._agreement = agreement.among(
             student.strategy,
             [peer.follower for peer in self._peers],
-            of_replica=lambda: self._asked.bad_in_a_row() >= most,
-            sum_over_group=self.remote.sum if self.remote else None,
+            num_said=len(self._teachers),
         )
         self._publish()
 
@@ -222,7 +231,8 @@ class TeacherList:
             logs={
                 "distillation_weight": weight,
                 "teacher_staleness": soft.staleness,
-                **steps.hidden(labels_lib.TAUGHT_ROWS, soft.taught_rows),
+                **steps.hidden(_ROWS, soft.taught_rows),
+                **steps.hidden(_VERSIONS, soft.steps),
             },
         )
 
@@ -282,12 +292,16 @@ class TeacherList:
         """
         for merit in self._student.merits.values():
             merit.take()
-        news = self._agreement.exchange_news()
-        for each, is_bad in zip(self._teachers, news.of_replicas, strict=True):
-            if is_bad:
+        self._count_bad()
+        news = self._agreement.exchange_news(
+            [count >= _MAX_BAD for count in self._num_bad]
+        )
+        for index, each in enumerate(self._teachers):
+            if news.said[index]:
+                self._num_bad[index] = 0
                 each.drop(
-                    "its outputs were NaN or infinite in "
-                    f"{soft_targets.MAX_BAD_BATCHES} batches in a row."
+                    "its outputs were NaN or infinite in the batches before "
+                    f"{_MAX_BAD} refreshes in a row."
                 )
         for index, peer in enumerate(self._peers):
             is_free = index not in news.failed and peer.follower.announced < 0
@@ -303,6 +317,22 @@ class TeacherList:
         self._publish()
         return [self._peers[index].name for index in ready]
 
+    def _count_bad(self) -> None:
+        """Looks at what the last step said of the versions in use."""
+        last = self._student.last
+        rows, versions = last.detail(_ROWS), last.detail(_VERSIONS)
+        if rows is None or versions is None or rows is self._report:
+            return
+        self._report = rows
+        for index, each in enumerate(self._teachers):
+            share = float(rows[index])
+            is_old = int(versions[index]) != each.standing().step
+            if is_old or math.isnan(share):
+                continue
+            # Rows that somebody else did not send are no fault of a version.
+            is_bad = each.answers_every_row and each.weight > 0 and share < 1
+            self._num_bad[index] = self._num_bad[index] + 1 if is_bad else 0
+
     def _load_graphs(self, ready: Sequence[int]) -> Sequence[int]:
         """Loads the graphs that versions need, on all workers or on none."""
         wanted = [i for i in ready if self._peers[i].needs_graph]
@@ -316,6 +346,7 @@ class TeacherList:
     def _swap(self, ready: Sequence[int], step: int | None = None) -> None:
         for index in ready:
             self.generation += self._peers[index].swap(step)
+            self._num_bad[self._teachers.index(self._peers[index])] = 0
         if self.remote and ready:
             self.remote.swapped()
 
