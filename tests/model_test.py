@@ -433,7 +433,7 @@ def _learns_from_itself(here, there):
 
 
 def _gives_a_class(here, there):
-    callbacks = [tfdistill.callbacks.FiniteLoss]
+    callbacks = [tfdistill.callbacks.Backup]
     cases.fit(cases.codistill(cases.linear()), _X, _Y, callbacks=callbacks)
 
 
@@ -474,7 +474,7 @@ def _measures_logits(here, there):
             _learns_from_itself,
             "must be other groups; received 0, which is this",
         ),
-        (_gives_a_class, r"received the class FiniteLoss. .*Loss\(...\)"),
+        (_gives_a_class, r"received the class Backup. .*Backup\(...\)"),
         (_mixes_elsewhere, "Mixer reads .*here and group_1 teaches .*there"),
         (_distils_while_it_mixes, "must be the `distillation_weight` as well"),
         (_reads_no_labels, "labels of big, which no teacher reads"),

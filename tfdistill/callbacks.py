@@ -1,7 +1,7 @@
 """What happens between steps: exports of the student, news of teachers.
 
 And the other callbacks that users add to `fit`, each of whose code is in its
-room: `Backup`, `BestEffort`, `FiniteLoss`, `Summaries`.
+room: `Backup`, `BestEffort`, `Summaries`.
 """
 
 import logging
@@ -32,7 +32,6 @@ from tfdistill.system import background
 from tfdistill.system import keras_internals
 from tfdistill.system import run_files
 from tfdistill.training import steps
-from tfdistill.training.guards import FiniteLoss
 
 # Exports that fail cost a snapshot each and may fill the disk's last bytes.
 _FIRST_PAUSE_SECS = 1.0
@@ -48,7 +47,6 @@ _log = logging.getLogger(__name__)
 __all__ = [
     "Backup",
     "BestEffort",
-    "FiniteLoss",
     "StartTogether",
     "StudentExporter",
     "Summaries",

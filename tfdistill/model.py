@@ -206,7 +206,7 @@ class DistributedModel(steps.Trained, keras.Model):
                 they exchange.
 
         Raises:
-            ValueError: The model's own `train_step` or the optimizer's
+            ValueError: The model's own `train_step`, XLA or the optimizer's
                 `ema_overwrite_frequency` cannot run under the strategy.
         """
         strategy = self.distribute_strategy
@@ -217,12 +217,10 @@ class DistributedModel(steps.Trained, keras.Model):
             arguments = fit_arguments.bind(super().compile, args, kwargs)
         loss = global_batch.over_global_batch(arguments.get("loss"))
         arguments["loss"] = loss
-        is_alone = strategy.num_replicas_in_sync == 1
-        if arguments.get("jit_compile", "auto") == "auto" and (
-            not is_alone or replicas.on_servers(strategy)
-        ):
-            arguments["jit_compile"] = False
+        if self._exchanges:
+            _leave_out_xla(arguments)
         super().compile(**arguments)
+        is_alone = strategy.num_replicas_in_sync == 1
         optimizer = keras_internals.inner(self.optimizer)
         averages = optimizer is not None and optimizer.use_ema
         if not is_alone and averages and optimizer.ema_overwrite_frequency:
@@ -234,6 +232,13 @@ class DistributedModel(steps.Trained, keras.Model):
         if self._own.has_loss and not self._own.is_compiled:
             keras_internals.lend_compiled_loss(self, self.model)
         self.trainer.compiled()
+
+    @property
+    def _exchanges(self) -> bool:
+        """Whether a step waits for others, which XLA cannot compile."""
+        strategy = self.distribute_strategy
+        has_replicas = strategy.num_replicas_in_sync > 1
+        return has_replicas or replicas.on_servers(strategy)
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains the model; takes what `keras.Model.fit` takes.
@@ -298,26 +303,21 @@ class DistributedModel(steps.Trained, keras.Model):
         Each example counts once; results are equal on all workers.
         """
         self.average_statistics()
-        strategy = self.distribute_strategy
-        arguments = fit_arguments.of_loop(
-            super().evaluate, args, kwargs, strategy
-        )
-        replicas.meet(strategy, "evaluate")
-        with guards.reported(arguments):
-            return self.trainer.evaluate(arguments, super().evaluate)
+        return self._loop(self.trainer.evaluate, super().evaluate, args, kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts by the model as `keras.Model.predict` does.
 
         Every worker gets all predictions, in the order of the data.
         """
+        return self._loop(self.trainer.predict, super().predict, args, kwargs)
+
+    def _loop(self, run: Any, keras_own: Any, args: Any, kwargs: Any) -> Any:
         strategy = self.distribute_strategy
-        arguments = fit_arguments.of_loop(
-            super().predict, args, kwargs, strategy
-        )
-        replicas.meet(strategy, "predict")
+        arguments = fit_arguments.of_loop(keras_own, args, kwargs, strategy)
+        replicas.meet(strategy, run.__name__)
         with guards.reported(arguments):
-            return self.trainer.predict(arguments, super().predict)
+            return run(arguments, keras_own)
 
     def average_statistics(self) -> None:
         """Gives all replicas the mean of the batch statistics.
@@ -572,14 +572,6 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             )
         return self._graph
 
-    @property
-    def distillation(self) -> dict[str, Any]:
-        """What `compile` was given beside Keras' own arguments."""
-        return {
-            "distillation_loss": self.teachers.loss,
-            "distillation_weight": self.teachers.weight,
-        }
-
     # ---- what a training asks of it ----
 
     def bare(self, data: Any) -> Any:
@@ -628,8 +620,6 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 f"teachers; received None with {len(self.teachers)} of them. "
                 "For classes: tfdistill.losses.SoftTargetCrossEntropy()."
             )
-        if self.teachers.swaps_predictions:
-            _leave_out_xla(kwargs)
         super().compile(*args, **kwargs)
         _check_scale(self.loss, kwargs)
         self.teachers.compile(
@@ -641,6 +631,10 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         # Attributes, by which Keras finds metrics.
         self._task_tracker = keras.metrics.Mean("task_loss")
         self._distillation_tracker = keras.metrics.Mean("distillation_loss")
+
+    @property
+    def _exchanges(self) -> bool:
+        return super()._exchanges or self.teachers.swaps_predictions
 
     def _callbacks(self, arguments: Mapping[str, Any]) -> list[Any]:
         found = super()._callbacks(arguments)
@@ -735,12 +729,12 @@ class CodistillModel(steps.Codistilled, DistributedModel):
 
 
 def _leave_out_xla(arguments: dict[str, Any]) -> None:
-    """Has a model compile without XLA, which waits for no peer."""
+    """Has a model compile without XLA, which waits for nobody."""
     if arguments.get("jit_compile", "auto") not in ("auto", False, None):
         raise ValueError(
-            "`jit_compile` must be left out of `compile` if peers teach by "
-            f"their predictions; received {arguments['jit_compile']!r}. XLA "
-            "cannot compile what the groups send each other."
+            "`jit_compile` must be left out of `compile` if replicas, servers "
+            "or peers exchange values in a step; received "
+            f"{arguments['jit_compile']!r}. XLA cannot compile that."
         )
     arguments["jit_compile"] = False
 

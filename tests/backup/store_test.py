@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-import tfdistill
 from tests.cases import backup as cases
+from tests.cases import codistillation
 from tfdistill.backup import store as backup_store
 from tfdistill.training import steps as steps_lib
 
@@ -196,16 +196,14 @@ def test_a_backup_of_another_model_is_refused(backups):
         cases.train(cases.Case(num_classes=4), backups)
 
 
-@pytest.mark.filterwarnings("ignore:The .* must be finite")
 def test_weights_that_are_not_finite_are_not_backed_up(tmp_path, caplog):
     def poison(model):
         kernel = model.student.trainable_variables[0]
         kernel.assign(np.full(kernel.shape, np.nan))
 
-    goes_on = tfdistill.callbacks.FiniteLoss(action="warn")
-    callbacks = [cases.AtStep(7, poison), goes_on]
+    callbacks = [cases.AtStep(7, poison), codistillation.Unwatched()]
     _, _, backup = cases.train(cases.Case(), tmp_path, callbacks=callbacks)
     assert _steps(tmp_path) == [3, 6]
-    assert (backup.num_failed, backup.num_backups) == (3, 2)
+    assert backup.num_failed == 3
     assert "Step 9 was not backed up" in caplog.text
     assert "NaN" in caplog.text

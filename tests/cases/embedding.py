@@ -35,7 +35,7 @@ def model(
         FIELDS,
         DIM,
         num_shards=num_shards,
-        seed=5,
+        embeddings_initializer=keras.initializers.RandomUniform(seed=5),
         name="table",
     )
     first = keras.layers.Flatten()(layer(inputs))

@@ -132,7 +132,11 @@ def student(
     features = keras.Input((NUM_FEATURES,), name="features")
     ids = keras.Input((len(SIZES),), dtype="int64", name="ids")
     layer = embedding_layer.ShardedEmbedding(
-        SIZES, DIM, num_shards=num_shards, seed=seed, name="table"
+        SIZES,
+        DIM,
+        embeddings_initializer=keras.initializers.RandomUniform(seed=seed),
+        num_shards=num_shards,
+        name="table",
     )
     hidden = keras.layers.Concatenate()(
         [features, keras.layers.Flatten()(layer(ids))]

@@ -146,6 +146,6 @@ def test_xla_cannot_compile_what_the_groups_send_each_other(tmp_path):
         model.compile(
             "sgd",
             "mse",
-            distillation_loss=model.distillation["distillation_loss"],
+            distillation_loss=model.teachers.loss,
             jit_compile=True,
         )

@@ -160,19 +160,6 @@ def test_weights_that_are_not_finite_end_the_training(
     assert (len(losses) == 80) == is_late
 
 
-def test_weights_that_are_not_finite_may_only_be_warned_of(model):
-    x = X.copy()
-    x[0, 0] = np.nan
-    with pytest.warns(UserWarning, match="must be finite") as said:
-        model.fit(
-            x,
-            Y,
-            verbose=0,
-            callbacks=[tfdistill.callbacks.FiniteLoss(action="warn")],
-        )
-    assert len(said) == 1
-
-
 @pytest.fixture
 def watchdog(monkeypatch):
     """Makes a watchdog with that limit, and where it notes exit codes."""

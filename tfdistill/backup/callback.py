@@ -145,11 +145,6 @@ class Backup(steps.SteppedCallback):
         return self._backups.root
 
     @property
-    def num_backups(self) -> int:
-        """Number of backups that this process wrote."""
-        return self._backups.num_written
-
-    @property
     def num_failed(self) -> int:
         """Number of backups that could not be written."""
         return self._backups.num_failed

@@ -234,16 +234,15 @@ class TableValues:
         return (num_rows + outputs) / (self._layout.num_rows + outputs)
 
 
-def _seed_of(initializer: Any, seed: int | None) -> int:
-    """Returns the seed of a table, in [0, 2**31).
+def _seed_of(initializer: Any) -> int:
+    """Returns the seed of a table, in [0, 2**31): the initializer's own.
 
-    Without a `seed` the initializer's own counts. Keras gives it one when it
-    is made, from the seed of `keras.utils.set_random_seed`.
+    Keras gives it one when it is made, from that of
+    `keras.utils.set_random_seed`.
     """
-    if seed is None:
-        own = getattr(initializer, "seed", None)
-        # As Keras draws if it is given no seed.
-        seed = own if isinstance(own, int) else random.randint(1, 10**9)
+    own = getattr(initializer, "seed", None)
+    # As Keras draws if it is given no seed.
+    seed = own if isinstance(own, int) else random.randint(1, 10**9)
     return seed % _SEED_RANGE
 
 
@@ -293,9 +292,6 @@ class ShardedEmbedding(keras.layers.Layer):
         sharding: str = "hash",
         num_shards: int | None = None,
         oov_index: int | None = None,
-        seed: int | None = None,
-        name: str | None = None,
-        dtype: Any = None,
         **kwargs: Any,
     ) -> None:
         """Makes the layer; the table follows when it is built.
@@ -306,7 +302,9 @@ class ShardedEmbedding(keras.layers.Layer):
                 with a combiner, and each field's ids count from 0.
             output_dim: Length of a vector.
             embeddings_initializer: As in `keras.layers.Embedding`. It makes
-                one block of about 4 million values at a time.
+                one block of about 4 million values at a time, each by a seed
+                that follows from the initializer's own, or from
+                `keras.utils.set_random_seed`.
             combiner: Reduces the vectors of each bag of ids to one: `"sum"`,
                 `"mean"`, or `"sqrtn"` (the sum over the square root of the
                 number of ids). Bags are the rows of ragged ids, or the last
@@ -315,16 +313,12 @@ class ShardedEmbedding(keras.layers.Layer):
             num_shards: Defaults to the number of parameter servers, or 1.
             oov_index: The id, in each field, that stands for negative ids
                 and those out of range. By default these are an error.
-            seed: Decides on the initial values. Defaults to the
-                initializer's own, which follows `keras.utils.set_random_seed`.
-            name: Name of the layer.
-            dtype: Dtype or policy, as for any layer.
-            **kwargs: As for `keras.layers.Layer`.
+            **kwargs: As for `keras.layers.Layer`, such as `name` and `dtype`.
 
         Raises:
             ValueError: An argument is out of its range.
         """
-        super().__init__(name=name, dtype=dtype, **kwargs)
+        super().__init__(**kwargs)
         self.supports_jit = False  # XLA has no distinct ids.
         if output_dim < 1:
             raise ValueError(
@@ -352,7 +346,6 @@ class ShardedEmbedding(keras.layers.Layer):
         self.num_lookups = 0
         self._num_shards = num_shards
         self._oov_index = oov_index
-        self._seed = seed
         self._on_devices = False
 
     @staticmethod
@@ -377,7 +370,7 @@ class ShardedEmbedding(keras.layers.Layer):
             self.embeddings_initializer,
             layout=self.layout,
             dim=self.output_dim,
-            seed=_seed_of(self.embeddings_initializer, self._seed),
+            seed=_seed_of(self.embeddings_initializer),
         )
         zeros = isinstance(
             self.embeddings_initializer, keras.initializers.Zeros
@@ -496,7 +489,6 @@ class ShardedEmbedding(keras.layers.Layer):
             "sharding": self.layout.sharding,
             "num_shards": self._num_shards,
             "oov_index": self._oov_index,
-            "seed": self._seed,
         }
 
     def save_own_variables(self, store: Any) -> None:

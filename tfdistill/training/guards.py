@@ -285,7 +285,6 @@ def _is_finite(variable: Any) -> tf.Tensor:
         )
 
 
-_ACTIONS = ("raise", "warn")
 # Asking for the loss waits for the device, so it is asked for now and then.
 _CHECK_EVERY_EXECUTIONS = 100
 _PARTS = ("task_loss", "distillation_loss", "distillation_weight")
@@ -298,16 +297,16 @@ def _watches(
 
     So nothing is saved or published of what they refuse.
     """
-    own = (FiniteLoss, keras.callbacks.TerminateOnNaN)
-    is_watched = any(isinstance(callback, own) for callback in callbacks)
+    kind = keras.callbacks.TerminateOnNaN
+    is_watched = any(isinstance(callback, kind) for callback in callbacks)
     return [_DataWatch()] if is_watched else [_DataWatch(), FiniteLoss()]
 
 
 class FiniteLoss(keras.callbacks.Callback):
     """Ends a training whose loss or weights are NaN or infinite, by an error.
 
-    `fit` adds one by itself, unless there is one among its callbacks already,
-    or Keras' `TerminateOnNaN`, which stops without an error.
+    `fit` adds one, unless Keras' `TerminateOnNaN` is among its callbacks, which
+    stops without an error.
     The loss in the logs is a mean since the epoch began, so that no step is
     missed: it is looked at every hundredth execution and at the end of each
     epoch. All workers see the same one, and end alike.
@@ -317,33 +316,23 @@ class FiniteLoss(keras.callbacks.Callback):
     backup that finds one that is not finite ends the training, too.
     """
 
-    def __init__(self, *, action: str = "raise") -> None:
-        """Checks the action.
-
-        Args:
-            action: `"raise"` (default) or `"warn"`, once an epoch.
-
-        Raises:
-            ValueError: It is neither.
-        """
+    def __init__(self) -> None:
         super().__init__()
-        if action not in _ACTIONS:
-            raise ValueError(
-                f"`action` must be one of {_ACTIONS}; received {action!r}."
-            )
-        self._action = action
         self._epoch = self._num_executions = 0
-        self._told = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Prepares to look at the model's weights."""
+        self._workers = replicas.WorkerValues(self.model.distribute_strategy)
+        self.model.trainer.not_finite = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begins to count; all workers count alike."""
-        self._epoch, self._num_executions, self._told = epoch, 0, False
+        self._epoch, self._num_executions = epoch, 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Looks at the loss now and then; hears of exports and backups."""
-        found = self.model.trainer.not_finite
-        if found and not self._told:
-            self._refuse_weights(found)
+        if found := self.model.trainer.not_finite:
+            raise _weights_error(found)
         self._num_executions += 1
         if self._num_executions % _CHECK_EVERY_EXECUTIONS == 0:
             self._check(logs, f"by step {batch + 1}")
@@ -351,22 +340,15 @@ class FiniteLoss(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Looks at the loss and the weights."""
         self._check(logs, "at the end")
-        if self._told:
-            return
         if found := first_not_finite(self.model, self._workers):
-            self._refuse_weights(f"{found} at the end of epoch {epoch + 1}")
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Prepares to look at the model's weights."""
-        self._workers = replicas.WorkerValues(self.model.distribute_strategy)
-        self.model.trainer.not_finite = None
+            raise _weights_error(f"{found} at the end of epoch {epoch + 1}")
 
     def _check(self, logs: Any, where: str) -> None:
         loss = (logs or {}).get("loss")
-        if loss is None or math.isfinite(float(loss)) or self._told:
+        if loss is None or math.isfinite(float(loss)):
             return
         parts = [f"{k} {float(logs[k]):g}" for k in _PARTS if k in logs]
-        message = (
+        raise RuntimeError(
             f"The loss must be finite; received {float(loss):g} {where} of "
             f"epoch {self._epoch + 1}"
             f"{' (' + ', '.join(parts) + ')' if parts else ''}. Either the "
@@ -374,22 +356,16 @@ class FiniteLoss(keras.callbacks.Callback):
             "(global_clipnorm). Or an example is not finite: "
             "tfdistill.data.checked(dataset) names it."
         )
-        self._act(message)
 
-    def _refuse_weights(self, found: str) -> None:
-        self._act(
-            f"The weights must be finite; received NaN or infinity in {found}. "
-            "Either an example is not finite, which layers such as ReLU can "
-            "hide from the loss: tfdistill.data.checked(dataset) names "
-            "it. Or the training has diverged: lower the learning rate or clip "
-            "gradients (global_clipnorm)."
-        )
 
-    def _act(self, message: str) -> None:
-        if self._action == "raise":
-            raise RuntimeError(message)
-        warnings.warn(message, stacklevel=3)
-        self._told = True
+def _weights_error(found: str) -> RuntimeError:
+    return RuntimeError(
+        f"The weights must be finite; received NaN or infinity in {found}. "
+        "Either an example is not finite, which layers such as ReLU can hide "
+        "from the loss: tfdistill.data.checked(dataset) names it. Or the "
+        "training has diverged: lower the learning rate or clip gradients "
+        "(global_clipnorm)."
+    )
 
 
 class _DataWatch(keras.callbacks.Callback):

@@ -230,7 +230,7 @@ def hidden(name: str, values: tf.Tensor) -> Logs:
     Callbacks read them by `LastExecution.detail(name)`.
     """
     return {
-        f"{_PREFIX}{name}/{index}": value
+        f"{_PREFIX}{name}/{index:04d}": value
         for index, value in enumerate(tf.unstack(values))
     }
 
@@ -261,18 +261,11 @@ class LastExecution:
 
     def taken_from(self, logs: Logs, *, num_steps: int = 1) -> Logs:
         """Keeps the details of an execution's last step; returns the rest."""
-        shown: Logs = {}
-        found: dict[str, list[tuple[int, Any]]] = {}
-        for key, value in logs.items():
-            if key.startswith(_PREFIX):
-                _, name, index = key.split("/")
-                found.setdefault(name, []).append((int(index), value))
-            else:
-                shown[key] = value
-        self._details = {
-            name: [value for _, value in sorted(pairs, key=lambda p: p[0])]
-            for name, pairs in found.items()
-        }
+        shown = {k: v for k, v in logs.items() if not k.startswith(_PREFIX)}
+        self._details = {}
+        for key in sorted(logs.keys() - shown.keys()):
+            name = key.split("/")[1]
+            self._details.setdefault(name, []).append(logs[key])
         if EXAMPLES in shown:
             self.examples = shown.pop(EXAMPLES) * num_steps
         return shown

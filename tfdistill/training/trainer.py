@@ -207,12 +207,6 @@ class ReplicaTrainer(Trainer):
     ) -> keras.callbacks.History:
         """Runs Keras' own loop, on data that all workers read alike."""
         fit_arguments.check(arguments)
-        if self._has_replicas and self._model.jit_compile:
-            raise ValueError(
-                "`jit_compile` must be left out of `compile` if several "
-                "replicas train; received True. XLA cannot compile what they "
-                "exchange."
-            )
         is_dataset = isinstance(arguments.get("x"), tf.data.Dataset)
         # As Keras' own default, but that Keras warns of it for a data set.
         arguments.setdefault("shuffle", not is_dataset)
