@@ -43,12 +43,12 @@ def test_a_signature_survives_the_file():
     signer = signing.Signer(KEY)
     signed = signer.sign(make())
     again = manifest.Manifest.from_json(signed.to_json())
-    signer.check(again)
+    assert not signer.fault(again)
     assert again.extras["labels"] == ["a", "\ud800"]
     assert not signing.is_signed(make())
     # Other white space and order of fields are the same content.
     text = json.dumps(json.loads(signed.to_json()), indent=7)
-    signer.check(manifest.Manifest.from_json(text))
+    assert not signer.fault(manifest.Manifest.from_json(text))
 
 
 @pytest.mark.parametrize(
@@ -63,19 +63,17 @@ def test_a_signature_survives_the_file():
 def test_every_change_is_noticed(changes):
     signer = signing.Signer(KEY)
     changed = dataclasses.replace(signer.sign(make()), **changes)
-    with pytest.raises(signing.SignatureError, match="changed, or signed with"):
-        signer.check(changed)
+    assert "changed, or signed with" in signer.fault(changed)
 
 
 def test_the_key_shows_nowhere():
     signer = signing.Signer(KEY)
     assert KEY.decode() not in repr(signer) + str(signer)
-    with pytest.raises(signing.SignatureError) as caught:
-        signer.check(signing.Signer(OTHER).sign(make()))
-    assert KEY.decode() not in str(caught.value)
+    fault = signer.fault(signing.Signer(OTHER).sign(make()))
+    assert fault and KEY.decode() not in fault
     # Nor what would have been right.
     right = signer.sign(make()).extras["signature"]
-    assert right not in str(caught.value)
+    assert right not in fault
 
 
 @pytest.mark.parametrize("key", [b"x" * 15, "x" * 32])
@@ -98,7 +96,7 @@ def test_the_environment_has_a_key_or_a_file_of_it(tmp_path):
         {signing.KEY_VARIABLE: f" {key.decode()}\n"},
         {signing.KEY_VARIABLE: key.decode(), signing.FILE_VARIABLE: ""},
     ):
-        signing.signer_for("environment", environ).check(signed)
+        assert not signing.signer_for("environment", environ).fault(signed)
         assert signing.has_key(environ)
     assert signing.signer_for("environment", {}) is None
     assert signing.signer_for(None, {signing.KEY_VARIABLE: "x"}) is None

@@ -295,9 +295,11 @@ class Exchange:
                 f"and step {step}; received {len(found.files)} files, group "
                 f"{found.group} and step {found.step}. Was it copied there?"
             )
-        version = versions.Version(group, step, path, found)
-        self._check_signature(version)
-        return version
+        if self.signer is not None and (fault := self.signer.fault(found)):
+            raise versions.CorruptVersionError(
+                f"The manifest of {path} cannot be trusted: {fault}"
+            )
+        return versions.Version(group, step, path, found)
 
     def latest(
         self,
@@ -374,7 +376,12 @@ class Exchange:
         path = self.version_path(version.group, version.step)
         stored = dataclasses.replace(version, path=path)
         copy = dataclasses.replace(version, path=directory, is_copy=True)
-        versions.copy_content(self._file_system, stored, copy)
+        versions.check_listing(self._file_system, stored)
+        local = filesystem.LocalFileSystem()
+        for name in version.manifest.files:
+            blocks = self._file_system.blocks(f"{path}/{name}")
+            local.write(f"{directory}/{name}", blocks)
+        versions.check_content(local, copy)
         return copy
 
     @contextlib.contextmanager
@@ -405,16 +412,6 @@ class Exchange:
             f"{version.path} exists and is complete, from incarnation "
             f"{version.manifest.incarnation}."
         )
-
-    def _check_signature(self, found: versions.Version) -> None:
-        if self.signer is None:
-            return
-        try:
-            self.signer.check(found.manifest)
-        except signing.SignatureError as error:
-            raise versions.CorruptVersionError(
-                f"The manifest of {found.path} cannot be trusted: {error}"
-            ) from error
 
     def _log_once(self, group: int, step: int, error: Exception) -> None:
         # The first time it may be about to come, or to go.

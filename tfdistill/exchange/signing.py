@@ -6,6 +6,7 @@ so that neither can change and no manifest counts in another one's place. The
 key is shared by all groups: they trust only each other.
 """
 
+import dataclasses
 import hashlib
 import hmac
 import os
@@ -29,10 +30,6 @@ _FIELD = "signature"
 _PREFIX = "hmac-sha256:"
 
 
-class SignatureError(ValueError):
-    """A manifest that is not signed with the key in use."""
-
-
 class Signer:
     """Signs manifests with one key and checks such signatures."""
 
@@ -53,25 +50,25 @@ class Signer:
 
     def sign(self, unsigned: manifest.Manifest) -> manifest.Manifest:
         """Returns the manifest with its signature among its `extras`."""
-        return _with_extras(
-            unsigned, {**unsigned.extras, _FIELD: self._of(unsigned)}
-        )
+        extras = {**unsigned.extras, _FIELD: self._of(unsigned)}
+        return dataclasses.replace(unsigned, extras=extras)
 
-    def check(self, signed: manifest.Manifest) -> None:
-        """Raises a SignatureError unless this key made the signature."""
+    def fault(self, signed: manifest.Manifest) -> str:
+        """What is wrong with a manifest's signature; empty if nothing is."""
         found = signed.extras.get(_FIELD)
         if found is None:
-            raise SignatureError(
+            return (
                 "it must be signed, as this process has a key; it has no "
                 "signature. Give every group the same key."
             )
         rest = {k: v for k, v in signed.extras.items() if k != _FIELD}
-        expected = self._of(_with_extras(signed, rest))
-        if not _is_same(found, expected):
-            raise SignatureError(
-                "its signature must match its content and this run's key, "
-                "but does not: it was changed, or signed with another key."
-            )
+        unsigned = dataclasses.replace(signed, extras=rest)
+        if _is_same(found, self._of(unsigned)):
+            return ""
+        return (
+            "its signature must match its content and this run's key, but "
+            "does not: it was changed, or signed with another key."
+        )
 
     def proof(self, text: bytes) -> str:
         """Returns a digest of a text that only holders of this key can make."""
@@ -98,12 +95,6 @@ def _is_same(received: object, expected: str) -> bool:
 def is_signed(found: manifest.Manifest) -> bool:
     """Whether a manifest has a signature, right or wrong."""
     return _FIELD in found.extras
-
-
-def _with_extras(
-    found: manifest.Manifest, extras: Mapping[str, object]
-) -> manifest.Manifest:
-    return manifest.Manifest(**{**vars(found), "extras": extras})
 
 
 def signer_for(

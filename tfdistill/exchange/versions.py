@@ -108,18 +108,6 @@ def check_content(file_system: filesystem.FileSystem, version: Version) -> None:
             )
 
 
-def copy_content(
-    file_system: filesystem.FileSystem, version: Version, copy: Version
-) -> None:
-    """Copies a version's files to a local directory, checking each."""
-    local = filesystem.LocalFileSystem()
-    check_listing(file_system, version)
-    for name in version.manifest.files:
-        blocks = file_system.blocks(f"{version.path}/{name}")
-        local.write(f"{copy.path}/{name}", blocks)
-    check_content(local, copy)
-
-
 def index(name: str, value: Any) -> int:
     """Returns `value` as an int, or raises ValueError naming `name`."""
     try:

@@ -59,12 +59,12 @@ class ServedStudent(tf.Module):
 
     def signature(self) -> Any:
         """`serving_default`, in the flat form that signatures must have."""
-        flat = student_graph.leaf_names(self._graph.input_spec, "inputs")
+        specs = student_graph.named(self._graph.input_spec, "inputs")
 
         @tf.function(autograph=False)
         def serving_default(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
             inputs = keras.tree.pack_sequence_as(
-                self._graph.input_spec, [tensors[name] for name in flat]
+                self._graph.input_spec, [tensors[name] for name in specs]
             )
             outputs = self.serve(inputs)
             return student_graph.named(outputs, "outputs")
@@ -72,9 +72,7 @@ class ServedStudent(tf.Module):
         return serving_default.get_concrete_function(
             **{
                 name: tf.TensorSpec(spec.shape, spec.dtype, name=name)
-                for name, spec in student_graph.named(
-                    self._graph.input_spec, "inputs"
-                ).items()
+                for name, spec in specs.items()
             }
         )
 
