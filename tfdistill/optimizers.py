@@ -36,12 +36,16 @@ def is_kernel(variable: Any) -> bool:
 class KernelDecay(_Base):
     """Makes an optimizer's weight decay one of kernels, by a schedule.
 
-    A mixin before an optimizer of Keras, in whose way kernels decay: before
-    each update they shrink by learning rate x decay (Loshchilov & Hutter
-    2017, arXiv:1711.05101). `weight_decay` may be a schedule of the step.
+    A mixin before an optimizer of Keras. In Keras' way, kernels shrink before
+    each update by learning rate x decay (Loshchilov & Hutter 2017,
+    arXiv:1711.05101). If it is coupled, decay x kernel is added to the kernel's
+    clipped gradient, as an L2 penalty would: it passes through the momentum, as
+    in Goyal et al. 2017 (arXiv:1706.02677, section 3) and most recipes for SGD.
+    With momentum m, kernels then shrink by about 1 / (1 - m) times as much as
+    by the same number in Keras' way. `weight_decay` may be a schedule of the
+    step.
     """
 
-    # Whether the decay is added to the gradient instead.
     _is_coupled = False
 
     @property
@@ -98,23 +102,12 @@ class KernelDecay(_Base):
             )
         return super().from_config(config, custom_objects=custom_objects)
 
-
-class CoupledKernelDecay(KernelDecay):
-    """Adds decay x kernel to the kernel's clipped gradient: an L2 penalty.
-
-    It passes through the momentum, as in Goyal et al. 2017 (arXiv:1706.02677,
-    section 3) and most recipes for SGD: with momentum m, kernels shrink by
-    about 1 / (1 - m) times as much as by the same number in Keras' own way.
-    """
-
-    _is_coupled = True
-
     def update_step(
         self, gradient: Any, variable: Any, learning_rate: Any
     ) -> None:
         """Updates one variable on one replica."""
         decay = self.weight_decay
-        if decay is not None and is_kernel(variable):
+        if self._is_coupled and decay is not None and is_kernel(variable):
             # A table's gradient has few rows, but all of its rows decay.
             gradient = tf.cast(
                 tf.convert_to_tensor(gradient), variable.dtype
@@ -128,8 +121,8 @@ def with_kernel_decay(kind: type, *, coupled: bool) -> type:
 
     Args:
         kind: A class of `keras.optimizers`, such as `SGD`.
-        coupled: Whether the decay is added to the gradient, as
-            `CoupledKernelDecay` does; else as `KernelDecay` does.
+        coupled: Whether the decay is added to the gradient; else kernels decay
+            apart from it, in Keras' way. See `KernelDecay`.
 
     Returns:
         A class that takes what `kind` takes; `weight_decay` may be a
@@ -142,9 +135,12 @@ def with_kernel_decay(kind: type, *, coupled: bool) -> type:
         >>> decay = schedules.PiecewiseConstantDecay([999], [1e-4, 0.0])
         >>> optimizer = sgd(0.1, momentum=0.9, weight_decay=decay)
     """
-    mixin = CoupledKernelDecay if coupled else KernelDecay
-    name = f"{kind.__name__}With{mixin.__name__}"
-    made = type(name, (mixin, kind), {"__module__": __name__})
+    name = f"{kind.__name__}With{'Coupled' if coupled else ''}KernelDecay"
+    made = type(
+        name,
+        (KernelDecay, kind),
+        {"__module__": __name__, "_is_coupled": coupled},
+    )
     return keras.saving.register_keras_serializable("tfdistill")(made)
 
 

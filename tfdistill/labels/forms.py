@@ -52,16 +52,11 @@ class Form:
                 f"`dtype` must be one of {_DTYPES}; received {self.dtype!r}."
             )
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of an output is kept."""
-        return self.top_k is None
-
     def encode(self, output: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns what is kept of an output.
 
         Args:
-            output: Float `[batch, ..., classes]`; with `is_whole` any shape.
+            output: Float `[batch, ..., classes]`; without `top_k` any shape.
 
         Returns:
             `{"whole"}` in the output's shape; of 10 classes, `{"classes_of_10",
@@ -113,7 +108,7 @@ class Form:
             ValueError: Classes would be taken from logits that are
                 probabilities, or the other way round.
         """
-        if self.is_whole or output.ndim < 2 or not output.size:
+        if self.top_k is None or output.ndim < 2 or not output.size:
             return
         is_share = (output >= 0).all() and np.allclose(
             output.sum(axis=-1, dtype=np.float64), 1.0, atol=_TOLERANCE

@@ -146,7 +146,7 @@ class PeerPredictions(teacher.Teacher):
         own = batch.flat
         context = tf.distribute.get_replica_context()
         replica = context.replica_id_in_sync_group if context else 0
-        if not self._encoding.is_whole:
+        if self._encoding.top_k is not None:
             for loss in batch.losses:
                 labels.check_classes("peers", loss)
         used = [labels.form_for(loss, self._encoding) for loss in batch.losses]
