@@ -105,7 +105,10 @@ def _check_group(workdir, group):
     # mean of the second half has steps that had a teacher.
     steps = [line["teachers"][0]["step"] for line in lines]
     assert steps == sorted(steps) and steps[-1] > 0
-    assert not any(line["teachers"][0]["quarantined"] for line in lines)
+    # Of a peer that is slow, an early version may be worse than the student.
+    for line in lines:
+        for why in line["teachers"][0]["quarantined"].values():
+            assert "worse than the student" in why
     assert ends[-1]["distillation_loss"] > 0
     exchange = tfdistill.Exchange(workdir / "exchange")
     newest = exchange.latest(group)
