@@ -73,7 +73,7 @@ class _Group:
 
     def _execute(self, arguments, step, x):
         self.remote.on_worker(arguments)
-        soft = self.remote.asked.ask(
+        soft = self.teachers.ask(
             teacher_lib.Batch(inputs=x, outputs=tf.zeros([24, 1]), step=step),
             active=tf.constant(True),
         )

@@ -20,15 +20,10 @@ class _Said(teacher_lib.Teacher):
 
 
 def _asked(*standings, weights=(1.0, 1.0)):
-    """Asks teachers, each of a step and a share."""
+    """Teachers, each of a step and a share, and these."""
     teachers = [_Said(weight=w) for w in weights[: len(standings)]]
-    asked = soft_targets.Asked(teachers)
-    _assign(asked, *standings)
-    return asked
-
-
-def _assign(asked, *standings):
-    asked.standings.assign([[*each, np.inf] for each in standings])
+    table = [[*each, np.inf] for each in standings]
+    return teachers, tf.constant(table, tf.float64)
 
 
 def _constant(*rows):
@@ -36,9 +31,10 @@ def _constant(*rows):
 
 
 def _ask(asked, *answers, step=20, active=True):
-    for teacher, answer in zip(asked._teachers, answers, strict=True):
+    for teacher, answer in zip(asked[0], answers, strict=True):
         teacher.answer = answer
-    return asked.ask(
+    return soft_targets.ask(
+        *asked,
         teacher_lib.Batch(
             inputs=tf.zeros([2, 4]),
             outputs=tf.zeros([2, 1]),
@@ -92,9 +88,10 @@ def test_a_teacher_that_fades_hands_over_to_the_others():
 
 def test_a_row_is_bad_if_any_output_is():
     asked = _asked((10, 1))
-    (teacher,) = asked._teachers
+    (teacher,) = asked[0]
     teacher.answer = lambda _: [tf.ones([2, 3]), tf.constant([_NAN, 1.0])]
-    soft = asked.ask(
+    soft = soft_targets.ask(
+        *asked,
         teacher_lib.Batch(
             inputs=tf.zeros([2, 4]),
             outputs=[tf.zeros([2, 3]), tf.zeros([2])],

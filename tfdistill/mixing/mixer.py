@@ -83,7 +83,11 @@ class WeightMixer(steps.Mixer):
             ValueError: An argument is not as above.
         """
         super().__init__()
-        rules.check_rule(rule)
+        if not isinstance(rule, rules.Rule):
+            raise ValueError(
+                "`rule` must be one of tfdistill.mixing, such as "
+                f"tfdistill.mixing.ModelAveraging(0.5); received {rule!r}."
+            )
         if not 0 <= wait_secs < math.inf:
             raise ValueError(
                 f"`wait_secs` must be finite and >= 0; received {wait_secs}."

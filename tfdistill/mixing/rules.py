@@ -213,12 +213,3 @@ class OuterOptimizer(Rule):
                 slots = [tf.convert_to_tensor(v.value) for v in made.variables]
             self._places[key] = made, anchor, slots
         return self._places[key]
-
-
-def check_rule(rule: Any) -> None:
-    """Checks that a rule is one of this room's, or made like them."""
-    if not isinstance(rule, Rule):
-        raise ValueError(
-            "`rule` must be one of tfdistill.mixing, such as "
-            f"tfdistill.mixing.ModelAveraging(0.5); received {rule!r}."
-        )

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -73,79 +72,45 @@ def standings(teachers: Sequence[teacher_lib.Teacher]) -> np.ndarray:
     return np.array(rows, np.float64).reshape([-1, 3])
 
 
-class Asked:
-    """Asks the teachers in the traced step.
+def ask(
+    teachers: Sequence[teacher_lib.Teacher],
+    standings: tf.Tensor | tf.Variable,
+    batch: teacher_lib.Batch,
+    *,
+    active: tf.Tensor,
+) -> SoftTargets:
+    """Asks each teacher in use, in the traced step; see `TeacherList.ask`.
 
-    What they count changes by assignment, so the training step is never traced
-    again for it.
-
-    Attributes:
-        standings: What `standings` returned, as a variable; on the workers of
-            parameter servers, a tensor that has come with the execution.
+    `standings` is what the function of that name returned. It changes by
+    assignment, so the training step is never traced again for it.
     """
-
-    def __init__(
-        self,
-        teachers: Sequence[teacher_lib.Teacher],
-        *,
-        standings: Any = None,
-    ) -> None:
-        """Makes the variable if it is not given, in the strategy's scope."""
-        self._teachers = teachers
-        self.standings = standings
-        if standings is None:
-            self.standings = tf.Variable(
-                np.zeros([len(teachers), 3]),
-                trainable=False,
-                name="standings",
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            )
-
-    def _columns(self) -> list[tf.Tensor]:
-        """Returns versions, shares, and last steps."""
-        step, share, last = tf.unstack(
-            tf.convert_to_tensor(self.standings), num=3, axis=1
-        )
-        return [tf.cast(step, tf.int64), tf.cast(share, tf.float32), last]
-
-    def ask(
-        self, batch: teacher_lib.Batch, *, active: tf.Tensor
-    ) -> SoftTargets:
-        """Asks each teacher in use; see `TeacherList.ask`."""
-        like = batch.flat
-        steps, known, last = self._columns()
-        known = tf.where(tf.cast(batch.step, last.dtype) <= last, known, 0.0)
-        usable = active & (known > 0)
-        shares = tf.where(usable, known, 0.0)
-        # Only their proportion matters to an aggregate: a single teacher that
-        # fades says what it said, in whatever precision.
-        relative = tf.math.divide_no_nan(shares, tf.reduce_max(shares))
-        outputs, weights = [], []
-        for index, teacher in enumerate(self._teachers):
-            answers = _ask(teacher, batch, usable[index], like)
-            finite = _finite_rows(answers)
-            outputs.append(answers)
-            weight = teacher.weight * relative[index]
-            weights.append(tf.where(finite, weight, 0.0))
-        return SoftTargets(
-            outputs=[list(column) for column in zip(*outputs, strict=True)],
-            weights=tf.stack(weights),
-            shares=shares,
-            steps=steps,
-            staleness=mean_of(
-                tf.cast(batch.step - steps, tf.float32),
-                (known > 0) & (steps >= 0),
-            ),
-        )
-
-
-def mean_of(values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
-    """Returns the mean of those that count; 0 / 0, which is NaN, of none.
-
-    NaN of one that does not count does not spread.
-    """
-    kept = tf.where(counted, values, 0.0)
-    return tf.reduce_sum(kept) / tf.reduce_sum(tf.cast(counted, tf.float32))
+    like = batch.flat
+    table = tf.convert_to_tensor(standings)
+    steps = tf.cast(table[:, 0], tf.int64)
+    in_time = tf.cast(batch.step, table.dtype) <= table[:, 2]
+    known = tf.where(in_time, tf.cast(table[:, 1], tf.float32), 0.0)
+    usable = active & (known > 0)
+    shares = tf.where(usable, known, 0.0)
+    # Only their proportion matters to an aggregate: a single teacher that
+    # fades says what it said, in whatever precision.
+    relative = tf.math.divide_no_nan(shares, tf.reduce_max(shares))
+    outputs, weights = [], []
+    for index, teacher in enumerate(teachers):
+        answers = _ask(teacher, batch, usable[index], like)
+        weight = teacher.weight * relative[index]
+        outputs.append(answers)
+        weights.append(tf.where(_finite_rows(answers), weight, 0.0))
+    has_version = tf.cast((known > 0) & (steps >= 0), tf.float32)
+    ages = tf.cast(batch.step - steps, tf.float32)
+    return SoftTargets(
+        outputs=[list(column) for column in zip(*outputs, strict=True)],
+        weights=tf.stack(weights),
+        shares=shares,
+        steps=steps,
+        # 0 / 0, which is NaN, if no teacher in use has versions.
+        staleness=tf.reduce_sum(ages * has_version)
+        / tf.reduce_sum(has_version),
+    )
 
 
 def _ask(

@@ -175,11 +175,13 @@ class TeacherList:
             self.remote = on_servers.RemoteTeachers(self._teachers)
             student.remote = self.remote
         with student.strategy.scope():
-            self._asked = (
-                self.remote.asked
-                if self.remote
-                else soft_targets.Asked(self._teachers)
-            )
+            if not self.remote:
+                self._standings = tf.Variable(
+                    tf.zeros([len(self._teachers), 3], tf.float64),
+                    trainable=False,
+                    name="standings",
+                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+                )
             for each in self._teachers:
                 if each.is_attached:
                     raise RuntimeError(_ATTACHED.format(each.name))
@@ -244,7 +246,8 @@ class TeacherList:
         A teacher that is not in use costs nothing, and no gradient is kept.
         `active`, a bool scalar, is False to leave all teachers out.
         """
-        return self._asked.ask(batch, active=active)
+        known = self.remote.standings if self.remote else self._standings
+        return soft_targets.ask(self._teachers, known, batch, active=active)
 
     # ---- between steps ----
 
@@ -368,7 +371,7 @@ class TeacherList:
             # Travels with each execution.
             self.remote.publish()
         else:
-            self._asked.standings.assign(soft_targets.standings(self._teachers))
+            self._standings.assign(soft_targets.standings(self._teachers))
 
     def status(self) -> list[dict[str, Any]]:
         """Describes each teacher, for logs.
@@ -429,17 +432,14 @@ class TeacherList:
 
 
 def _give_names(teachers: Sequence[teacher_lib.Teacher]) -> None:
-    """Numbers teachers of the same name; ValueError if a group comes twice."""
+    """Numbers fixed teachers of one name; ValueError if a group comes twice."""
     taken: set[str] = set()
-    for each in teachers:
-        if each.name in taken and not isinstance(each, fixed.FixedTeacher):
-            raise ValueError(
-                "Each teacher must have a name of its own; received "
-                f"{each.name!r} twice. Leave one out, or pass `name`."
-            )
-        number, name = 0, each.name
-        while name in taken:
-            number += 1
-            name = f"{each.name}_{number}"
-        each.name = name
-        taken.add(name)
+    for number, each in enumerate(teachers):
+        if each.name in taken:
+            if not isinstance(each, fixed.FixedTeacher):
+                raise ValueError(
+                    "Each teacher must have a name of its own; received "
+                    f"{each.name!r} twice. Leave one out, or pass `name`."
+                )
+            each.name = f"{each.name}_{number}"
+        taken.add(each.name)
