@@ -34,16 +34,18 @@ class Screen:
         specs: Any,
         *,
         schema: Mapping[str, str] | None = None,
+        only_own: str = "",
         also: Callable[[versions.Version], None] = lambda version: None,
     ) -> None:
         """Reads nothing yet.
 
         `specs` has the `input_spec` and `output_spec` of versions, as a
-        `StudentGraph` does. `schema` is what `digests` made of ours. `also`
-        checks further, and raises `Refused`.
+        `StudentGraph` does. `schema` is what `digests` made of ours. With
+        `only_own`, a remedy, versions must be of the student's own graph.
+        `also` checks further, and raises `Refused`.
         """
         self._specs = specs
-        self._schema = schema or {}
+        self._schema, self._only_own = schema or {}, only_own
         self._also = also
 
     def __call__(self, version: versions.Version) -> None:
@@ -66,19 +68,11 @@ class Screen:
                 f"{difference} Give the StudentExporter and the teachers of "
                 "every group the same `schema`."
             )
+        if self._only_own and found.graph_fingerprint != ours.fingerprint:
+            raise Refused(
+                f"its graph differs from the student's. {self._only_own}"
+            )
         self._also(version)
-
-
-def refuse_other_graphs(
-    graph: student_graph.StudentGraph, remedy: str
-) -> Callable[[versions.Version], None]:
-    """Returns a check that versions are of the student's own graph."""
-
-    def check(version: versions.Version) -> None:
-        if version.manifest.graph_fingerprint != graph.fingerprint:
-            raise Refused(f"its graph differs from the student's. {remedy}")
-
-    return check
 
 
 def check_spec(what: str, ours: Mapping[str, Any], theirs: Any) -> None:

@@ -68,20 +68,17 @@ def followers_of(
     those of its manifests.
     """
     expected = saved_model.SavedModelWriter(graph).variables
-    same_graph = screen_lib.refuse_other_graphs(
-        graph,
-        "Its weights mean something else. Train the same model in each group "
-        "that mixes.",
-    )
-
-    def check(version: versions.Version) -> None:
-        same_graph(version)
-        check_origin(version, extras())
 
     def read(version: versions.Version) -> Any:
         return saved_model.read_variables(version.path, expected)
 
-    screen = screen_lib.Screen(graph, schema=exporter.schema, also=check)
+    screen = screen_lib.Screen(
+        graph,
+        schema=exporter.schema,
+        only_own="Its weights mean something else. Train the same model in "
+        "each group that mixes.",
+        also=lambda version: check_origin(version, extras()),
+    )
     return {
         group: follower.Follower(
             exporter.exchange, group, read=read, screen=screen, alone=False

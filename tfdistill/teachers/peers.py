@@ -189,14 +189,16 @@ class Peer(teacher.Teacher):
                     self.canary, student
                 )
                 student.merits[self.canary] = self._merit
-        also = {}
-        if not self._options.allow_other_graphs:
-            also["also"] = screen.refuse_other_graphs(graph, _OTHER_GRAPH)
+        may_differ = self._options.allow_other_graphs
         self.follower = follower_lib.Follower(
             self.exchange,
             self.group,
             read=self._read,
-            screen=screen.Screen(graph, schema=self._options.schema, **also),
+            screen=screen.Screen(
+                graph,
+                schema=self._options.schema,
+                only_own="" if may_differ else _OTHER_GRAPH,
+            ),
             alone=student.num_workers == 1,
         )
         self.follower.wanted = lambda step: not student.in_burn_in(step)
