@@ -246,13 +246,6 @@ class SoftTargetCrossEntropy(DistillationLoss):
         target, log_p, _ = self.compared(y_true, y_pred)
         if self.top_k is None:
             return -self.scale * tf.reduce_sum(target * log_p, axis=-1)
-        num_classes = target.shape[-1] or log_p.shape[-1]
-        if num_classes is not None and self.top_k > num_classes:
-            raise ValueError(
-                "`top_k` must be at most the number of classes; received "
-                f"{self.top_k} for {num_classes}. Leave it out to compare all "
-                "of them."
-            )
         top, classes = tf.math.top_k(target, self.top_k)
         there = tf.gather(log_p, classes, batch_dims=len(log_p.shape) - 1)
         rest = self._rest(target, log_p, top[..., -1:], classes[..., -1:])

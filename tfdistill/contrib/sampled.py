@@ -1,7 +1,6 @@
 """Many classes at the price of a few: an output layer that draws."""
 
 import math
-import numbers
 import threading
 from typing import Any
 
@@ -77,7 +76,7 @@ class SampledOutput(keras.layers.Layer):
         """Takes the sizes; variables are made at the first call.
 
         Args:
-            num_classes: Number of classes, >= 2.
+            num_classes: Number of classes, >= 1.
             num_sampled: Classes drawn for a batch, >= 1, all different. The
                 whole batch shares them, and so do replicas. Default 1024.
             kernel_initializer: Of the kernel, `[num_classes, features]`.
@@ -88,8 +87,11 @@ class SampledOutput(keras.layers.Layer):
             ValueError: If an argument is outside the values above.
         """
         super().__init__(**kwargs)
-        _check_count("num_classes", num_classes, least=2)
-        _check_count("num_sampled", num_sampled, least=1)
+        if min(num_classes, num_sampled) < 1:
+            raise ValueError(
+                "`num_classes` and `num_sampled` must be >= 1; received "
+                f"{num_classes} and {num_sampled}."
+            )
         self.num_classes = int(num_classes)
         self.num_sampled = int(num_sampled)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -294,11 +296,3 @@ def _is_repeated(classes: tf.Tensor) -> tf.Tensor:
     equal = ordered[:, 1:] == ordered[:, :-1]
     repeated = tf.pad(equal, [[0, 0], [1, 0]])
     return tf.gather(repeated, tf.argsort(order), batch_dims=1)
-
-
-def _check_count(name: str, value: Any, *, least: int) -> None:
-    is_whole = isinstance(value, numbers.Integral)
-    if isinstance(value, bool) or not is_whole or value < least:
-        raise ValueError(
-            f"`{name}` must be a whole number >= {least}; received {value!r}."
-        )
