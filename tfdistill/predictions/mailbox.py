@@ -163,6 +163,8 @@ class Mailbox:
         # Where it listens once it is open.
         self.port = 0
         self._is_open, self._incarnation = False, b""
+        # Whether peers can read where this mailbox is.
+        self._is_listed = False
         self._said: set[tuple[int, str]] = set()
         # Connections that have not shown a pass yet; the oldest is first.
         self._guests: dict[asyncio.WriteTransport, None] = {}
@@ -189,7 +191,7 @@ class Mailbox:
         self._incarnation = secrets.token_bytes(16)
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
-        self._is_open = True
+        self._is_open, self._is_listed = True, False
         self._thread = threading.Thread(
             target=self._carry,
             args=[listener],
@@ -216,10 +218,9 @@ class Mailbox:
     async def _serve(self, listener: socket.socket) -> None:
         """Moves all messages, until the mailbox is closed."""
         server = await asyncio.start_server(self._hear, sock=listener)
-        tasks = [self._loop.create_task(self._leave_address())]
-        for peer in self._peers.values():
-            tasks.append(self._loop.create_task(self._follow(peer)))
+        following = asyncio.gather(*map(self._follow, self._peers.values()))
         await self._closing.wait()
+        following.cancel()
         server.close()
         for peer in self._peers.values():
             peer.recent.clear()
@@ -334,21 +335,18 @@ class Mailbox:
 
     # ---- to peers, in the event loop ----
 
-    async def _leave_address(self) -> None:
-        own = addresses.Address(
-            self._host or socket.gethostname(),
-            self.port,
-            self._incarnation,
-            self._replicas,
-        )
-        while True:
-            try:
-                return await _in_thread(
-                    lambda: own.leave(self._exchange, self._group, self._worker)
-                )
-            except OSError as error:
-                _log.warning("Could not leave an address: %s", error)
-                await asyncio.sleep(_LONGEST_SECS)
+    def _look(self, group: int) -> addresses.Address | None:
+        """Leaves one's own address, if it is not there yet; reads a peer's."""
+        if not self._is_listed:
+            own = addresses.Address(
+                self._host or socket.gethostname(),
+                self.port,
+                self._incarnation,
+                self._replicas,
+            )
+            own.leave(self._exchange, self._group, self._worker)
+            self._is_listed = True
+        return addresses.Address.find(self._exchange, group, self._worker)
 
     async def _follow(self, peer: Peer) -> None:
         """Finds a peer, and sends to it until it is lost; again and again."""
@@ -357,11 +355,7 @@ class Mailbox:
         )
         while True:
             try:
-                found = await _in_thread(
-                    lambda: addresses.Address.find(
-                        self._exchange, peer.group, self._worker
-                    )
-                )
+                found = await _in_thread(lambda: self._look(peer.group))
                 if found is not None and found != peer.address:
                     self._meet(peer, found)
                     pause.succeeded()
