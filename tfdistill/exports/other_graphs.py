@@ -49,6 +49,7 @@ class FrozenFunction:
                 f"'serving_default'; found {sorted(self._loaded.signatures)}."
             )
         self._signature = signature
+        self.input_spec, self.output_spec = input_spec, output_spec
         # To assign new values to, if `SavedModelWriter` wrote them.
         self.variables = list(getattr(self._loaded, "model_variables", ()))
         wanted = signature.structured_input_signature[1]

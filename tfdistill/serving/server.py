@@ -67,12 +67,12 @@ class Followed:
         """Reads nothing yet; `trust_graph` loads graphs that hold anything."""
         # Of the versions that were read.
         self.num_refused = self.num_bytes = 0
-        # What all versions must take and return, by the first.
-        self.signature: _Signature | None = None
+        # Of the first version; all others must have the same.
         self._schema: Any = {}
         self._exchange = exchange
         self._trust_graph = trust_graph
-        # Of the version that answers now: its step, or -1, and its graph.
+        # Of the version that answers now: its step, or -1, and its graph. What
+        # it takes and returns is what all versions must.
         self.version = -1
         self.function: other_graphs.FrozenFunction | None = None
         self._fingerprint = ""
@@ -92,8 +92,8 @@ class Followed:
         self.start, self.stop = self._following.start, self._following.stop
 
     def _screen(self, version: versions.Version) -> None:
-        signature = self.signature or _signature(version)
-        screen_lib.Screen(signature, schema=self._schema)(version)
+        specs = self.function or _signature(version)
+        screen_lib.Screen(specs, schema=self._schema)(version)
 
     def _read(
         self, version: versions.Version
@@ -104,9 +104,11 @@ class Followed:
         values = saved_model.read_variables(version.path, variables)
         function = self.function
         if function is None or found.graph_fingerprint != self._fingerprint:
-            signature = self.signature or _signature(version)
             function = other_graphs.load_version(
-                self._exchange, version, signature, trust=self._trust_graph
+                self._exchange,
+                version,
+                function or _signature(version),
+                trust=self._trust_graph,
             )
         ours = [variable.shape for variable in function.variables]
         theirs = [tf.convert_to_tensor(value).shape for value in values]
@@ -124,10 +126,9 @@ class Followed:
         elif self._follower.state == follower.READY:
             taken = self._follower.take()
             version, (function, values) = taken.version, taken.values
-            if self.signature is None:
+            if self.function is None:
                 extras = version.manifest.extras
                 self._schema = extras.get(screen_lib.SCHEMA_FIELD)
-                self.signature = _signature(version)
             self.num_bytes += version.num_bytes
             self._fingerprint = version.manifest.graph_fingerprint
             with self.lock:
@@ -203,8 +204,8 @@ class Server(protocol.Servicer):
             self.counts[outcome] += 1
 
     def _predicted(self, request: Any, context: Any) -> Any:
-        function, signature = self._found(request.model_spec, context)
-        inputs = protocol.arrays(request.inputs, signature.input_spec)
+        function = self._found(request.model_spec, context)
+        inputs = protocol.arrays(request.inputs, function.input_spec)
         shapes = {name: array.shape for name, array in inputs.items()}
         if len({shape[:1] for shape in shapes.values()}) > 1:
             raise protocol.BadAnswerError(
@@ -212,21 +213,19 @@ class Server(protocol.Servicer):
                 "All inputs must have the same number of rows; received "
                 f"{shapes}.",
             )
-        names = student_graph.leaf_names(signature.output_spec, "outputs")
+        names = student_graph.leaf_names(function.output_spec, "outputs")
         outputs = zip(names, function(inputs), strict=True)
         version = self._followed.version
         return protocol.answer(self._model, version, dict(outputs))
 
     def _found(self, spec: Any, context: Any) -> Any:
         """Returns what was asked about; ends the request if it is not there."""
-        followed = self._followed
-        function, signature = followed.function, followed.signature
-        if function is None or signature is None:
+        function, version = self._followed.function, self._followed.version
+        if function is None:
             context.abort(
                 grpc.StatusCode.UNAVAILABLE,
                 "The group has published no good version yet.",
             )
-        version = followed.version
         served = self._model, version, "", protocol.SIGNATURE
         asked = (
             spec.name,
@@ -240,4 +239,4 @@ class Server(protocol.Servicer):
                 "Model, version, its label and signature must be "
                 f"{served}; received {asked}.",
             )
-        return function, signature
+        return function
