@@ -1,6 +1,6 @@
 """Shows how far a run has come that was started elsewhere.
 
-python -m launch.status DIR [--watch | --json] [--check]
+python -m launch.status DIR [--watch] [--check]
 """
 
 import dataclasses
