@@ -114,8 +114,6 @@ class WeightMixer(steps.Mixer):
         # The mean of peers' versions, by what it consists of.
         self._mean: tuple[Any, list[tf.Tensor]] = None, []
         self._followers: dict[int, follower.Follower] = {}
-        # Mixes left out in a row, and how many when the log says so again.
-        self._num_short, self._next_told = 0, 1
         self.num_mixes = self.num_skipped = self.num_bytes = self.num_waits = 0
         self.staleness_steps: dict[int, int] = {}
         self.is_over = False
@@ -303,7 +301,6 @@ class WeightMixer(steps.Mixer):
         if not goes_on:
             self.end()
         elif staged:
-            self._num_short = 0
             self._take(staged)
         else:
             self._leave_out()
@@ -328,19 +325,15 @@ class WeightMixer(steps.Mixer):
         return known[1]
 
     def _leave_out(self) -> None:
-        self.num_skipped += 1
-        self._num_short += 1
-        if self._num_short == self._next_told:
-            self._next_told *= 10
+        if not self.num_skipped:
             _log.warning(
                 "Step %d: no mix, since none of the groups %s has a version "
-                "that was not mixed before. Training continues. "
-                "Mixes left out in a row: %d; this is logged again at %d.",
+                "that was not mixed before. Training continues; the mixer "
+                "counts what else it leaves out.",
                 self.step,
                 list(self._followers),
-                self._num_short,
-                self._next_told,
             )
+        self.num_skipped += 1
 
     def in_background(self) -> None:
         """Called on the reading thread, time and again.

@@ -250,14 +250,12 @@ class Peer(teacher.Teacher):
         staged = self.follower.staged
         if staged is None:
             return "nothing is staged."
+        self._next = None
         try:
             with self._student.strategy.scope():
-                if staged.fingerprint == self._graph.fingerprint:
-                    self._next = self._own_place
-                else:
-                    self._next = self._load(staged)
+                is_own = staged.fingerprint == self._graph.fingerprint
+                self._next = self._own_place if is_own else self._load(staged)
         except Exception as error:  # Loading raises whatever its code raises.
-            self._next = None
             return f"its graph cannot be used: {error}"
         return None
 
