@@ -270,7 +270,7 @@ class DistributedModel(steps.Trained, keras.Model):
             ValueError: Arguments are out of range or contradict each other, or
                 a backup is of another model.
             data_checks.DataError: The data are empty, faulty or too few.
-            RuntimeError: The loss is not finite; see `FiniteLoss`.
+            RuntimeError: The loss or a weight is not finite.
         """
         strategy = self.distribute_strategy
         arguments = fit_arguments.of_loop(super().fit, args, kwargs, strategy)
