@@ -261,6 +261,14 @@ def test_tests_that_pages_name_exist():
     assert not missing
 
 
+def test_files_that_contributing_names_exist():
+    text = (docs_blocks.ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    named = set(re.findall(r"`([\w/]+\.(?:py|sh|txt|json|md))`", text))
+    roots = [docs_blocks.ROOT, docs_blocks.ROOT / "tfdistill"]
+    missing = {n for n in named if not any((r / n).is_file() for r in roots)}
+    assert not missing and len(named) > 40
+
+
 _PAGE = docs_blocks.ROOT / _INTEROP
 
 
