@@ -9,7 +9,6 @@ import tfdistill
 from tfdistill.exchange import signing
 from tfdistill.launcher import fields
 from tfdistill.launcher import local_cluster
-from tfdistill.launcher import trackers
 
 PORT = 2222
 _MAX_LABEL = 63
@@ -252,12 +251,8 @@ class Run(local_cluster.Topology):
         """Returns the host name of one task."""
         return f"{self.job_name(group, task_type)}-{index}"
 
-    def task_env(self, group: int, task_type: str) -> dict[str, str]:
-        """Returns what all tasks of a type have in their environment.
-
-        Pods of one type have one template. So if a worker is the chief, the
-        other workers of its group cannot be kept from reporting to trackers.
-        """
+    def task_env(self, group: int) -> dict[str, str]:
+        """Returns what all tasks of a group have in their environment."""
         cluster = tfdistill.Cluster(
             group=group,
             num_groups=self.num_groups,
@@ -267,15 +262,9 @@ class Run(local_cluster.Topology):
         waits = {_START_TIMEOUT: str(self.start_timeout_secs)}
         if self.ps_per_group:
             waits[_CHIEF_RETURN] = str(self.start_timeout_secs)
-            # As TensorFlow's guide to parameter servers asks of each server.
-            waits["GRPC_FAIL_FAST"] = "use_caller"
         return {
             "PYTHONUNBUFFERED": "1",
             **waits,
-            **trackers.defaults(cluster),
             **self.variables,
-            **trackers.silence(
-                is_chief=task_type == "chief" or "chief" not in self.sizes
-            ),
             **cluster.to_env(),
         }

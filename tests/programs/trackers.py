@@ -30,9 +30,16 @@ class Predictions(keras.callbacks.Callback):
 def main(directory: str) -> None:
     cluster = tfdistill.Cluster.from_env()
     strategy = tfdistill.make_strategy(cluster)
-    # As in a script for one process: each worker asks for a run.
+    group = f"group_{cluster.group}"
     mlflow.autolog(log_models="models" in sys.argv)
-    run = wandb.init(project="tests", dir=directory)
+    if cluster.is_chief:
+        mlflow.start_run(tags={"tfdistill.group": group})
+    run = wandb.init(
+        project="tests",
+        dir=directory,
+        tags=[group],
+        mode=None if cluster.is_chief else "disabled",
+    )
     with strategy.scope():
         model = tfdistill.CodistillModel(training_cases.dense(keras.Model))
         # Nothing is learned, so that each epoch over all data has one loss.
