@@ -60,9 +60,10 @@ def _tasks(workdir):
             env, words = process.environ(), process.cmdline()
         except psutil.Error:
             continue
-        # Not the parent that waits for a command: it is told by its options.
-        if env.get("TFDISTILL_WORKDIR") == str(workdir) and "--nodes" not in (
-            word.partition("=")[0] for word in words
+        # Not the parent that waits for a command.
+        if (
+            env.get("TFDISTILL_WORKDIR") == str(workdir)
+            and "tfdistill.slurm.task" not in words
         ):
             index = json.loads(env["TF_CONFIG"])["task"]["index"]
             found[int(env["TFDISTILL_GROUP"]), index] = process, env

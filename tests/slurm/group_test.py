@@ -4,6 +4,7 @@ Slurm's commands are small programs here that do what a test tells them;
 tests/runs/slurm_test.py runs with the real ones.
 """
 
+import json
 import os
 import signal
 import threading
@@ -25,7 +26,10 @@ SRUN = """#!/bin/sh
 number=$(ls "$FAKE_SLURM" | grep -c '^srun_')
 printf '%s\\n' "$@" > "$FAKE_SLURM/srun_$number"
 for word; do
-  case $word in --failure_file=*) failure=${word#*=} ;; esac
+  case $word in *failure_file*)
+    failure=${word##*failure_file?: ?}
+    failure=${failure%%.failed*}.failed ;;
+  esac
 done
 fail() {
   printf '{"task": "%s", "exit_code": %s, "told": %s}' \
@@ -136,9 +140,10 @@ def test_a_step_has_all_tasks_and_what_they_must_know(fake, caplog):
     first = words.index("python3")
     assert words.index("--container-image=image") < first
     assert words[first + 1 : first + 3] == ["-m", "tfdistill.slurm.task"]
-    assert "--nodes=node01,node02" in words[first:]
-    assert "--ps_per_group=2" in words[first:]
-    assert words[-4:] == ["--", "python", "train.py", "a b"]
+    told = json.loads(words[first + 3])
+    assert told["nodes"] == ["node01", "node02"]
+    assert told["step"]["ps_per_group"] == 2
+    assert words[first + 4 :] == ["python", "train.py", "a b"]
     assert "group 1: done" in caplog.text
 
 

@@ -188,11 +188,12 @@ def test_the_first_failure_of_a_step_counts(tmp_path):
 
     # A wrong environment is no reason to try again either.
     failure_file.unlink()
+    told = {"step": {"workdir": "run"}, "nodes": ["n"]}
+    told["failure_file"] = str(failure_file)
     done = subprocess.run(
         [
             *[sys.executable, "-m", "tfdistill.slurm.task"],
-            *["--workdir=run", "--nodes=n", f"--failure_file={failure_file}"],
-            *["--", "sh", "-c", "true"],
+            *[json.dumps(told), "sh", "-c", "true"],
         ],
         env={"PATH": "/usr/bin:/bin", "SLURM_PROCID": "3"},
         capture_output=True,

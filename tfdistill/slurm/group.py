@@ -120,6 +120,11 @@ class SlurmGroup:
     def _srun(self, failure_file: pathlib.Path) -> list[str]:
         options = self._options
         gpus = options.gpus_per_worker
+        told = {
+            "step": fields.chosen(job.Step, options),
+            "nodes": self._nodes,
+            "failure_file": str(failure_file),
+        }
         return [
             "srun",
             f"--ntasks={options.num_tasks}",
@@ -140,10 +145,7 @@ class SlurmGroup:
             options.python,
             "-m",
             "tfdistill.slurm.task",
-            *fields.arguments(job.Step, options),
-            f"--nodes={','.join(self._nodes)}",
-            f"--failure_file={failure_file}",
-            "--",
+            json.dumps(told),
             *self._command,
         ]
 

@@ -1,7 +1,7 @@
 """What each group of a run asks of Slurm, and does there: options and script.
 
 The batch script runs `tfdistill.slurm.group` with a `Job`'s options, and that
-runs `tfdistill.slurm.task` with a `Step`'s.
+hands a `Step`'s to `tfdistill.slurm.task`.
 """
 
 import dataclasses

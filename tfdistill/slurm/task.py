@@ -1,6 +1,6 @@
 """One task of a Slurm job step: gives a command its identity, and waits for it.
 
-srun ... python -m tfdistill.slurm.task --nodes=n1,n2 [options] -- COMMAND
+srun ... python -m tfdistill.slurm.task JSON COMMAND [ARGUMENT ...]
 
 The command gets TF_CONFIG and TFDISTILL_* as from launch.local, and its output
 goes to the same log. This process stays, as a small parent: what srun returns
@@ -27,8 +27,6 @@ from typing import Any
 
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
-from tfdistill.launcher import command as launcher
-from tfdistill.launcher import fields
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
 from tfdistill.slurm import job
@@ -186,33 +184,27 @@ def record_failure(path: pathlib.Path, **failure: Any) -> bool:
     return True
 
 
-def _add_options(options: programs.Flags) -> None:
-    fields.add(options, job.Step)
-    options.section("step")
-    for name, text in (
-        ("nodes", "<NAME,...>: nodes of the job"),
-        ("failure_file", "<FILE>: made by the first task that fails"),
-    ):
-        options.add(name, text, required=True)
+def main(argv: Sequence[str]) -> int:
+    """Runs one task of a step of a Slurm job.
 
-
-def _run(options: programs.Options) -> int:
-    """Returns the exit code of the command; 2 for a wrong environment."""
-    failure_file = pathlib.Path(options.failure_file)
+    The first argument has, as JSON, the options of `job.Step`, the `nodes` of
+    the job and the `failure_file`, made by the first task that fails; the
+    others are the command. Returns its exit code; 2 for a wrong environment.
+    """
+    told, command = json.loads(argv[0]), argv[1:]
+    failure_file = pathlib.Path(told["failure_file"])
     try:
-        if not options.command:
-            raise ValueError(launcher.NO_COMMAND)
-        step = job.Step(**fields.chosen(job.Step, options))
-        nodes = options.nodes.split(",")
-        place = Place.from_env(os.environ, nodes=nodes)
+        step = job.Step(**told["step"])
+        place = Place.from_env(os.environ, nodes=told["nodes"])
         task = find_task(step, place)
         env = task.environ(os.environ)
     except ValueError as error:
         rank = f"rank {os.environ.get('SLURM_PROCID')}"
         code = programs.EXIT_OPTIONS
         record_failure(failure_file, task=rank, exit_code=code)
-        raise programs.UsageError(str(error)) from error
-    code = run(options.command, task, place, env)
+        print(error, file=sys.stderr)
+        return code
+    code = run(command, task, place, env)
     if code and record_failure(
         failure_file,
         task=task.name,
@@ -225,15 +217,5 @@ def _run(options: programs.Options) -> int:
     return code
 
 
-PROGRAM = programs.Program(
-    name="python -m tfdistill.slurm.task",
-    usage="--workdir=DIR --nodes=NAME,... [options] -- COMMAND [ARGUMENT ...]",
-    about="Runs one task of a step of a Slurm job.",
-    define=_add_options,
-    run=_run,
-    takes_command=True,
-)
-main = PROGRAM.main
-
 if __name__ == "__main__":
-    PROGRAM.start()
+    sys.exit(main(sys.argv[1:]))
