@@ -42,7 +42,7 @@ def test_the_directory_is_made_with_a_key_for_its_owner(tmp_path, capsys):
     argv += [f"--output={script}", "--exchange=gs://bucket/run"]
     assert slurm.main([*argv, "--recipe=digits"]) == 0
     assert not capsys.readouterr().out
-    assert "--exchange=gs://bucket/run" in script.read_text()
+    assert '"exchange": "gs://bucket/run"' in script.read_text()
     assert key.read_text() == content
 
 

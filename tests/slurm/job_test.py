@@ -85,9 +85,11 @@ def test_whatever_stands_in_a_command_arrives_as_it_is(tmp_path):
     ).stdout
     prepared, *argv = json.loads(printed)
     assert prepared == "a b"
-    assert argv[:3] == ["-m", "tfdistill.slurm.group", f"--workdir={workdir}"]
-    assert "--srun=--container-image=an image" in argv
-    assert argv[argv.index("--") + 1 :] == words
+    assert argv[:2] == ["-m", "tfdistill.slurm.group"]
+    told = json.loads(argv[2])
+    assert told["workdir"] == str(workdir)
+    assert told["srun"] == ["--container-image=an image"]
+    assert argv[3:] == words
 
 
 @pytest.mark.parametrize(

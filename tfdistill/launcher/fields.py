@@ -1,12 +1,11 @@
 """Options that are told once, as the fields of a dataclass.
 
 A launcher's dataclass says of each field what it means, its default and its
-limits. From that come the options of the command line, the checks of what
-Python code passes, and the arguments with which one program starts another.
+limits. From that come the options of the command line, and the checks of what
+Python code passes.
 """
 
 import dataclasses
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +51,7 @@ def add(options: programs.Flags, of: type) -> None:
         default = None if required else field.default
         options.add(
             field.name,
-            inspect.cleandoc(told["text"]).replace("\n", " "),
+            told["text"],
             list(default) if isinstance(default, tuple) else default,
             kind=told["kind"],
             enum_values=told["choices"],
@@ -63,15 +62,6 @@ def add(options: programs.Flags, of: type) -> None:
 def chosen(of: Any, options: object) -> dict[str, Any]:
     """Returns the fields of a dataclass as parsed options have them."""
     return {field.name: getattr(options, field.name) for field in _options(of)}
-
-
-def arguments(of: Any, options: object) -> list[str]:
-    """Returns them as arguments for a program with these options."""
-    found = []
-    for name, value in chosen(of, options).items():
-        several = value if isinstance(value, list | tuple) else [value]
-        found += [f"--{name}={one}" for one in several if one is not None]
-    return found
 
 
 def check(made: Any) -> None:

@@ -1,6 +1,6 @@
 """Runs one group inside its Slurm job: its steps, restarts and requeues.
 
-python -m tfdistill.slurm.group [options] -- COMMAND
+python -m tfdistill.slurm.group JSON COMMAND [ARGUMENT ...]
 
 Slurm's batch script becomes this process. It starts the group's tasks by srun;
 starts them again in the same allocation if they fail and a retry can help; and,
@@ -14,6 +14,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -22,7 +23,6 @@ from typing import Any
 from absl import logging
 
 from tfdistill.cluster import signs
-from tfdistill.launcher import command as launcher
 from tfdistill.launcher import fields
 from tfdistill.launcher import restarts
 from tfdistill.slurm import commands
@@ -228,15 +228,17 @@ class SlurmGroup:
         logging.info("group %d: %s", self._group, text)
 
 
-def _run(options: programs.Options) -> int:
-    if not options.command:
-        raise programs.UsageError(launcher.NO_COMMAND)
+def main(argv: Sequence[str]) -> int:
+    """Runs one group inside its Slurm job; returns the job's exit code.
+
+    The first argument has, as JSON, the options of `job.Job`; the others are
+    the command.
+    """
     try:
-        group = SlurmGroup(
-            job.Job(**fields.chosen(job.Job, options)), options.command
-        )
+        group = SlurmGroup(job.Job(**json.loads(argv[0])), argv[1:])
     except ValueError as error:
-        raise programs.UsageError(str(error)) from error
+        logging.error("%s", error)
+        return programs.EXIT_OPTIONS
     except RuntimeError as error:
         logging.error("%s", error)
         return signs.EXIT_RETRY
@@ -245,15 +247,7 @@ def _run(options: programs.Options) -> int:
     return group.run()
 
 
-PROGRAM = programs.Program(
-    name="python -m tfdistill.slurm.group",
-    usage="--workdir=DIR [options] -- COMMAND [ARGUMENT ...]",
-    about="Runs one group inside its Slurm job.",
-    define=lambda options: fields.add(options, job.Job),
-    run=_run,
-    takes_command=True,
-)
-main = PROGRAM.main
-
 if __name__ == "__main__":
-    PROGRAM.start()
+    logging.use_absl_handler()
+    logging.set_verbosity(logging.INFO)
+    sys.exit(main(sys.argv[1:]))

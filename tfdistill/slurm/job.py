@@ -1,10 +1,11 @@
 """What each group of a run asks of Slurm, and does there: options and script.
 
-The batch script runs `tfdistill.slurm.group` with a `Job`'s options, and that
+The batch script hands a `Job`'s options to `tfdistill.slurm.group`, and that
 hands a `Step`'s to `tfdistill.slurm.task`.
 """
 
 import dataclasses
+import json
 import os
 import re
 import shlex
@@ -197,8 +198,8 @@ class Script(Job):
         """Returns the lines of the command that runs a group."""
         return [
             shlex.join([self.python, "-m", "tfdistill.slurm.group"]),
-            *map(shlex.quote, fields.arguments(Job, self)),
-            f"-- {shlex.join(self.command)}",
+            shlex.quote(json.dumps(fields.chosen(Job, self), indent=2)),
+            shlex.join(self.command),
         ]
 
 
