@@ -223,7 +223,6 @@ class LocalCluster(StartedGroups):
         "a thread nor run an operation of TensorFlow",
         ",".join(parent.PRELOAD),
     )
-
     on_group_failure: str = fields.option(
         "what the other groups do when one has failed for good",
         "stop",
@@ -239,12 +238,11 @@ class LocalCluster(StartedGroups):
     # Once one worker has used them up the group continues with the workers
     # that are left, and none is started again. Without parameter servers a
     # worker cannot come back to its group.
-    worker_restarts: int | None = fields.option(
+    worker_restarts: int = fields.option(
         "with parameter servers: how often each worker is restarted after it "
-        f"has ended; default {_WORKER_RESTARTS}",
-        None,
+        "has ended",
+        _WORKER_RESTARTS,
         least=0,
-        kind=int,
     )
     start_timeout_secs: float = fields.option(
         "longest wait until all tasks of a group are connected; 0 for scripts "
@@ -267,7 +265,8 @@ class LocalCluster(StartedGroups):
     def __post_init__(self) -> None:
         """Validates the fields."""
         super().__post_init__()
-        if self.worker_restarts and not self.ps_per_group:
+        is_default = self.worker_restarts in (0, _WORKER_RESTARTS)
+        if not self.ps_per_group and not is_default:
             raise ValueError(
                 "`worker_restarts` must be left out if `ps_per_group` is "
                 f"0; received {self.worker_restarts}. Without parameter "
@@ -294,13 +293,6 @@ class LocalCluster(StartedGroups):
     def modules(self) -> tuple[str, ...]:
         """The names in `preload`."""
         return tuple(name for name in self.preload.split(",") if name)
-
-    @property
-    def num_worker_restarts(self) -> int:
-        """How often each worker may be started again."""
-        if self.worker_restarts is None:
-            return _WORKER_RESTARTS if self.ps_per_group else 0
-        return self.worker_restarts
 
     def group_tasks(self, group: int, ports: Sequence[int]) -> tuple[Task, ...]:
         """Returns the tasks of one group, at ports of this machine."""
