@@ -183,8 +183,8 @@ if TYPE == "chief":
     assert lines[:3] == [f"start {n} at {port}" for n in range(3)]
     out = capsys.readouterr().out
     name = "group 0: group_0_worker_1"
-    assert f"{name} ended with exit code 0; restart 1 of 2 in 0.5 s" in out
-    assert f"{name} was ended by signal 9 (SIGKILL); restart 2 of 2 in 1" in out
+    assert f"{name} ended with exit code 0; restart 1 of 2 in 1 s" in out
+    assert f"{name} was ended by signal 9 (SIGKILL); restart 2 of 2 in 2" in out
 
 
 def test_the_loss_of_a_ps_stops_the_group(tmp_path):

@@ -125,7 +125,10 @@ class SupervisedGroup:
         # Those that are started again by themselves, and whether they still
         # are.
         self._workers = {
-            task.name: restarts.Restarts(limit=topology.worker_restarts)
+            task.name: restarts.Restarts(
+                limit=topology.worker_restarts,
+                first_delay_secs=restarts.WORKER_FIRST_DELAY_SECS,
+            )
             for task in tasks
             if topology.ps_per_group and task.cluster.task_type == "worker"
         }

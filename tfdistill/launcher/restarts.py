@@ -7,6 +7,8 @@ from tfdistill.system import background
 
 # The first one nearly at once: most failures are one lost process.
 _FIRST_DELAY_SECS = 0.5
+# So that a worker which cannot start does not use up its restarts at once.
+WORKER_FIRST_DELAY_SECS = 1.0
 _LONGEST_DELAY_SECS = 10.0
 # What has run for so long could start: the next delay is the first.
 HEALTHY_SECS = 10.0
@@ -31,7 +33,11 @@ class Restarts:
     """
 
     def __init__(
-        self, *, limit: int, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        limit: int,
+        first_delay_secs: float = _FIRST_DELAY_SECS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limit = limit
         self.made = 0
@@ -41,7 +47,7 @@ class Restarts:
         self._clock = clock
         self._started = clock()
         self._pause = background.Backoff(
-            first_secs=_FIRST_DELAY_SECS,
+            first_secs=first_delay_secs,
             longest_secs=_LONGEST_DELAY_SECS,
             clock=clock,
         )
