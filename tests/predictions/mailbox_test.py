@@ -4,6 +4,7 @@ No TensorFlow: two mailboxes in one process are two groups.
 """
 
 import contextlib
+import gc
 import logging
 import socket
 import threading
@@ -431,6 +432,18 @@ def test_a_closed_mailbox_answers_at_once_and_opens_again(two):
     one.box.start()
     answers = both(one, other, 2)
     assert all(answer is not None for answer in answers)
+
+
+def test_whoever_comes_as_a_mailbox_closes_is_hung_up(opened):
+    worker = opened(0, ())
+    for _ in range(30):
+        worker.box.start()
+        guests = [connected(worker) for _ in range(3)]
+        worker.box.stop()
+        for guest in guests:
+            with guest, contextlib.suppress(ConnectionResetError):
+                assert guest.recv(1) == b""
+        gc.collect()  # What is left open warns, and fails the test.
 
 
 @pytest.fixture(autouse=True)

@@ -168,6 +168,8 @@ class Mailbox:
         self._said: set[tuple[int, str]] = set()
         # Connections that have not shown a pass yet; the oldest is first.
         self._guests: dict[asyncio.WriteTransport, None] = {}
+        # Of all connections: asyncio itself does not keep its tasks.
+        self._hearing: set[asyncio.Task[None]] = set()
         # Messages of which nobody knows who has sent them, by kind.
         self.num_forged: collections.Counter[str] = collections.Counter()
 
@@ -217,10 +219,15 @@ class Mailbox:
 
     async def _serve(self, listener: socket.socket) -> None:
         """Moves all messages, until the mailbox is closed."""
-        server = await asyncio.start_server(self._hear, sock=listener)
+        server = await asyncio.start_server(self._welcome, sock=listener)
         following = asyncio.gather(*map(self._follow, self._peers.values()))
         await self._closing.wait()
         following.cancel()
+        # Closed at once, it would leave open what asyncio is about to accept:
+        # https://github.com/python/cpython/issues/109564
+        self._loop.remove_reader(listener)
+        others = asyncio.all_tasks() - {asyncio.current_task()} - self._hearing
+        await asyncio.gather(*others, return_exceptions=True)
         server.close()
         for peer in self._peers.values():
             peer.recent.clear()
@@ -412,17 +419,32 @@ class Mailbox:
 
     # ---- from peers, in the event loop ----
 
-    async def _hear(
+    def _welcome(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Takes a guest's messages, until it breaks a rule or goes."""
+        """Has a guest heard, and hung up however that ends."""
         guest = writer.transport
+        if not self._is_open:
+            guest.abort()
+            return
         self._guests[guest] = None
         if len(self._guests) > MAX_GUESTS:
-            oldest = next(iter(self._guests))
-            del self._guests[oldest]
-            oldest.abort()
+            self._hang_up(next(iter(self._guests)))
             self._refuse("crowd", "too many connections come without a pass")
+        hearing = self._loop.create_task(self._hear(reader, guest))
+        self._hearing.add(hearing)
+        # Also if it is cancelled before it begins, as the mailbox closes.
+        hearing.add_done_callback(lambda _: self._hang_up(guest))
+        hearing.add_done_callback(self._hearing.discard)
+
+    def _hang_up(self, guest: asyncio.WriteTransport) -> None:
+        self._guests.pop(guest, None)
+        guest.abort()
+
+    async def _hear(
+        self, reader: asyncio.StreamReader, guest: asyncio.WriteTransport
+    ) -> None:
+        """Takes a guest's messages, until it breaks a rule or goes."""
         try:
             wanted = pass_to(
                 self._group, self._incarnation, self._exchange.signer
@@ -448,13 +470,8 @@ class Mailbox:
                     )
                     return
                 is_good = self._take(await reader.readexactly(size))
-        except (OSError, EOFError, asyncio.CancelledError):
-            # It has gone, and comes again if it is a peer; or the mailbox is
-            # closed, of which Python 3.11 would log the cancelled task.
-            return
-        finally:
-            self._guests.pop(guest, None)
-            guest.abort()
+        except (OSError, EOFError):
+            return  # It has gone, and comes again if it is a peer.
 
     def _take(self, data: bytes) -> bool:
         """Takes a message; whether more may follow in its connection."""
