@@ -116,6 +116,26 @@ class Peer:
         self.last_bytes = num_bytes
         self.num_silent, self.trouble = 0, ""
 
+    def take(self, step: int, replica: int) -> message_lib.Message | None:
+        """Hands out a step's message, and lets go of those of older steps."""
+        box = self.boxes.get(replica, {})
+        for old in [s for s in box if s < step]:
+            del box[old]
+        return box.pop(step, None)
+
+    def forget(self) -> None:
+        """Lets go of all messages: it has started again."""
+        self.boxes.clear()
+        self.newest.clear()
+        self.num_silent = 0
+
+    def refuse(self, kind: str, reason: str, step: int) -> None:
+        """Counts a message that does not count, and keeps why."""
+        self.num_refused[kind] += 1
+        self.refused[step] = f"{reason}."
+        if len(self.refused) > _MAX_LISTED:
+            del self.refused[min(self.refused)]
+
     def write(self, content: bytes) -> None:
         """Sends a framed message, now or when the peer is there."""
         self.recent.append(content)
@@ -317,17 +337,13 @@ class Mailbox:
     ) -> message_lib.Message | None:
         """Waits for a message of one's own step, if that is worth it."""
         while True:
-            # Another one once the peer has started again.
-            box = peer.boxes.setdefault(own.replica, {})
-            received = box.pop(own.step, None)
+            received = peer.take(own.step, own.replica)
             left = end - self._clock()
             is_behind = peer.newest.get(own.replica, -1) < own.step
             is_worth_it = self._is_open and is_behind and not peer.is_silent
             if received is not None or left <= 0 or not is_worth_it:
                 break
             self._arrived.wait(left)
-        for old in [s for s in box if s < own.step]:
-            del box[old]
         if received is None and left <= 0 and not peer.is_silent:
             peer.num_silent += 1
             if peer.is_silent:
@@ -376,9 +392,7 @@ class Mailbox:
     def _meet(self, peer: Peer, address: addresses.Address) -> None:
         """Takes a peer for what its note says."""
         with self._arrived:
-            peer.boxes.clear()
-            peer.newest.clear()
-            peer.num_silent = 0
+            peer.forget()
         peer.address, peer.trouble = address, ""
         if address.replicas != self._replicas:
             peer.trouble = (
@@ -519,10 +533,7 @@ class Mailbox:
         else:
             group = peer.group
             whose = f"A message of group {group}, step {step},"
-            peer.num_refused[kind] += 1
-            peer.refused[step] = f"{reason}."
-            if len(peer.refused) > _MAX_LISTED:
-                del peer.refused[min(peer.refused)]
+            peer.refuse(kind, reason, step)
         self._warn_once(
             group,
             kind,
