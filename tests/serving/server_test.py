@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow_serving.apis import get_model_metadata_pb2
 from tensorflow_serving.apis import predict_pb2
 from tensorflow_serving.apis import prediction_service_pb2_grpc
 
@@ -49,6 +50,34 @@ def test_a_bare_client_gets_predictions(exchange):
     np.testing.assert_allclose(
         tf.make_ndarray(answer.outputs["outputs"]), model(_X), rtol=1e-6
     )
+    assert server.counts == {"requests": 1, "failed": 1}
+
+
+def test_a_bare_client_gets_the_signature(exchange):
+    asked = get_model_metadata_pb2.GetModelMetadataRequest(
+        metadata_field=["signature_def"]
+    )
+    asked.model_spec.name = "default"
+    cases.publish(exchange, cases.deep(5), step=7)
+    with server_cases.serving(exchange) as server, _stub(server) as stub:
+        described = stub.GetModelMetadata(asked, timeout=60)
+        asked.model_spec.version.value = 9
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.GetModelMetadata(asked, timeout=60)
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    assert described.model_spec.version.value == 7
+    found = get_model_metadata_pb2.SignatureDefMap()
+    assert described.metadata["signature_def"].Unpack(found)
+    signature = found.signature_def["serving_default"]
+    (taken,) = signature.inputs.items()
+    (given,) = signature.outputs.items()
+    for (name, tensor), wanted, width in (
+        (taken, "inputs", _X.shape[1]),
+        (given, "outputs", 3),
+    ):
+        assert name == wanted
+        assert tensor.dtype == tf.float32.as_datatype_enum
+        assert [dim.size for dim in tensor.tensor_shape.dim] == [-1, width]
     assert server.counts == {"requests": 1, "failed": 1}
 
 

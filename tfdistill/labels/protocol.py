@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 try:
+    from tensorflow_serving.apis import get_model_metadata_pb2
     from tensorflow_serving.apis import predict_pb2
     from tensorflow_serving.apis import prediction_service_pb2_grpc as service
 except ImportError as error:
@@ -124,6 +125,26 @@ def _array(proto: Any, name: str, spec: tf.TensorSpec) -> np.ndarray:
 
 
 # ---- answering ----
+
+
+def metadata(model: str, version: int, inputs: Specs, outputs: Specs) -> Any:
+    """Returns the GetModelMetadataResponse that says what a model takes."""
+    found = get_model_metadata_pb2.SignatureDefMap()
+    signature = found.signature_def[SIGNATURE]
+    signature.method_name = "tensorflow/serving/predict"
+    for said, specs in (
+        (signature.inputs, inputs),
+        (signature.outputs, outputs),
+    ):
+        for name, spec in specs.items():
+            said[name].name = f"{name}:0"
+            said[name].dtype = spec.dtype.as_datatype_enum
+            said[name].tensor_shape.CopyFrom(spec.shape.as_proto())
+    response = get_model_metadata_pb2.GetModelMetadataResponse()
+    response.model_spec.name = model
+    response.model_spec.version.value = version
+    response.metadata["signature_def"].Pack(found)
+    return response
 
 
 def answer(model: str, version: int, outputs: Mapping[str, Any]) -> Any:

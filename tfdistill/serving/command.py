@@ -15,11 +15,11 @@ _log = logging.getLogger(__name__)
 # Between two warnings that there is nothing to serve.
 _WARN_SECS = 30.0
 _NOTES = """\
-The protocol is Predict of TensorFlow Serving's PredictionService. Ask with
-tfdistill.labels.Teachers, or any client of TensorFlow Serving. Signatures of
-versions are checked with the run's key, see TFDISTILL_EXCHANGE_KEY_FILE. It
-prints one JSON line of load a second, and ends at SIGTERM once all requests are
-answered. docs/labels_servers.md describes it.
+The protocol is TensorFlow Serving's PredictionService (Predict and
+GetModelMetadata). Ask with tfdistill.labels.Teachers, or any client of
+TensorFlow Serving. Signatures of versions are checked with the run's key, see
+TFDISTILL_EXCHANGE_KEY_FILE. It prints one JSON line of load a second, and ends
+at SIGTERM once all requests are answered. docs/labels_servers.md describes it.
 """
 
 

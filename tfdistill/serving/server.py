@@ -7,6 +7,7 @@ between two of them: no answer mixes two versions, and no version costs a load.
 import collections
 import logging
 import threading
+from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 from typing import NamedTuple
@@ -192,10 +193,20 @@ class Server(protocol.Servicer):
 
     def Predict(self, request: Any, context: Any) -> Any:
         """Answers PredictionService's request of this name."""
+        return self._answered(self._predicted, request, context)
+
+    def GetModelMetadata(self, request: Any, context: Any) -> Any:
+        """Answers PredictionService's request of this name: the signature."""
+        return self._answered(self._described, request, context)
+
+    def _answered(
+        self, give: Callable[[Any, Any], Any], request: Any, context: Any
+    ) -> Any:
+        """Gives an answer, of one version, and counts; a bad request ends."""
         outcome = "failed"
         try:
             with self._followed.lock:
-                answer = self._predicted(request, context)
+                answer = give(request, context)
             outcome = "requests"
             return answer
         except (protocol.BadAnswerError, tf.errors.OpError) as error:
@@ -217,6 +228,15 @@ class Server(protocol.Servicer):
         outputs = zip(names, function(inputs), strict=True)
         version = self._followed.version
         return protocol.answer(self._model, version, dict(outputs))
+
+    def _described(self, request: Any, context: Any) -> Any:
+        function = self._found(request.model_spec, context)
+        return protocol.metadata(
+            self._model,
+            self._followed.version,
+            function.input_spec,
+            function.output_spec,
+        )
 
     def _found(self, spec: Any, context: Any) -> Any:
         """Returns what was asked about; ends the request if it is not there."""
