@@ -51,9 +51,9 @@ class _Compared(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.weights.append(float(logs["distillation_weight"]))
         barrier = self._barrier
-        followers = [] if barrier.is_open else barrier._followers.values()
+        followers = [] if barrier.is_over else barrier._followers.values()
         # Versions of before teach once it is open.
-        taught = [t.follower for t in self.model.teachers if barrier.is_open]
+        taught = [t.follower for t in self.model.teachers if barrier.is_over]
         waits.until(
             lambda: (
                 all(f.announced < 0 or f.state for f in followers)
@@ -118,7 +118,7 @@ def test_groups_far_apart_distil_from_the_next_mix_on(
     with caplog.at_level(logging.WARNING, logger="tfdistill.contrib"):
         barrier, compared = _trained(exchange, backup, epochs=3)
     # Mixed at step 2, when the version was read; compared; opened at step 3.
-    assert (barrier.num_mixes, barrier.is_open) == (1, True)
+    assert (barrier.num_mixes, barrier.is_over) == (1, True)
     # From then on, the version of before may teach once it is read.
     assert compared.weights[:3] == [0] * 3 and compared.weights[-1] == 0.5
     # Each alone says 4 x; the mean of both says 0.
@@ -132,14 +132,14 @@ def test_groups_far_apart_distil_from_the_next_mix_on(
     backup = tfdistill.callbacks.Backup(tmp_path / "backup", every_steps=6)
     again, compared = _trained(exchange, backup, epochs=5)
     assert backup.resumed_step == 6 and again.num_mixes == 1
-    assert again.is_open and again.barrier == pytest.approx(barrier.barrier)
+    assert again.is_over and again.barrier == pytest.approx(barrier.barrier)
     assert len(compared.weights) == 4 and compared.weights[-1] == 0.5
 
 
 def test_a_margin_keeps_it_closed(exchange):
     _publish(exchange, _two_units([-1, 1]))
     barrier, compared = _trained(exchange, epochs=3, margin=10.0)
-    assert (barrier.num_compared, barrier.is_open) == (1, False)
+    assert (barrier.num_compared, barrier.is_over) == (1, False)
     assert compared.weights == [0] * 6
 
 
@@ -168,7 +168,7 @@ def test_what_was_opened_is_repeated_at_the_same_step(
     caplog.clear()
     barrier, compared = _trained(exchange, backup, epochs=3)
     assert backup.resumed_step == 2
-    assert barrier.is_open and barrier.num_mixes == 1
+    assert barrier.is_over and barrier.num_mixes == 1
     assert "Step 3: from now on weights are not mixed" in caplog.text
     assert compared.weights[0] == 0 and compared.weights[-1] == 0.5
 
@@ -176,5 +176,5 @@ def test_what_was_opened_is_repeated_at_the_same_step(
 def test_a_group_follows_another_that_mixes_no_more(exchange):
     _publish(exchange, _two_units([1, -1]), merge_barrier_open=True)
     barrier, compared = _trained(exchange, epochs=2)
-    assert (barrier.num_mixes, barrier.is_open) == (0, True)
+    assert (barrier.num_mixes, barrier.is_over) == (0, True)
     assert barrier.barrier is None and compared.weights[-1] == 0.5

@@ -108,14 +108,21 @@ def _hostile(directory, path):
 # ---- SavedModels that the user names ----
 
 
+def _named(directory, graph, *, trust):
+    specs = graph.input_spec, graph.output_spec
+    return other_graphs.load(
+        directory, *specs, trust=trust, remedy="trust_graph=True"
+    )
+
+
 def test_a_hostile_one_is_refused_unless_trusted(graph, tmp_path, caplog):
     _hostile(tmp_path / "model", tmp_path / "reached")
     directory = str(tmp_path / "model")
     with pytest.raises(ValueError, match="WriteFile.*trust_graph=True"):
-        other_graphs.load(directory, graph, trust=False)
+        _named(directory, graph, trust=False)
     assert not (tmp_path / "reached").exists()
     with caplog.at_level(logging.WARNING):
-        function = other_graphs.load(directory, graph, trust=True)
+        function = _named(directory, graph, trust=True)
     assert "though its function" in caplog.text
     assert "WriteFile" in caplog.text
     function(_X)
@@ -125,7 +132,7 @@ def test_a_hostile_one_is_refused_unless_trusted(graph, tmp_path, caplog):
 def test_a_good_one_is_loaded_without_a_word(graph, tmp_path, caplog):
     student = cases.deep(1)
     student.export(str(tmp_path / "model"), verbose=False)
-    function = other_graphs.load(str(tmp_path / "model"), graph, trust=False)
+    function = _named(str(tmp_path / "model"), graph, trust=False)
     np.testing.assert_allclose(function(_X)[0], student(_X), rtol=1e-5)
     assert "though" not in caplog.text
 

@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.cases import waits
 from tfdistill.exchange import versions
@@ -310,14 +311,12 @@ class _Group:
             self.readers.append(reader)
             self.cannot_load.append(cannot_load)
             self.collectives.append(_Collective())
-            self.agreements.append(
-                agreement.Agreement(
-                    [reader],
-                    self.collectives[-1],
-                    num_workers=num_workers,
-                    is_chief=index == 0,
-                )
+            made = agreement.Agreement(
+                tf.distribute.get_strategy(), [reader], num_said=0
             )
+            made._sum, made._is_chief = self.collectives[-1], index == 0
+            made._num_workers = num_workers
+            self.agreements.append(made)
 
     def background(self):
         """Some of what the workers' threads may do at any moment."""

@@ -46,6 +46,7 @@ class MergeBarrier(mixing.WeightMixer):
     so does that of any group that mixes with this one.
 
     Attributes:
+        is_over: Whether it is open: weights are mixed no more.
         barrier: The one that opened it, in the unit of the loss; None if it is
             not known here.
         num_compared: How many mixes were compared.
@@ -91,11 +92,6 @@ class MergeBarrier(mixing.WeightMixer):
         self._margin = float(margin)
         self._weight = schedules.get(weight)
         self._taken: list[tuple[Any, Any]] = []
-
-    @property
-    def is_open(self) -> bool:
-        """Whether weights are mixed no more."""
-        return self.is_over
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
         """Returns the distillation weight at a step, float32 scalar tensor."""

@@ -5,6 +5,7 @@ each learns from what the others predicted before the step. Nothing is sent or
 run twice, since the predictions are outputs of the step itself.
 """
 
+import copy
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -40,25 +41,16 @@ class OtherStudents(teacher.Teacher):
                 "`num_students` must be how many students are the outputs of "
                 f"the model, >= 2; received {num_students!r}."
             )
-        self._num_students = num_students
+        self._num_students, self._distance = num_students, 1
 
     def members(self, cluster: identity.Cluster) -> Sequence[teacher.Teacher]:
         """Returns one teacher for each distance between two students."""
-        size = self._num_students
-        return [
-            _Ahead(distance, num_students=size, weight=self.weight)
-            for distance in range(1, size)
-        ]
-
-
-class _Ahead(teacher.Teacher):
-    """The teacher of each student is the one so far ahead in the circle."""
-
-    def __init__(
-        self, distance: int, *, num_students: int, weight: float
-    ) -> None:
-        super().__init__(name=f"next_{distance}", weight=weight)
-        self._distance, self._num_students = distance, num_students
+        found = []
+        for distance in range(1, self._num_students):
+            ahead = copy.copy(self)
+            ahead.name, ahead._distance = f"next_{distance}", distance
+            found.append(ahead)
+        return found
 
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
         """Returns the outputs of the step, each student's at another's place.

@@ -24,11 +24,7 @@ class FrozenFunction:
     """
 
     def __init__(
-        self,
-        directory: str,
-        *,
-        input_spec: Any,
-        output_spec: Any = None,
+        self, directory: str, input_spec: Any, output_spec: Any = None
     ) -> None:
         """Loads a SavedModel; inside a strategy's scope, one copy a device.
 
@@ -138,26 +134,17 @@ def in_flat_order(names: Iterable[str]) -> list[str]:
 
 
 def load(
-    directory: str, graph: student_graph.StudentGraph, *, trust: bool
+    directory: str,
+    input_spec: Any,
+    output_spec: Any = None,
+    *,
+    trust: bool,
+    remedy: str,
 ) -> FrozenFunction:
     """Loads a SavedModel that the user has named, by path or URL.
 
-    With `trust`, whatever it holds, with a warning; else ValueError if it
-    holds what may not run. ValueError too if it does not fit the student.
-    """
-    check_named(
-        directory,
-        trust=trust,
-        remedy="teachers.FixedTeacher(path, trust_graph=True)",
-    )
-    return _loaded(directory, graph)
-
-
-def check_named(directory: str, *, trust: bool, remedy: str) -> None:
-    """Checks a SavedModel that the user has named, by path or URL.
-
     With `trust`, what may not run is a warning, else a ValueError that names
-    `remedy`, the option to set.
+    `remedy`, the option to set. ValueError too if it does not fit the specs.
     """
     if filesystem.in_object_store(directory):
         raise ValueError(
@@ -179,6 +166,7 @@ def check_named(directory: str, *, trust: bool, remedy: str) -> None:
                 f"trust it as you would trust a program, set {remedy}."
             ) from error
         _log.warning("Loading the SavedModel %s, though %s", directory, error)
+    return FrozenFunction(directory, input_spec, output_spec)
 
 
 def load_version(
@@ -197,10 +185,4 @@ def load_version(
         exchange.fetch(version, directory)
         if not trust:
             graph_check.check_directory(directory)
-        return _loaded(directory, graph)
-
-
-def _loaded(directory: str, graph: Any) -> FrozenFunction:
-    return FrozenFunction(
-        directory, input_spec=graph.input_spec, output_spec=graph.output_spec
-    )
+        return FrozenFunction(directory, graph.input_spec, graph.output_spec)

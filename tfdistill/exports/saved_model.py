@@ -23,58 +23,53 @@ from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 from tfdistill.system import keras_internals
 
+# None stands for a table on parameter servers, which is read as it is written.
+Snapshot = list[tf.Tensor | None]
 
-class ServedStudent(tf.Module):
-    """What the SavedModel holds: variables, `serve` and a signature.
+
+def _served(
+    graph: student_graph.StudentGraph,
+    values: Snapshot,
+    dtypes: Sequence[tf.DType],
+) -> tuple[tf.Module, Any]:
+    """Returns what the SavedModel holds, and `serving_default`.
 
     A value of None stands for a table on parameter servers, whose rows are
     written another way.
     """
-
-    def __init__(
-        self,
-        graph: student_graph.StudentGraph,
-        values: Sequence[tf.Tensor | None],
-        *,
-        dtypes: Sequence[tf.DType],
-    ) -> None:
-        super().__init__()
-        with tf.init_scope():
-            self.model_variables = [
-                _stand_in(variable, dtype)
-                if value is None
-                else tf.Variable(value, trainable=False, name=_name(variable))
-                for value, variable, dtype in zip(
-                    values, graph.variables, dtypes, strict=True
-                )
-            ]
-        # A SavedModel holds a table only if an attribute leads to it.
-        self.tables = list(graph.tables)
-        self._graph = graph
-        self.serve = tf.function(
-            lambda inputs: graph(self.model_variables, inputs),
-            input_signature=[graph.input_spec],
-            autograph=False,
-        )
-
-    def signature(self) -> Any:
-        """`serving_default`, in the flat form that signatures must have."""
-        specs = student_graph.named(self._graph.input_spec, "inputs")
-
-        @tf.function(autograph=False)
-        def serving_default(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-            inputs = keras.tree.pack_sequence_as(
-                self._graph.input_spec, [tensors[name] for name in specs]
+    module = tf.Module()
+    with tf.init_scope():
+        module.model_variables = [
+            _stand_in(variable, dtype)
+            if value is None
+            else tf.Variable(value, trainable=False, name=_name(variable))
+            for value, variable, dtype in zip(
+                values, graph.variables, dtypes, strict=True
             )
-            outputs = self.serve(inputs)
-            return student_graph.named(outputs, "outputs")
+        ]
+    # A SavedModel holds a table only if an attribute leads to it.
+    module.tables = list(graph.tables)
+    module.serve = tf.function(
+        lambda inputs: graph(module.model_variables, inputs),
+        input_signature=[graph.input_spec],
+        autograph=False,
+    )
+    specs = student_graph.named(graph.input_spec, "inputs")
 
-        return serving_default.get_concrete_function(
-            **{
-                name: tf.TensorSpec(spec.shape, spec.dtype, name=name)
-                for name, spec in specs.items()
-            }
+    @tf.function(autograph=False)
+    def serving_default(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+        inputs = keras.tree.pack_sequence_as(
+            graph.input_spec, [tensors[name] for name in specs]
         )
+        return student_graph.named(module.serve(inputs), "outputs")
+
+    # Signatures must be flat.
+    return module, serving_default.get_concrete_function(
+        **{
+            name: tf.TensorSpec(spec.shape, spec.dtype, name=name)
+            for name, spec in specs.items()
+        }
+    )
 
 
 def _stand_in(table: layer.LogicalTable, dtype: tf.DType) -> tf.Variable:
@@ -97,9 +92,6 @@ def _name(variable: Any) -> str:
 _KEY = "model_variables/{}/.ATTRIBUTES/VARIABLE_VALUE"
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VARIABLES = ("variables/variables.index", "variables/variables.data")
-
-# None stands for a table on parameter servers, which is read as it is written.
-Snapshot = list[tf.Tensor | None]
 
 
 class SavedModelWriter:
@@ -217,11 +209,9 @@ class SavedModelWriter:
         self, values: Snapshot
     ) -> tuple[dict[str, bytes], tf.Tensor]:
         """Lets TensorFlow write one SavedModel and keeps its graph's files."""
-        served = ServedStudent(self.graph, values, dtypes=self._dtypes)
+        module, signature = _served(self.graph, values, self._dtypes)
         with tempfile.TemporaryDirectory(prefix="tfdistill-") as directory:
-            tf.saved_model.save(
-                served, directory, signatures=served.signature()
-            )
+            tf.saved_model.save(module, directory, signatures=signature)
             root = pathlib.Path(directory)
             files = {
                 str(path.relative_to(root)): path.read_bytes()

@@ -26,12 +26,11 @@ _FIELDS = 3
 # time between two tries.
 _READ_TIMEOUT_SECS, _RETRY_SECS = 60.0, 0.2
 
-# Sums the workers' int64 vectors; every worker calls it at the same step.
-Sum = Callable[[np.ndarray], np.ndarray]
 
-
-def _collective_sum(strategy: tf.distribute.Strategy, size: int) -> Sum:
-    """Makes one small collective for workers' vectors of length `size`."""
+def _collective_sum(
+    strategy: tf.distribute.Strategy, size: int
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Makes one small collective: sums workers' int64 vectors of a size."""
     num_local = strategy.num_replicas_in_sync // replicas.num_workers(strategy)
 
     def in_replica(values: tf.Tensor) -> tf.Tensor:
@@ -75,18 +74,24 @@ class Agreement:
 
     def __init__(
         self,
+        strategy: tf.distribute.Strategy,
         followers: Sequence[follower.Follower],
-        sum_over_group: Sum,
         *,
-        num_workers: int,
-        is_chief: bool,
-        num_said: int = 0,
+        num_said: int,
     ) -> None:
-        """Takes the followers, in the same order on all workers."""
+        """Takes the followers, in the same order on all workers.
+
+        On parameter servers the coordinator decides.
+        """
         self._followers = followers
-        self._sum = sum_over_group
-        self._num_workers = num_workers
-        self._is_chief = is_chief
+        size = _FIELDS * len(followers) + num_said
+        self._sum = (
+            (lambda values: values)
+            if replicas.on_servers(strategy)
+            else _collective_sum(strategy, size)
+        )
+        self._num_workers = replicas.num_workers(strategy)
+        self._is_chief = replicas.is_chief(strategy)
         self._num_said = num_said
 
     def exchange_news(self, said: Sequence[int] = ()) -> News:
@@ -165,28 +170,6 @@ class Agreement:
         summed = self._sum(np.array([*mine.reshape(-1), *said], np.int64))
         of_followers, sums = np.split(summed, [mine.size])
         return of_followers.reshape(mine.shape), sums.tolist()
-
-
-def among(
-    strategy: tf.distribute.Strategy,
-    followers: Sequence[follower.Follower],
-    *,
-    num_said: int,
-) -> Agreement:
-    """Makes the agreement of the workers of a strategy.
-
-    On parameter servers the coordinator decides.
-    """
-    size = _FIELDS * len(followers) + num_said
-    return Agreement(
-        followers,
-        (lambda values: values)
-        if replicas.on_servers(strategy)
-        else _collective_sum(strategy, size),
-        num_workers=replicas.num_workers(strategy),
-        is_chief=replicas.is_chief(strategy),
-        num_said=num_said,
-    )
 
 
 def _read_now(each: follower.Follower) -> None:

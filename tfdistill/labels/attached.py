@@ -79,16 +79,6 @@ def detach(element: Any) -> tuple[Any, Mapping[str, Any]]:
     return (x, *element[1:]), labels
 
 
-def that_count(
-    label: Mapping[str, Any], *, step: tf.Tensor, num_rows: Any
-) -> tf.Tensor:
-    """Finds the rows that have an answer of an age that counts: bool."""
-    count = label["version"] >= 0
-    if "expires_step" in label:
-        count &= step <= label["expires_step"]
-    return tf.broadcast_to(count, [num_rows])
-
-
 def _is_element(element: Any) -> bool:
     return isinstance(element, tuple) and not isinstance(element, Labelled)
 

@@ -288,10 +288,8 @@ def _predictor(
             "`teacher` must be a Keras model or the directory of a SavedModel; "
             f"received {type(teacher).__name__}."
         )
-    path = os.fspath(teacher)
-    other_graphs.check_named(path, trust=trust, remedy="`trust`")
-    spec = _inputs(element_spec)
-    return other_graphs.FrozenFunction(path, input_spec=spec), path
+    path, spec = os.fspath(teacher), _inputs(element_spec)
+    return other_graphs.load(path, spec, trust=trust, remedy="`trust`"), path
 
 
 # ---- reading ----

@@ -104,7 +104,9 @@ class Rounds:
         self._exporter = exporter
         self._wait_secs, self._clock = wait_secs, clock
         self._is_chief = replicas.is_chief(strategy)
-        self._agreement = agreement.among(strategy, self._followers, num_said=1)
+        self._agreement = agreement.Agreement(
+            strategy, self._followers, num_said=1
+        )
         # Of each peer, the newest version in sight when it was missing.
         self._missed = [-2] * len(followers)
 

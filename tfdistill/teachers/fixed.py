@@ -112,7 +112,11 @@ class FixedTeacher(teacher.Teacher):
                 "of these, or train without parameter servers."
             )
         self._infer = other_graphs.load(
-            self._path, student.graph, trust=self._trust_graph
+            self._path,
+            student.graph.input_spec,
+            student.graph.output_spec,
+            trust=self._trust_graph,
+            remedy="teachers.FixedTeacher(path, trust_graph=True)",
         )
 
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:

@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistill import losses
-from tfdistill.labels import attached
 from tfdistill.labels import forms
 from tfdistill.teachers import teacher
 
@@ -65,11 +64,11 @@ class LabelTeacher(teacher.Teacher):
         """Finds the labels of the batch; NaN where none counts."""
         outputs = batch.flat
         label = self._label(batch, len(outputs))
-        count = attached.that_count(
-            label, step=batch.step, num_rows=tf.shape(outputs[0])[0]
-        )
+        counts = label["version"] >= 0
+        if "expires_step" in label:
+            counts &= batch.step <= label["expires_step"]
         return [
-            _where(count, self._decoded(kept, like, loss))
+            _where(counts, self._decoded(kept, like, loss))
             for kept, like, loss in zip(
                 label["outputs"], outputs, batch.losses, strict=True
             )

@@ -44,17 +44,17 @@ class Merit:
         self, canary: canary_lib.Canary, student: teacher.Student
     ) -> None:
         """Traces the student: the other thread must not run its code."""
-        self._canary, self._student = canary, student
+        graph, inputs = student.graph, canary.inputs
+        self._from_logits = student.from_logits
         self._labels = labels_of(canary.targets)
-        self._writer = saved_model.SavedModelWriter(student.graph)
+        self._writer = saved_model.SavedModelWriter(graph)
         self._run = (
-            on_servers.student_runner(student.graph)
+            on_servers.student_runner(graph, inputs)
             if student.on_servers
-            else lambda values, x: keras.tree.flatten(student.graph(values, x))
+            else lambda values: keras.tree.flatten(graph(values, inputs))
         )
-        self._run(self._writer.snapshot(), canary.inputs)
-        # By peer, the loss of the version before.
-        self._before: dict[str, float] = {}
+        self._run(self._writer.snapshot())
+        self._last_losses: dict[str, float] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -62,12 +62,9 @@ class Merit:
         self._own_loss: Callable[[], float | None] = lambda: None
 
     def take(self) -> None:
-        """Takes the student's values, between two steps, at no cost."""
-        values, inputs = self._writer.snapshot(), self._canary.inputs
-        # Found once somebody asks, and kept.
-        self._own_loss = functools.cache(
-            lambda: self._loss(self._run(values, inputs))
-        )
+        """Takes the student's values; their loss is found if somebody asks."""
+        values = self._writer.snapshot()
+        self._own_loss = functools.cache(lambda: self._loss(self._run(values)))
 
     def check(self, peer: str, outputs: list[tf.Tensor]) -> None:
         """Refuses a version with these outputs if it is clearly worse.
@@ -78,11 +75,10 @@ class Merit:
         loss = self._loss(outputs)
         if loss is None:
             return
-        before = self._before.get(peer, loss)
-        self._before[peer] = loss
+        before = self._last_losses.get(peer, loss)
+        self._last_losses[peer] = loss
         least, own = min(loss, (loss + before) / 2), self._own_loss()
-        base = base_rate_loss(self._labels)
-        if own is not None and is_worse(least, own, base):
+        if own is not None and is_worse(least, own, self._labels):
             raise screen.Refused(
                 "on the canary batch, it is clearly worse than the student."
             )
@@ -91,7 +87,7 @@ class Merit:
         """Returns the mean cross-entropy in nats; None if there is none."""
         if self._labels is None:
             return None
-        logits = _logits(outputs, from_logits=self._student.from_logits)
+        logits = _logits(outputs, from_logits=self._from_logits)
         labels, num_classes = self._labels, logits.shape[-1]
         fits = len(labels) == len(logits) and len(outputs) == 1
         if fits and labels.min() >= 0 and labels.max() < num_classes:
@@ -111,21 +107,17 @@ class Merit:
         return None
 
 
-def is_worse(loss: float, own: float, base: float) -> bool:
+def is_worse(loss: float, own: float, labels: Any) -> bool:
     """Whether a loss is clearly worse than the student's `own`, in nats."""
+    _, counts = np.unique(labels, return_counts=True)
+    rates = counts / counts.sum()
+    base = float(-(rates * np.log(rates)).sum())
     if not base > 0:
         return False
     skill = 1 - own / base
     if skill < _LEAST_SKILL:
         return loss > _WORSE_THAN_BASE * base
     return 1 - loss / base < _LEAST_SHARE * skill
-
-
-def base_rate_loss(labels: Any) -> float:
-    """The cross-entropy of whoever knows only how often classes occur."""
-    _, counts = np.unique(labels, return_counts=True)
-    rates = counts / counts.sum()
-    return float(-(rates * np.log(rates)).sum())
 
 
 def _logits(outputs: list[tf.Tensor], *, from_logits: bool) -> tf.Tensor:
@@ -135,8 +127,7 @@ def _logits(outputs: list[tf.Tensor], *, from_logits: bool) -> tf.Tensor:
     """
     values = tf.cast(outputs[0], tf.float32)
     values = tf.reshape(values, [-1, values.shape[-1]])
-    is_binary = values.shape[-1] == 1
-    if is_binary:
+    if values.shape[-1] == 1:
         other = tf.zeros_like(values) if from_logits else 1 - values
         values = tf.concat([other, values], axis=-1)
     if from_logits:
@@ -146,7 +137,7 @@ def _logits(outputs: list[tf.Tensor], *, from_logits: bool) -> tf.Tensor:
 
 def labels_of(targets: Any) -> np.ndarray | None:
     """Returns targets as a vector of class indices; None if they are none."""
-    flat = [] if targets is None else keras.tree.flatten(targets)
+    flat = keras.tree.flatten(targets)
     if len(flat) != 1:
         return None
     values = np.asarray(flat[0])

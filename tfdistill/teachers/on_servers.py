@@ -153,7 +153,12 @@ class ServerCopy:
         # That of no teacher.
         self._version = WorkerVariable(np.int64(-2), name=f"{name}_version")
         self._half: tf.Tensor | None = None
-        self._on_trial = tf.function(self._infer_on_trial, autograph=False)
+        self._on_trial = tf.function(
+            lambda half, inputs: self._infer(
+                half, lambda index: self._fetched(index, half), inputs
+            ),
+            autograph=False,
+        )
 
     def _infer(
         self, half: tf.Tensor, dense: Callable[[int], tf.Tensor], inputs: Any
@@ -228,11 +233,6 @@ class ServerCopy:
         half = tf.constant(1 - self.half, tf.int64)
         return list(self._on_trial(half, inputs))
 
-    def _infer_on_trial(self, half: tf.Tensor, inputs: Any) -> list[tf.Tensor]:
-        return self._infer(
-            half, lambda index: self._fetched(index, half), inputs
-        )
-
     def install(self, values: saved_model.Snapshot) -> None:
         """Puts the version in use that was read into the other half."""
         self.half = 1 - self.half
@@ -261,12 +261,12 @@ def _two_halves(shard: tf.Variable) -> tf.Variable:
 
 
 def student_runner(
-    graph: student_graph.StudentGraph,
-) -> Callable[[Any, Any], list[Any]]:
+    graph: student_graph.StudentGraph, inputs: Any
+) -> Callable[[Any], list[Any]]:
     """Returns a function that runs the student from the coordinator.
 
-    From what a snapshot holds and inputs to the flat list of outputs. Tables
-    are not part of a snapshot: their rows are read as they are.
+    From what a snapshot holds to the flat list of outputs. Tables are not part
+    of a snapshot: their rows are read as they are.
     """
     tables = {
         index: [Rows(shard.value) for shard in variable.layer.shards]
@@ -278,7 +278,7 @@ def student_runner(
         return _infer(graph, tables, lambda index: dense[str(index)], inputs)
 
     run = tf.function(infer, autograph=False)
-    return lambda values, inputs: run(
+    return lambda values: run(
         {str(i): v for i, v in enumerate(values) if i not in tables}, inputs
     )
 

@@ -187,7 +187,7 @@ class TeacherList:
                     raise RuntimeError(_ATTACHED.format(each.name))
                 each.is_attached = True
                 each.attach(student)
-        self._agreement = agreement.among(
+        self._agreement = agreement.Agreement(
             student.strategy,
             [peer.follower for peer in self._peers],
             num_said=len(self._teachers),
