@@ -17,10 +17,8 @@ from tests.cases import free_ports
 from tests.cases import storage as storage_cases
 from tfdistill.cluster import identity
 from tfdistill.doctor import check
+from tfdistill.doctor import checks
 from tfdistill.doctor import command
-from tfdistill.doctor import environment
-from tfdistill.doctor import reach
-from tfdistill.doctor import storage
 from tfdistill.exchange import filesystem
 
 _KEY = "k" * 32
@@ -93,13 +91,13 @@ def _config(task_type="worker", index=0, **spec):
     ],
 )
 def test_a_wrong_environment(environ, seen):
-    cluster, results = environment.cluster_of(environ)
+    cluster, results = checks.cluster_of(environ)
     assert cluster is None
     assert seen in _only(results, check.FAILED, "environment").seen
 
 
 def _environment(**environ):
-    _, results = environment.cluster_of(
+    _, results = checks.cluster_of(
         {f"TFDISTILL_{k.upper()}": v for k, v in environ.items()}
     )
     assert not any(_KEY in found.seen + found.remedy for found in results)
@@ -130,7 +128,7 @@ def _reach(*clusters, wait_secs=20.0):
     """Each cluster's task looks for the others, all at the same time."""
 
     def examine(cluster):
-        return list(reach.examine(cluster, wait_secs=wait_secs))
+        return list(checks.of_group(cluster, wait_secs=wait_secs))
 
     with concurrent.futures.ThreadPoolExecutor(len(clusters)) as pool:
         return list(pool.map(examine, clusters))
@@ -176,22 +174,22 @@ def test_two_tasks_with_swapped_addresses_are_told():
 
 
 def test_an_exchange_that_works_is_left_as_it_was(tmp_path):
-    assert storage.of(str(tmp_path / "hub")).status == check.OK
+    assert checks.of_root(str(tmp_path / "hub")).status == check.OK
     assert os.listdir(tmp_path / "hub") == []
     mount = storage_cases.NoDirectoryRename()
-    assert storage.of(str(tmp_path), file_system=mount).status == check.OK
+    assert checks.of_root(str(tmp_path), file_system=mount).status == check.OK
     store = storage_cases.MemoryFileSystem()
-    assert storage.of("m", file_system=store).status == check.OK
+    assert checks.of_root("m", file_system=store).status == check.OK
     assert store.files == {}
 
 
 def test_a_file_in_the_place_of_the_exchange(tmp_path):
     (tmp_path / "hub").touch()
-    found = storage.of(str(tmp_path / "hub"))
+    found = checks.of_root(str(tmp_path / "hub"))
     assert found.status == check.FAILED
     assert "could not make a directory" in found.seen
     assert "mkdir" in found.remedy
-    assert "two slashes" in storage.of("nearly:/x").seen
+    assert "two slashes" in checks.of_root("nearly:/x").seen
 
 
 class _Forgetful(filesystem.LocalFileSystem):
@@ -223,7 +221,7 @@ class _Forgetful(filesystem.LocalFileSystem):
     ],
 )
 def test_an_exchange_that_fails_in_one_way(tmp_path, fault, seen):
-    found = storage.of(str(tmp_path), file_system=_Forgetful(fault))
+    found = checks.of_root(str(tmp_path), file_system=_Forgetful(fault))
     assert found.status == check.FAILED
     assert seen in found.seen
     assert os.listdir(tmp_path) == []

@@ -5,7 +5,7 @@ import fsspec
 import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill.doctor import check
-from tfdistill.doctor import storage
+from tfdistill.doctor import checks
 from tfdistill.doctor import teachers
 from tfdistill.exchange import publisher
 
@@ -62,9 +62,9 @@ def test_a_peer_of_another_architecture(exchange):
 
 
 def test_an_exchange_behind_a_url():
-    assert storage.of("memory://doctor/hub").status == check.OK
+    assert checks.of_root("memory://doctor/hub").status == check.OK
     assert fsspec.filesystem("memory").find("/doctor") == []
-    found = storage.of("nosuch://doctor/hub")
+    found = checks.of_root("nosuch://doctor/hub")
     assert found.status == check.FAILED
     assert "nosuch:// must be" in found.seen
 

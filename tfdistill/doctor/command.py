@@ -8,9 +8,7 @@ from collections.abc import Iterator
 
 from tfdistill.cluster import identity
 from tfdistill.doctor import check
-from tfdistill.doctor import environment
-from tfdistill.doctor import reach
-from tfdistill.doctor import storage
+from tfdistill.doctor import checks
 from tfdistill.system import programs
 
 DATA = "data"
@@ -23,33 +21,30 @@ _SLOW_STORAGE = (
 More = Callable[[identity.Cluster], check.Check]
 
 
-def checks(
+def _asked_for(
     options: programs.Options, more: More | None = None
 ) -> Iterator[check.Check]:
-    """Yields the checks that the options ask for, and that of `more`."""
     limit_secs = options.limit_secs
-    cluster, results = environment.cluster_of(os.environ)
-    yield check.Check(environment.ENVIRONMENT, lambda: results, limit_secs)
+    cluster, results = checks.cluster_of(os.environ)
+    yield check.Check(checks.ENVIRONMENT, lambda: results, limit_secs)
     if cluster is None:
         return
     yield check.Check(
-        reach.REACH,
-        lambda: reach.examine(cluster, wait_secs=options.wait_secs),
+        checks.REACH,
+        lambda: checks.of_group(cluster, wait_secs=options.wait_secs),
         # An address that does not answer takes its time, too.
         options.wait_secs + 30.0,
         "Look at the network and at the name service.",
     )
     yield check.Check(
-        storage.EXCHANGE,
-        lambda: storage.examine(cluster),
+        checks.EXCHANGE,
+        lambda: checks.of_storage(cluster),
         limit_secs,
         _SLOW_STORAGE,
     )
     if options.no_tensorflow:
         return
-    yield check.Check(
-        environment.TENSORFLOW, environment.of_tensorflow, limit_secs
-    )
+    yield check.Check(checks.TENSORFLOW, checks.of_tensorflow, limit_secs)
     if more is not None:
         yield more(cluster)
     yield check.Check(
@@ -99,7 +94,7 @@ def examine(options: programs.Options, *, more: More | None = None) -> int:
     # What TensorFlow says of itself at its start is no finding.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     counts: collections.Counter[str] = collections.Counter()
-    for asked in checks(options, more):
+    for asked in _asked_for(options, more):
         for result in check.run(asked):
             check.show(result)
             counts[result.status] += 1

@@ -1,0 +1,263 @@
+"""The checks of the doctor: variables, network, storage, TensorFlow.
+
+Each yields results, and the first that is wrong says what to do.
+"""
+
+import concurrent.futures
+import contextlib
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+from tfdistill.cluster import identity
+from tfdistill.cluster import rendezvous
+from tfdistill.doctor import check
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import signing
+
+ENVIRONMENT = "environment"
+KEY = "key"
+TENSORFLOW = "tensorflow"
+ADDRESS = "address"
+REACH = "reach"
+EXCHANGE = "exchange"
+WORKDIR = "workdir"
+_CONTENT = b"written by tfdistill-doctor, and may be removed\n"
+_REMEDY = (
+    "Give the user that runs the tasks a directory of its own and the right to "
+    "do so there (mkdir -p, chown), and look for a full disk or quota (df -h, "
+    "df -i). A storage that does not show what was written must be mounted "
+    "without caches of names (on NFS lookupcache=positive), or be another."
+)
+
+
+def cluster_of(
+    environ: Mapping[str, str],
+) -> tuple[identity.Cluster | None, list[check.Result]]:
+    """Reads the environment of this task; None if it describes no task."""
+    try:
+        cluster = identity.Cluster.from_env(environ)
+    except ValueError as error:
+        # "... must ...; received ...": the rest is the remedy.
+        seen, _, remedy = str(error).partition(". ")
+        remedy = remedy or "Correct that variable and start again."
+        return None, [check.failed(ENVIRONMENT, seen, remedy)]
+    results = [check.ok(ENVIRONMENT, _describe(cluster))]
+    if cluster.num_groups > 1 and (
+        cluster.exchange is None or "TFDISTILL_GROUP" not in environ
+    ):
+        results.append(
+            check.failed(
+                ENVIRONMENT,
+                f"a run of {cluster.num_groups} groups needs an exchange to "
+                "meet in, and TFDISTILL_GROUP, or every group would be group 0",
+                "export TFDISTILL_EXCHANGE (or TFDISTILL_WORKDIR), a directory "
+                "or URL that all groups reach, and TFDISTILL_GROUP, from 0 up.",
+            )
+        )
+    return cluster, [*results, _key(environ, cluster.num_groups)]
+
+
+def _describe(cluster: identity.Cluster) -> str:
+    sizes = ", ".join(
+        f"{len(hosts)} {name}" for name, hosts in cluster.spec.items()
+    )
+    where = f" at {cluster.address}" if cluster.address else ""
+    peers = ", ".join(f"group {peer}" for peer in cluster.peers) or "none"
+    return (
+        f"group {cluster.group} of {cluster.num_groups}, {cluster.task_name}"
+        f"{where}; its tasks: {sizes or 'this one'}; peers: {peers}; exchange: "
+        f"{cluster.exchange or 'none'}"
+    )
+
+
+def _key(environ: Mapping[str, str], num_groups: int) -> check.Result:
+    try:
+        signer = signing.signer_for("environment", environ)
+    except ValueError as error:
+        return check.failed(
+            KEY,
+            str(error),
+            "openssl rand -hex 32 > key; chmod 600 key; then export "
+            f"{signing.FILE_VARIABLE}=/path/to/key for every task of every "
+            "group.",
+        )
+    if signer is not None:
+        return check.ok(KEY, "a key is set: versions are signed and checked")
+    if num_groups == 1:
+        return check.skipped(KEY, "one group alone needs no key")
+    return check.warning(
+        KEY,
+        "no key is set: versions are neither signed nor checked, and whoever "
+        "can write to the exchange can teach this group",
+        f"export {signing.FILE_VARIABLE} with the same key for every task of "
+        "every group; launch.local makes one by itself.",
+    )
+
+
+def of_tensorflow() -> Iterator[check.Result]:
+    """Imports TensorFlow and Keras, and looks at the devices."""
+    import tensorflow as tf
+
+    from tfdistill.system import keras_internals
+
+    try:
+        keras_internals.check_keras()
+    except RuntimeError as error:
+        yield check.failed(
+            TENSORFLOW, str(error), "Install the versions named above."
+        )
+        return
+    gpus = tf.config.list_physical_devices("GPU")
+    seen = (
+        f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and "
+        f"{os.cpu_count()} cores"
+    )
+    if gpus or not os.path.exists("/dev/nvidia0"):
+        yield check.ok(TENSORFLOW, seen)
+        return
+    yield check.warning(
+        TENSORFLOW,
+        f"{seen}, and this machine has an NVIDIA device",
+        "pip install 'tensorflow[and-cuda]', and look at CUDA_VISIBLE_DEVICES "
+        "and nvidia-smi; or ignore it to train on the CPU.",
+    )
+
+
+# TensorFlow's own words for two swapped addresses are a start that never ends,
+# so all tasks meet at each one's address, as workers do at the chief's.
+def of_group(
+    cluster: identity.Cluster, *, wait_secs: float
+) -> Iterator[check.Result]:
+    """Checks this task's own address, and those of its group."""
+    if cluster.address is None:
+        yield check.skipped(ADDRESS, "one task, without TF_CONFIG")
+        return
+    port = int(cluster.address.rpartition(":")[2])
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        yield check.failed(
+            ADDRESS,
+            f"{cluster.task_name} cannot listen on port {port}: "
+            f"{error.strerror}",
+            f"Find who holds it with `ss -ltnp 'sport = :{port}'` and end it, "
+            "such as a task of an earlier run; or give the task another port, "
+            "from 1024 up, in every task's TF_CONFIG. The doctor runs before "
+            "the tasks, not beside them.",
+        )
+        return
+    yield check.ok(ADDRESS, f"port {port} is free")
+    if len(cluster.addresses) == 1:
+        yield check.skipped(REACH, "one task: nobody to reach")
+    else:
+        yield from _meet_at_each_address(cluster, wait_secs)
+
+
+def _meet_at_each_address(
+    cluster: identity.Cluster, wait_secs: float
+) -> Iterator[check.Result]:
+    addresses = cluster.addresses
+    good = []
+    with concurrent.futures.ThreadPoolExecutor(len(addresses)) as pool:
+        meetings = {
+            host: pool.submit(
+                rendezvous.meet,
+                cluster,
+                host=host,
+                together=False,
+                limit_secs=wait_secs,
+            )
+            for host in addresses
+        }
+        for host, meeting in meetings.items():
+            try:
+                meeting.result()
+                good.append(host)
+            except rendezvous.MissingWorkersError as error:
+                yield check.failed(
+                    REACH,
+                    str(error),
+                    "Run the doctor there at the same time (--wait_secs says "
+                    "how long this one waits); if it does run, open its port "
+                    f"in the firewall, or correct {addresses[host]} in "
+                    "TF_CONFIG.",
+                )
+            except rendezvous.RefusedError as error:
+                yield check.failed(
+                    REACH,
+                    str(error),
+                    "Give all tasks of a group the same cluster in TF_CONFIG, "
+                    "in the same order, the same TFDISTILL_GROUP and "
+                    "TFDISTILL_NUM_GROUPS, and each its own index.",
+                )
+    if good:
+        yield check.ok(REACH, f"all others met at {', '.join(good)}")
+
+
+def of_storage(cluster: identity.Cluster) -> Iterator[check.Result]:
+    """Checks the exchange and the workdir of a task."""
+    for name, root in (
+        (EXCHANGE, cluster.exchange),
+        (WORKDIR, cluster.workdir),
+    ):
+        if root is None:
+            yield check.skipped(name, f"no {name} is set")
+        else:
+            yield of_root(root, name=name)
+
+
+def of_root(
+    root: str,
+    *,
+    name: str = EXCHANGE,
+    file_system: filesystem.FileSystem | None = None,
+) -> check.Result:
+    """Writes, lists, renames, reads and removes a small directory.
+
+    A `file_system` is used with `root` as it is.
+    """
+    try:
+        if file_system is None:
+            file_system, root = filesystem.for_root(root)
+    except (ImportError, ValueError) as error:
+        return check.failed(
+            name,
+            str(error),
+            "Correct TFDISTILL_EXCHANGE, or install what its scheme needs.",
+        )
+    path = f"{root}/.doctor-{uuid.uuid4().hex}"
+    step = ""
+    try:
+        for next_step in _use(file_system, path):
+            step = next_step
+    except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError):
+            file_system.remove_tree(path)
+        return check.failed(name, f"{root}: could not {step}: {error}", _REMEDY)
+    return check.ok(name, f"{root}: wrote, renamed, read back and removed")
+
+
+def _use(storage: filesystem.FileSystem, path: str) -> Iterator[str]:
+    yield "make a directory"
+    storage.make_dirs(f"{path}/a")
+    yield "write"
+    storage.write(f"{path}/a/file", [_CONTENT])
+    final = f"{path}/a"
+    if storage.renames_atomically:
+        yield "rename"
+        # If it cannot be, versions come file by file, the manifest last.
+        if storage.move(final, f"{path}/b"):
+            final = f"{path}/b"
+    yield "list"
+    names = storage.list_dir(final)
+    if names != ["file"]:
+        raise ValueError(f"it shows {names} where ['file'] was written")
+    yield "read back"
+    found = filesystem.read(storage, f"{final}/file", max_bytes=len(_CONTENT))
+    if found != _CONTENT:
+        raise ValueError(f"{len(found)} different bytes came back")
+    yield "remove"
+    storage.remove_tree(path)
