@@ -33,7 +33,6 @@ from tfdistill.exports import student_graph
 from tfdistill.labels import attached
 from tfdistill.observe import run_log
 from tfdistill.observe import summaries
-from tfdistill.observe import teaching
 from tfdistill.parameter_server import trainer as server_trainer
 from tfdistill.system import keras_internals
 from tfdistill.teachers import labels as labels_lib
@@ -645,7 +644,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         if directory and not steps.first(found, summaries.Summaries):
             path = f"{directory}/{summaries.DIRECTORY}"
             found.append(summaries.Summaries(path))
-        watch = [teaching.TeachingWatch()] if len(self.teachers) else []
+        watch = [run_log.TeachingWatch()] if len(self.teachers) else []
         return [*watch, *found]
 
     # ---- one step ----

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from tensorboard.compat.proto import event_pb2
 from tensorboard.compat.proto import summary_pb2
 from tensorboard.summary.writer import event_file_writer
 
 from tfdistill.cluster import replicas
 from tfdistill.observe import best_effort
-from tfdistill.observe import tags
 from tfdistill.system import processes
 from tfdistill.teachers import labels
 from tfdistill.training import steps
@@ -223,7 +223,7 @@ class Summaries(steps.SteppedCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the epoch's metrics."""
         self.read_step()
-        found = tags.of_logs(
+        found = _of_logs(
             {
                 f"validation/{name.removeprefix('val_')}"
                 if name.startswith("val_")
@@ -253,10 +253,10 @@ class Summaries(steps.SteppedCallback):
         self._scalars(
             {
                 **{f"codistillation/{name}": logs.get(name) for name in _SHOWN},
-                **tags.of_teachers(status, self.step),
+                **_of_teachers(status, self.step),
                 **self._taught(status),
-                **tags.of_exchange(self._exporter, self._loader),
-                **tags.of_mixing(self._mixer),
+                **_of_exchange(self._exporter, self._loader),
+                **_of_mixing(self._mixer),
                 **self._pace.take(),
                 "host/rss_bytes": processes.resident_bytes(),
             }
@@ -266,7 +266,7 @@ class Summaries(steps.SteppedCallback):
         """The share of rows that each teacher taught in the last step."""
         found = self.model.trainer.last.detail(labels.TAUGHT_ROWS) or ()
         return {
-            f"teachers/{tags.of_name(one['name'])}/taught_rows": float(share)
+            f"teachers/{_of_name(one['name'])}/taught_rows": float(share)
             for one, share in zip(status, found, strict=False)
             if not math.isnan(share)
         }
@@ -288,3 +288,98 @@ def _learning_rate(model: Any) -> float | None:
     if replicas.on_servers(model.distribute_strategy):
         return None
     return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+
+
+# ---- the tags of docs/tensorboard.md, and their values ----
+
+_Scalars = dict[str, Any]
+_HEALTH_CODES = {
+    "absent": 0,
+    "dropped": 1,
+    "too_stale": 2,
+    "fading": 3,
+    "good": 4,
+}
+_OF_ANSWERS = (
+    *("num_answers", "num_missed", "num_unsent", "num_forged"),
+    "sent_bytes",
+)
+
+
+def _of_name(teacher: str) -> str:
+    """Returns what stands for a teacher in tags, which slashes divide.
+
+    Example:
+        >>> _of_name("group_1"), _of_name("/data/large.keras")
+        ('group_1', 'data_large.keras')
+    """
+    return teacher.strip("/").replace("/", "_")
+
+
+def _of_logs(logs: Mapping[str, Any]) -> _Scalars:
+    """Returns the numbers among logs.
+
+    Example:
+        >>> _of_logs({"loss": 1.5, "f1": np.array([0.5, 0.25]), "note": "a"})
+        {'loss': 1.5}
+    """
+    arrays = {tag: np.asarray(value) for tag, value in logs.items()}
+    return {
+        tag: float(value)
+        for tag, value in arrays.items()
+        if not value.ndim and value.dtype.kind in "biuf"
+    }
+
+
+def _of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> _Scalars:
+    """Returns each teacher's scalars but its agreement; None if unknown."""
+    found: _Scalars = {}
+    for teacher in status:
+        version = teacher["step"] if teacher["step"] >= 0 else None
+        values = {
+            "staleness_steps": None if version is None else step - version,
+            "version": version,
+            "health": _HEALTH_CODES[teacher["health"]],
+            "share": teacher["share"],
+            "num_quarantined": teacher["num_quarantined"],
+            "num_swaps": teacher["swaps"],
+            "read_secs": teacher["read_secs"],
+            "read_bytes": teacher["last_bytes"],
+            # Of peers that send predictions.
+            **{key: teacher[key] for key in _OF_ANSWERS if key in teacher},
+        }
+        name = _of_name(teacher["name"])
+        found |= {f"teachers/{name}/{key}": v for key, v in values.items()}
+    return found
+
+
+def _of_exchange(exporter: Any, loader: Any) -> _Scalars:
+    found: _Scalars = {}
+    if exporter is not None:
+        found |= {
+            "exchange/export_secs": exporter.writes.last_secs,
+            "exchange/export_bytes": exporter.last_num_bytes,
+            "exchange/num_published": exporter.totals["published"],
+            "exchange/num_skipped": exporter.totals["skipped"],
+            "exchange/num_failed": exporter.totals["failed"],
+            "exchange/export_blocked_secs": exporter.blocked.last_secs,
+        }
+    if loader is not None:
+        found["exchange/refresh_blocked_secs"] = loader.blocked.last_secs
+    return found
+
+
+def _of_mixing(mixer: Any) -> _Scalars:
+    if mixer is None:
+        return {}
+    return {
+        "mixing/num_mixes": mixer.num_mixes,
+        "mixing/num_skipped": mixer.num_skipped,
+        "mixing/num_waits": mixer.num_waits,
+        "mixing/read_bytes": mixer.num_bytes,
+        "mixing/staleness_steps": max(
+            mixer.staleness_steps.values(), default=None
+        ),
+        "mixing/blocked_secs": mixer.blocked.last_secs,
+        "mixing/wait_secs": mixer.waits.last_secs,
+    }
