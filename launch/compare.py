@@ -15,6 +15,7 @@ from typing import Any
 
 from absl import logging
 
+from launch import recipe_options
 from launch import recipes
 from launch.comparison import trials
 from tfdistill.launcher import fields
@@ -28,7 +29,7 @@ EXIT_FAILURE, EXIT_OPTIONS, EXIT_INTERRUPTED = 1, 2, 130
 def _notes() -> str:
     swept = ", ".join([*trials.ALIASES, trials.NUM_GROUPS])
     return (
-        programs.listing("methods", trials.DESCRIPTIONS)
+        recipe_options.listing("methods", trials.DESCRIPTIONS)
         + f"\n\nsweeps by name:\n  {swept},\nor by any argument of the recipe"
     )
 
@@ -40,9 +41,9 @@ def _add_options(options: programs.Flags) -> None:
     fields.add(options, trials.Setup)
     options.add(
         "jobs",
-        "runs at a time; more than one distorts wall times",
+        "<N>: runs at a time; more than one distorts wall times",
         1,
-        kind=programs.count,
+        kind=recipe_options.count,
     )
     options.add("report_only", "train nothing; report what is done", False)
 
@@ -66,10 +67,10 @@ def _add_what(add: Callable[..., None]) -> None:
     )
     add(
         "trials",
-        "retrains of each method, with different seeds; default "
+        "<N>: retrains of each method, with different seeds; default "
         f"{trials.LEAST_TRIALS}, the fewest that allow a verdict",
         trials.LEAST_TRIALS,
-        kind=programs.count,
+        kind=recipe_options.count,
     )
     add(
         "tune",
@@ -78,9 +79,9 @@ def _add_what(add: Callable[..., None]) -> None:
     )
     add(
         "tune_trials",
-        "retrains with each value of --tune",
+        "<N>: retrains with each value of --tune",
         2,
-        kind=programs.count,
+        kind=recipe_options.count,
     )
     add(
         "tune_override",

@@ -10,6 +10,7 @@ data set.
 from absl import logging
 
 import tfdistill
+from launch import recipe_options
 from launch import recipes
 from tfdistill.system import programs
 
@@ -33,8 +34,8 @@ def _add_options(options: programs.Flags) -> None:
     add("num_groups", "groups of the training", 1)
     add(
         "num_steps",
-        "steps to label; default all of the recipe",
-        kind=programs.count,
+        "<N>: steps to label; default all of the recipe",
+        kind=recipe_options.count,
     )
     add("top_k", "keep the likeliest classes only, this many", kind=int)
     add(

@@ -1,7 +1,11 @@
-"""The options --recipe, --method and --override, and what they run.
+"""The options --recipe, --method and --override, and what programs share.
 
 Imports neither TensorFlow nor Keras.
 """
+
+import argparse
+import textwrap
+from collections.abc import Mapping
 
 from launch import methods
 from launch import recipes
@@ -62,3 +66,25 @@ def command(
         *([f"--method={options.method}"] if options.method else []),
         *(f"--override={override}" for override in options.override),
     ]
+
+
+def count(text: str) -> int:
+    """Reads an option that must be a number of things, at least 1."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be >= 1; received {text}")
+    return int(text)
+
+
+def listing(title: str, items: Mapping[str, str]) -> str:
+    """Returns names and what they are, for the notes of a program."""
+    width = max(map(len, items))
+    lines = [
+        textwrap.fill(
+            text,
+            80,
+            initial_indent=f"  {name:<{width}} ",
+            subsequent_indent=" " * (width + 3),
+        )
+        for name, text in items.items()
+    ]
+    return "\n".join([f"{title}:", *lines])

@@ -33,7 +33,8 @@ EXIT_FAILURE, EXIT_OPTIONS, EXIT_DATA = 1, 2, 65
 def _notes() -> str:
     described = {name: recipes.describe(name) for name in recipes.RECIPES}
     return (
-        programs.listing("recipes", described) + "\n\nexit codes: 0 done, "
+        recipe_options.listing("recipes", described)
+        + "\n\nexit codes: 0 done, "
         "2 wrong options, 65 wrong data, 75 another task was lost,\n"
         "1 anything else"
     )

@@ -13,6 +13,7 @@ from benchmarks import measure
 from benchmarks.punish import faults
 from benchmarks.punish import round
 from benchmarks.punish import run_view
+from launch import recipe_options
 from tfdistill.system import programs
 
 EXIT_VIOLATED = 1
@@ -21,7 +22,7 @@ EXIT_VIOLATED = 1
 def _notes() -> str:
     described = {name: text for name, (_, text) in faults.FAULTS.items()}
     return (
-        programs.listing("faults", described)
+        recipe_options.listing("faults", described)
         + "\n\nWrites each fault to DIR/punish/log.jsonl, and the report to "
         "report.json beside\nit; prints the report as one line of JSON. Exit "
         "code: 0; 1 if a check failed; 2\nfor wrong options or if no run is "

@@ -10,7 +10,6 @@ import math
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -37,14 +36,7 @@ def positive(text: str) -> float:
     return float(text)
 
 
-def count(text: str) -> int:
-    """Reads an option that must be a number of things, at least 1."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be >= 1; received {text}")
-    return int(text)
-
-
-_NUMBERS: Mapping[Any, str] = {int: "N", count: "N", float: "X", positive: "X"}
+_NUMBERS: Mapping[Any, str] = {int: "N", float: "X", positive: "X"}
 
 
 class Flags(argparse_flags.ArgumentParser):
@@ -229,18 +221,3 @@ def _with_underscores(argument: str) -> str:
 def forget_output() -> None:
     """Drops what cannot be printed, now and at the interpreter's end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def listing(title: str, items: Mapping[str, str]) -> str:
-    """Returns names and what they are, for the notes of a program."""
-    width = max(map(len, items))
-    lines = [
-        textwrap.fill(
-            text,
-            _WIDTH,
-            initial_indent=f"  {name:<{width}} ",
-            subsequent_indent=" " * (width + 3),
-        )
-        for name, text in items.items()
-    ]
-    return "\n".join([f"{title}:", *lines])
