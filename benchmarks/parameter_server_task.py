@@ -134,7 +134,7 @@ def _strategy(side: Side, identity: Any) -> Any:
             _MIN_SHARD_BYTES, max_shards=num_servers
         )
     )
-    signs.announce_starting()
+    signs.announce(signs.STARTING)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({k: list(v) for k, v in identity.spec.items()}),
         task_type=identity.task_type,
@@ -144,7 +144,7 @@ def _strategy(side: Side, identity: Any) -> Any:
     strategy = tf.distribute.ParameterServerStrategy(
         resolver, variable_partitioner=made
     )
-    signs.announce_ready()
+    signs.announce(signs.READY)
     return strategy
 
 

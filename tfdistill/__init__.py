@@ -24,7 +24,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.cluster.identity import Cluster as Cluster
     from tfdistill.cluster.strategy import make_strategy as make_strategy
     from tfdistill.exchange.publisher import Exchange as Exchange
-    from tfdistill.launcher.launch import launch as launch
+    from tfdistill.launcher.local_run import launch as launch
     from tfdistill.model import CodistillModel as CodistillModel
     from tfdistill.model import DistributedModel as DistributedModel
     from tfdistill.workload import Workload as Workload
@@ -42,7 +42,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "cluster.identity": ["Cluster"],
         "cluster.strategy": ["make_strategy"],
         "exchange.publisher": ["Exchange"],
-        "launcher.launch": ["launch"],
+        "launcher.local_run": ["launch"],
         "model": ["CodistillModel", "DistributedModel"],
         "workload": ["Workload"],
     },

@@ -28,8 +28,8 @@ INDEX = CONFIG.get("task", {{}}).get("index", 0)
 NAME = f"group_{{GROUP}}_{{TYPE}}_{{INDEX}}"
 WORKDIR = pathlib.Path(os.environ["TFDISTILL_WORKDIR"])
 def connect():
-    signs.announce_starting()
-    signs.announce_ready()
+    signs.announce(signs.STARTING)
+    signs.announce(signs.READY)
 def family():
     far = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"],

@@ -36,7 +36,7 @@ def test_the_launcher_and_the_user_are_told(ready_path, error):
     with pytest.raises(RuntimeError, match=r"worker:1 cannot .*127\.0\.0\.1:2"):
         with server.port_in_use_explained(CLUSTER):
             raise error
-    assert signs.found_port_taken(ready_path)
+    assert signs.found(ready_path, signs.PORT_TAKEN)
 
 
 OPEN, REFUSED, SILENT = processes.Answer

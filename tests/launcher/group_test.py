@@ -114,12 +114,12 @@ def test_a_missing_task_is_named_and_waited_for_again(tmp_path, capsys):
 if INDEX == 1 and not (WORKDIR / "x").exists():
     (WORKDIR / "x").touch()
     time.sleep(600)
-signs.announce_starting()
+signs.announce(signs.STARTING)
 while not (WORKDIR / "second").exists():
     if INDEX == 1:
         (WORKDIR / "second").touch()
     time.sleep(0.02)
-signs.announce_ready()
+signs.announce(signs.READY)
 """
     topology = _topology(
         tmp_path, code, workers_per_group=2, start_timeout_secs=2
@@ -139,13 +139,13 @@ def test_a_group_starts_on_other_ports_if_one_is_taken(
 ):
     code = """
 host, port = CONFIG["cluster"]["worker"][INDEX].split(":")
-signs.announce_starting()
+signs.announce(signs.STARTING)
 try:
     socket.create_server((host, int(port)))
 except OSError:
-    signs.announce_port_taken()
+    signs.announce(signs.PORT_TAKEN)
     raise
-signs.announce_ready()
+signs.announce(signs.READY)
 """
     squatters = []
     reserve = local_cluster.reserve_ports

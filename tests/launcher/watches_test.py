@@ -24,18 +24,18 @@ def test_time_asleep_counts_one_second_at_most(tmp_path):
 def test_the_late_are_named_once(tmp_path, monkeypatch):
     group = _Group(tmp_path, workers_per_group=2, start_timeout_secs=10)
     monkeypatch.setenv(signs.VARIABLE, str(group.ready["worker_0"]))
-    signs.announce_starting()
+    signs.announce(signs.STARTING)
     assert not group.go_on(9)
     (late,) = group.go_on(20)
     assert late.event == "late" and late.task is None
     assert late.reason.startswith("worker_1 did not appear within 10 s")
 
     group = _Group(tmp_path, start_timeout_secs=10)
-    signs.announce_starting()
+    signs.announce(signs.STARTING)
     (late,) = group.go_on(11)
     assert "worker_0 appeared but did not connect" in late.reason
     group = _Group(tmp_path, start_timeout_secs=10)
-    signs.announce_ready()
+    signs.announce(signs.READY)
     assert not group.go_on(9)
     files.forget_progress(group.ready["worker_0"])  # It is started again.
     assert not group.go_on(9)

@@ -145,12 +145,16 @@ def _wait(reader: socket.socket) -> None:
 
 def _end() -> NoReturn:
     done = "at the end of a step" if _finished.is_set() else "at once"
-    print(f"tfdistill: SIGTERM: this task ends {done}.", file=sys.stderr)
+    leave(signs.EXIT_RETRY, f"SIGTERM: this task ends {done}.")
+
+
+def leave(code: int, message: str) -> NoReturn:
+    """Ends this process, which a normal exit would leave waiting for others."""
+    print(f"tfdistill: {message}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    # A normal exit would wait for the other workers of the group.
-    os._exit(signs.EXIT_RETRY)
+    os._exit(code)
 
 
 @contextlib.contextmanager

@@ -93,7 +93,6 @@ def _check_keys(field: str, found: Any, keys: tuple[str, ...]) -> None:
 
 
 def _checked_spec(spec: Any) -> dict[str, tuple[str, ...]]:
-    """Returns a valid copy of a cluster's addresses by task type."""
     field = "TF_CONFIG.cluster"
     if not isinstance(spec, Mapping) or not all(
         name in TASK_TYPES

@@ -16,16 +16,10 @@ def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
     """
     strategy = strategy or tf.distribute.get_strategy()
     resolver = strategy.cluster_resolver
-    if resolver is None or not resolver.task_type:
+    if resolver is None or resolver.task_type in (None, "", "chief"):
         return True
-    if resolver.task_type == "chief":
-        return True
-    has_chief = "chief" in resolver.cluster_spec().jobs
-    return (
-        resolver.task_type == "worker"
-        and resolver.task_id == 0
-        and not has_chief
-    )
+    is_first = (resolver.task_type, resolver.task_id) == ("worker", 0)
+    return is_first and "chief" not in resolver.cluster_spec().jobs
 
 
 def num_workers(strategy: tf.distribute.Strategy) -> int:

@@ -55,7 +55,7 @@ def port_in_use_explained(cluster: identity.Cluster) -> Iterator[None]:
 
 
 def _failure(cluster: identity.Cluster, cause: str) -> RuntimeError:
-    signs.announce_port_taken()
+    signs.announce(signs.PORT_TAKEN)
     return RuntimeError(
         f"{cluster.task_name} cannot listen on {cluster.address}: {cause}. "
         "Most likely another process listens there, such as a second "
@@ -116,12 +116,12 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
             break
         if coordinator.was_seen and not was_seen:
             print(f"tfdistill: {server.target} serves chief:0", flush=True)
-            signs.announce_ready()
+            signs.announce(signs.READY)
         for _ in range(2):
             signs.own().say(signs.SERVING)
             time.sleep(_PROBE_SECS / 2)
     if not coordinator.was_seen:
-        _end(
+        ending.leave(
             # It was there before: then it must be done.
             0 if is_second_life else signs.EXIT_RETRY,
             f"{cluster.task_name} waited {limit_secs:g} s for chief:0 at "
@@ -129,7 +129,9 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
             "TFDISTILL_START_TIMEOUT_SECS sets the limit.",
         )
     if not return_secs:
-        _end(0, f"{cluster.task_name} ends: chief:0 at {address} is gone.")
+        ending.leave(
+            0, f"{cluster.task_name} ends: chief:0 at {address} is gone."
+        )
     _restart(
         f"{cluster.task_name} restarts and waits {return_secs:g} s for "
         f"chief:0 at {address}, which is gone."
@@ -181,10 +183,3 @@ def _restart(message: str) -> NoReturn:
             with contextlib.suppress(OSError):
                 os.set_inheritable(int(name), False)
     os.execv(sys.executable, sys.orig_argv)
-
-
-def _end(code: int, message: str) -> NoReturn:
-    print(f"tfdistill: {message}", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # A normal exit would wait for the server, which never ends.

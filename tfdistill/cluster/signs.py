@@ -24,41 +24,22 @@ from collections.abc import Mapping
 # another task did not come or was lost, or it was told to end.
 EXIT_RETRY = 75
 VARIABLE = "TFDISTILL_READY_FILE"
-_STARTING = ".starting"
-_PORT_TAKEN = ".port_taken"
+# What a task may say once: that it is there and waits for its group; that all
+# tasks of the group are connected; that another process has its address.
+STARTING, READY, PORT_TAKEN = ".starting", "", ".port_taken"
 _PROGRESS = ".progress"
-SUFFIXES = ("", _STARTING, _PORT_TAKEN, _PROGRESS)
+SUFFIXES = (READY, STARTING, PORT_TAKEN, _PROGRESS)
 
 
-def announce_starting() -> None:
-    """Says that this task is there and waits for its group."""
-    _touch(_STARTING)
-
-
-def announce_ready() -> None:
-    """Says that all tasks of this group are connected."""
-    _touch(_STARTING)
-    _touch("")
-
-
-def announce_port_taken() -> None:
-    """Says that another process listens on this task's address."""
-    _touch(_PORT_TAKEN)
-
-
-def found_starting(ready_path: pathlib.Path) -> bool:
-    """Whether a task has said that it is there."""
-    return ready_path.with_name(ready_path.name + _STARTING).exists()
-
-
-def found_port_taken(ready_path: pathlib.Path) -> bool:
-    """Whether a task with this ready file has said so."""
-    return ready_path.with_name(ready_path.name + _PORT_TAKEN).exists()
-
-
-def _touch(suffix: str) -> None:
+def announce(sign: str) -> None:
+    """Has this task say one of the signs above."""
     if path := os.environ.get(VARIABLE):
-        pathlib.Path(path + suffix).touch()
+        pathlib.Path(path + sign).touch()
+
+
+def found(ready_path: pathlib.Path, sign: str) -> bool:
+    """Whether the task with this ready file has said so."""
+    return ready_path.with_name(ready_path.name + sign).exists()
 
 
 _LINE_BYTES = 64
@@ -126,12 +107,9 @@ class Reporter:
                 self._fd = os.open(self._path, flags, 0o644)
             os.pwrite(self._fd, line.encode(), 0)
         except OSError:
-            self._give_up(self._path)
-
-    def _give_up(self, path: str) -> None:
-        """Leaves nothing behind that would look like a task that hangs."""
-        pathlib.Path(path).unlink(missing_ok=True)
-        self._path = None
+            # Or it would look like a task that hangs.
+            pathlib.Path(self._path).unlink(missing_ok=True)
+            self._path = None
 
 
 def read_progress(ready_path: pathlib.Path) -> Line | None:

@@ -73,7 +73,7 @@ def make_strategy(
     keras_internals.prepare()
     if signs.own().is_heard:  # Its output is a log in the workdir.
         lossy_output.install()
-    signs.announce_starting()
+    signs.announce(signs.STARTING)
     if cluster.uses_parameter_servers and not cluster.is_chief:
         server.serve(cluster, limit_secs=limit_secs)
     ending.install()  # For the wait for the others.
@@ -85,7 +85,7 @@ def make_strategy(
         else:
             strategy = _one_task()
     ending.install()  # TensorFlow may have put its own handler there.
-    signs.announce_ready()
+    signs.announce(signs.READY)
     _CLUSTERS[strategy] = cluster
     return strategy
 
@@ -133,7 +133,6 @@ def _resolver(
 def _parameter_servers(
     cluster: identity.Cluster, limit_secs: float
 ) -> tf.distribute.Strategy:
-    """Makes, on the chief, the strategy that has the other tasks work."""
     # Without it calls to a task that has died wait for its return.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     _or_end(lambda: rendezvous.await_servers(cluster, limit_secs=limit_secs))

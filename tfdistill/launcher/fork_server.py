@@ -193,7 +193,6 @@ def _check_fit() -> None:
 
 
 def _run() -> None:
-    """Runs what `sys.argv` says as Python itself would."""
     main = sys.modules["__main__"] = ModuleType("__main__")
     what = sys.argv[0]
     if what == "-m":

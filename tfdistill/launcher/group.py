@@ -186,7 +186,7 @@ class SupervisedGroup:
         return self._end.time, self._end.exit_code
 
     def _lacks_port(self, name: str) -> bool:
-        return signs.found_port_taken(self._tasks[name].ready_path)
+        return signs.found(self._tasks[name].ready_path, signs.PORT_TAKEN)
 
     def _note(self, event: str, **details: Any) -> None:
         added = self._events.add(
@@ -276,7 +276,6 @@ class SupervisedGroup:
         )
 
     def _restart_workers(self, now: float) -> None:
-        """Starts dead workers again, as far as they may."""
         for name, plans in self._workers.items():
             process = self.processes[name]
             if process.exit_code is None or self._end is not None:

@@ -192,7 +192,6 @@ def _descendants(root: int) -> list[int]:
 
 
 def _become(command: list[str]) -> None:
-    """Makes this process a new program."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them.
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -171,7 +171,6 @@ class Parent:
 
 
 def _shared(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that a parent has, and its tasks alike."""
     return {k: v for k, v in env.items() if not _OF_A_TASK.fullmatch(k)}
 
 

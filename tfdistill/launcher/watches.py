@@ -228,10 +228,9 @@ class TaskWatch:
 
     def _has_appeared(self, name: str) -> bool:
         path = self._ready_paths[name]
-        return path.exists() or signs.found_starting(path)
+        return path.exists() or signs.found(path, signs.STARTING)
 
     def _frozen(self, running: Mapping[str, int | None]) -> Iterable[Finding]:
-        """Yields the tasks that a signal has stopped for too long."""
         for name, pid in running.items():
             if pid is None or processes.state_of(pid) != _STOPPED:
                 self._stopped.pop(name, None)

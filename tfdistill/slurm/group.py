@@ -150,7 +150,6 @@ class SlurmGroup:
         ]
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Waits for a step, and ends it when the job must end."""
         told: float | None = None
         next_try: float | None = 0.0
         while True:
@@ -220,7 +219,6 @@ class SlurmGroup:
             self._say(f"not requeued: {error} {again}")
 
     def _note(self, event: str, **details: Any) -> None:
-        """Adds an event, for `tfdistill-status`."""
         attempt = self._restarts.num_starts
         self._events.add(event, group=self._group, attempt=attempt, **details)
 

@@ -195,7 +195,6 @@ class Script(Job):
         return lines + [_directive(option) for option in self.sbatch]
 
     def _group_command(self) -> list[str]:
-        """Returns the lines of the command that runs a group."""
         return [
             shlex.join([self.python, "-m", "tfdistill.slurm.group"]),
             shlex.quote(json.dumps(fields.chosen(Job, self), indent=2)),

@@ -209,7 +209,7 @@ def main(argv: Sequence[str]) -> int:
         failure_file,
         task=task.name,
         exit_code=code,
-        port_taken=signs.found_port_taken(task.ready_path),
+        port_taken=signs.found(task.ready_path, signs.PORT_TAKEN),
     ):
         if not _told:
             print(f"{task.name} ended with {code}", file=sys.stderr)

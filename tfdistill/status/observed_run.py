@@ -128,20 +128,15 @@ class ObservedRun:
             status.record.pop("event", None)
         status.update(records)
 
-    def _last_sign(self, status: group_status.GroupStatus) -> float:
-        """Returns when a group last wrote anything; 0 if it never did."""
-        return max(
+    def _judge(self, status: group_status.GroupStatus, now: float) -> None:
+        """Decides on the state of a group beyond what its events say."""
+        last_sign = max(  # 0 if it has never written anything.
             status.record.get("time", 0.0),
             self._directory.last_written(status.group),
             status.last_event,
         )
-
-    def _judge(self, status: group_status.GroupStatus, now: float) -> None:
-        """Decides on the state of a group beyond what its events say."""
-        last_sign = self._last_sign(status)
-        if not status.last_event:
-            if status.record.get("event") == "end":
-                status.state = "done"
+        if not status.last_event and status.record.get("event") == "end":
+            status.state = "done"
         silent_secs = max(0.0, now - last_sign)
         limit = max(self._silent_secs, 0.0 if status.trains else _START_SECS)
         if status.state in run_events.ENDED:

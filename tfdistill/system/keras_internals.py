@@ -218,7 +218,6 @@ def build_from_spec(
 
 
 def _first_replica(spec: Any) -> Any:
-    """The spec of the first local replica; other specs are returned as is."""
     if isinstance(spec, tf.distribute.DistributedValues) or hasattr(
         spec, "_value_specs"
     ):
