@@ -63,35 +63,84 @@ def test_a_log_of_many_blocks(tmp_path):
 ROW = criteo_cases.fields(3)
 
 
+def changed(place, value):
+    return "\t".join([*ROW[:place], value, *ROW[place + 1 :]]).encode() + b"\n"
+
+
 @pytest.mark.parametrize(
-    "fields",
+    ("line", "fault"),
     [
-        [f"name_{n}" for n in range(40)],  # Names of columns.
-        ROW[1:],  # No label, as in the test file.
-        ["", *ROW[1:]],
-        ["2", *ROW[1:]],
-        [*ROW, ""],
-        [*ROW[:3], "1.5", *ROW[4:]],
-        [*ROW[:3], "9" * 20, *ROW[4:]],
+        ("\t".join(f"name_{n}" for n in range(40)).encode() + b"\n", "#0: "),
+        # As in the test file.
+        ("\t".join(ROW[1:]).encode() + b"\n", "40 columns, got 39"),
+        (changed(0, ""), "no label"),
+        (changed(0, "2"), "#0: CSV conversion error"),
+        (changed(39, "\t"), "40 columns, got 41"),
+        (changed(3, "1.5"), "invalid value '1.5'"),
+        (changed(13, "9" * 20), "#13: CSV conversion error to int64"),
+        (b"x" * 10_000 + b"\r\n", "40 columns, got 1"),
     ],
-    ids=["names", "short", "unlabelled", "label", "long", "part", "large"],
+    ids=["names", "short", "unlabelled", "label", "long", "part", "large", "x"],
 )
-def test_lines_that_are_no_rows_are_refused(tmp_path, fields):
+def test_malformed_rows_are_left_out_and_told_of_once(
+    tmp_path, capfd, line, fault
+):
+    # In the third block or so, and at the end.
+    content = criteo_cases.lines(9000) + line + line
+    path = tmp_path / "a.tsv.gz"
+    path.write_bytes(
+        gzip.compress(content + criteo_cases.lines(9, first=9000) + line)
+    )
+    assert read(path) == list(range(9009))
+    told = capfd.readouterr().err
+    assert told.count("\n") == 1 and len(told) < 1000
+    assert f"{path}: 3 of 9012 rows are malformed" in told
+    assert "the first one line 9001: " in told and fault in told
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(changed(3, text) for text in ("-0", "0012", " 1", "0x10", "9" * 18)),
+        changed(39, "\xff\0"),
+        b"\n",
+        b"\r\n",
+    ],
+)
+def test_what_is_a_row_does_not_depend_on_its_neighbours(tmp_path, line, capfd):
     path = tmp_path / "a.tsv"
-    line = "\t".join(fields).encode() + b"\n"
-    path.write_bytes(criteo_cases.lines(3) + line + criteo_cases.lines(3))
-    with pytest.raises(ValueError, match="a.tsv must hold lines of 40 columns"):
-        read(path)
+
+    def rows(after):
+        path.write_bytes(criteo_cases.lines(3) + line + after)
+        (source,) = files.sources(path)
+        return [row for b in source.batches() for row in b.to_pylist()]
+
+    alone = rows(b"")
+    assert len(alone) == 4 - (not line.strip())
+    assert not capfd.readouterr().err
+    assert rows(b"malformed\n") == alone
+    assert "1 of" in capfd.readouterr().err
+
+
+def test_files_that_were_joined(tmp_path, capfd):
+    mark = b"\xef\xbb\xbf"
+    path = tmp_path / "a.tsv"
+    path.write_bytes(
+        mark + criteo_cases.lines(2) + mark + criteo_cases.lines(2, first=2)
+    )
+    assert read(path) == list(range(4)) and not capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     "content",
     [
         b"",
+        b"\n",
+        criteo_cases.lines(3) + b"malformed\n" * 4,
         criteo_cases.lines(30).decode().encode("utf-16"),
         criteo_cases.lines(5) + b"\t" * 5_000_000,
     ],
-    ids=["empty", "utf-16", "endless"],
+    ids=["empty", "blank", "more", "utf-16", "endless"],
 )
 def test_what_is_no_click_log_is_refused(tmp_path, content):
     path = tmp_path / "a.tsv"
