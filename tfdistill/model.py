@@ -681,7 +681,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             task_loss = self._own.share_of_loss(
                 self, batch, x, y, y_pred, weights, training=True
             )
-            paid = self.teachers.term(
+            term = self.teachers.term(
                 tape,
                 step,
                 x,
@@ -691,17 +691,20 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 labels=labels,
             )
             loss = task_loss
-            if paid:
-                loss += paid.weight * tf.cast(paid.loss, loss.dtype)
+            if term:
+                distillation_loss, logs = term
+                weight = logs["distillation_weight"]
+                loss += weight * tf.cast(distillation_loss, loss.dtype)
             scaled = self.optimizer.scale_loss(loss)
         self.trainer.apply(tape, scaled, batch)
         shares = {"loss": loss, "task_loss": task_loss}
-        logs = {
-            "distillation_weight": tf.zeros([], task_loss.dtype),
-            "teacher_staleness": tf.constant(float("nan")),
-        }
-        if paid:
-            shares["distillation_loss"], logs = paid.loss, paid.logs
+        if term:
+            shares["distillation_loss"] = distillation_loss
+        else:
+            logs = {
+                "distillation_weight": tf.zeros([], task_loss.dtype),
+                "teacher_staleness": tf.constant(float("nan")),
+            }
         batch.record(self.metrics, shares)
         metrics = self.compute_metrics(x, y, y_pred, weights)
         return {**metrics, **logs, steps.EXAMPLES: batch.total}

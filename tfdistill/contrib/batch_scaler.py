@@ -115,9 +115,6 @@ class BatchScaler(steps.SteppedCallback):
     and nothing is traced again. A `callbacks.Backup` keeps the sizes, so that a
     resumed training cuts the same batches.
 
-    Attributes:
-        num_changes: Changes of the size so far.
-
     Example:
         scaler = contrib.BatchScaler(exchange, batch_size=64, every_steps=100)
         model.compile(keras.optimizers.SGD(scaler.scaled(0.1)), "mse")
@@ -185,7 +182,6 @@ class BatchScaler(steps.SteppedCallback):
         self._news: dict[int, tuple[int, float, int]] = {}
         self._mixers: list[Any] = []
         self._following: follower.Following | None = None
-        self.num_changes = 0
 
     @property
     def batch_size(self) -> int:
@@ -370,7 +366,6 @@ class BatchScaler(steps.SteppedCallback):
                 )
         size = self._values.gathered(size)[0]
         if size != newest:
-            self.num_changes += 1
             _log.info("Batches of %d examples instead of %d.", size, newest)
         return size
 

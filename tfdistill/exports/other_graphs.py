@@ -3,6 +3,7 @@
 import logging
 import tempfile
 from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -69,7 +70,22 @@ class FrozenFunction:
             )
         )
 
-    def __call__(self, inputs: Any) -> list[tf.Tensor]:
+    def install(self, values: Sequence[Any]) -> None:
+        """Puts values in the variables, each in its variable's precision."""
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
+
+    def check(self, values: Sequence[Any]) -> None:
+        """Refuses values of other shapes than the variables have."""
+        ours = [tuple(variable.shape) for variable in self.variables]
+        theirs = [tuple(value.shape) for value in values]
+        if ours != theirs:
+            raise ValueError(
+                f"its graph must have variables of the shapes {theirs}, as "
+                f"its manifest says; found {ours}."
+            )
+
+    def infer(self, inputs: Any) -> list[tf.Tensor]:
         """Predicts; returns the outputs flat, in the order of the student's."""
         if not tf.distribute.in_cross_replica_context():
             return self._in_replica(inputs)
@@ -79,6 +95,8 @@ class FrozenFunction:
             strategy.experimental_local_results(output)[0]
             for output in strategy.run(self._in_replica, args=(inputs,))
         ]
+
+    __call__ = infer
 
     def _in_replica(self, inputs: Any) -> list[tf.Tensor]:
         flat = student_graph.named(inputs, "inputs")

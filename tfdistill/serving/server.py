@@ -111,13 +111,7 @@ class Followed:
                 function or _signature(version),
                 trust=self._trust_graph,
             )
-        ours = [variable.shape for variable in function.variables]
-        theirs = [tf.convert_to_tensor(value).shape for value in values]
-        if ours != theirs:
-            raise ValueError(
-                f"its variables must have its graph's shapes {ours}; received "
-                f"{theirs}."
-            )
+        function.check(values)
         return function, values
 
     def _swap(self) -> None:
@@ -133,10 +127,7 @@ class Followed:
             self.num_bytes += version.num_bytes
             self._fingerprint = version.manifest.graph_fingerprint
             with self.lock:
-                for variable, value in zip(
-                    function.variables, values, strict=True
-                ):
-                    variable.assign(tf.cast(value, variable.dtype))
+                function.install(values)
                 self.function, self.version = function, version.step
             _log.info("Serving version %d.", version.step)
 

@@ -56,20 +56,21 @@ class Canary:
         `predict` is from inputs to the flat list of outputs. ValueError if
         these are not finite, or of another shape than the student's.
         """
-        wanted = keras.tree.flatten(output_spec)
+        wanted = [
+            tf.TensorShape([self.num_examples, *spec.shape[1:]])
+            for spec in keras.tree.flatten(output_spec)
+        ]
         outputs = [tf.convert_to_tensor(t) for t in predict(self.inputs)]
-        if len(outputs) != len(wanted):
+        shapes = [output.shape for output in outputs]
+        if len(shapes) != len(wanted) or not all(
+            map(tf.TensorShape.is_compatible_with, wanted, shapes)
+        ):
             raise ValueError(
-                f"its outputs on the canary batch must be {len(wanted)}; "
-                f"received {len(outputs)}."
+                "its outputs on the canary batch must have the shape "
+                f"{', '.join(map(str, wanted))}; received "
+                f"{', '.join(map(str, shapes))}."
             )
-        for output, spec in zip(outputs, wanted, strict=True):
-            shape = tf.TensorShape([self.num_examples, *spec.shape[1:]])
-            if not shape.is_compatible_with(output.shape):
-                raise ValueError(
-                    f"its outputs on the canary batch must have the shape "
-                    f"{shape}; received {output.shape}."
-                )
+        for output in outputs:
             finite = tf.math.is_finite(tf.cast(output, tf.float32))
             if not bool(tf.reduce_all(finite)):
                 raise ValueError(

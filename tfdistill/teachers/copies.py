@@ -1,6 +1,5 @@
 """A model's inference on values that are not the model's: a teacher at work."""
 
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -14,29 +13,12 @@ from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 
 
-class Place:
-    """Variables, and what answers with the values that are in them.
+class Copy:
+    """A copy of the variables of a graph, on each replica.
 
     Attributes:
-        infer: From inputs to the flat list of outputs, in the step.
         variables: What holds the values in use.
     """
-
-    def __init__(
-        self,
-        infer: Callable[[Any], list[tf.Tensor]],
-        variables: Sequence[tf.Variable],
-    ) -> None:
-        self.infer, self.variables = infer, variables
-
-    def install(self, values: Iterable[Any]) -> None:
-        """Puts values in place, each in its variable's precision."""
-        for variable, value in zip(self.variables, values, strict=True):
-            variable.assign(tf.cast(value, variable.dtype))
-
-
-class Copy(Place):
-    """A copy of the variables of a graph, on each replica."""
 
     def __init__(
         self,
@@ -45,9 +27,19 @@ class Copy(Place):
     ) -> None:
         """Makes them, by default all 0. Call it in the strategy's scope."""
         empty = (tf.zeros(v.shape, v.dtype) for v in graph.variables)
-        variables = [tf.Variable(v, trainable=False) for v in values or empty]
+        self.variables = [
+            tf.Variable(v, trainable=False) for v in values or empty
+        ]
         self._graph = graph
-        super().__init__(lambda x: self.try_out(variables, x), variables)
+
+    def install(self, values: Iterable[Any]) -> None:
+        """Puts values in place, each in its variable's precision."""
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
+
+    def infer(self, inputs: Any) -> list[tf.Tensor]:
+        """Runs the values in use, in the step."""
+        return self.try_out(self.variables, inputs)
 
     def try_out(self, values: Sequence[Any], inputs: Any) -> list[tf.Tensor]:
         """Runs other values, outside of the step."""

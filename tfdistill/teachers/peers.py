@@ -19,7 +19,6 @@ from tfdistill.follow import screen
 from tfdistill.system import background
 from tfdistill.system import run_files
 from tfdistill.teachers import canary as canary_lib
-from tfdistill.teachers import copies
 from tfdistill.teachers import merit as merit_lib
 from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher
@@ -155,7 +154,7 @@ class Peer(teacher.Teacher):
         self._merit: merit_lib.Merit | None = None
         self._reading = threading.Lock()
         # Of a graph that is loaded for the version to come.
-        self._next: copies.Place | None = None
+        self._next: Any = None
         # The student's step at the last refresh.
         self._now: int | None = None
         self._logged = teacher.GOOD, False
@@ -259,20 +258,14 @@ class Peer(teacher.Teacher):
             return f"its graph cannot be used: {error}"
         return None
 
-    def _load(self, staged: follower_lib.Staged) -> copies.Place:
+    def _load(self, staged: follower_lib.Staged) -> other_graphs.FrozenFunction:
         """Loads a peer's own graph, and tries it out."""
         function = other_graphs.load_version(
             self.exchange, staged.version, self._graph
         )
-        ours = [tuple(variable.shape) for variable in function.variables]
-        theirs = [tuple(value.shape) for value in staged.values]
-        if ours != theirs:
-            raise ValueError(
-                f"its graph must have variables of the shapes {theirs}, as "
-                f"its manifest says; found {ours}."
-            )
+        function.check(staged.values)
         self._try_out(function)
-        return copies.Place(function, function.variables)
+        return function
 
     def swap(self, step: int | None = None) -> bool:
         """Puts the staged version in place, at a step of the student.

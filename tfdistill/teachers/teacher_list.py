@@ -206,10 +206,12 @@ class TeacherList:
         *,
         dtype: Any,
         labels: Mapping[str, Any],
-    ) -> term_lib.Paid | None:
+    ) -> tuple[tf.Tensor, steps.Logs] | None:
         """Asks the teachers about one replica's batch, and compares.
 
-        None without teachers. `dtype` is that of the loss. `labels` are
+        Returns this replica's share of the term, unweighted, and what the step
+        logs of its teachers, `distillation_weight` among it: what the term
+        counts. None without teachers. `dtype` is that of the loss. `labels` are
         teachers' predictions that came with the batch. The teachers run in
         inference mode, and no gradient reaches them.
         """
@@ -227,16 +229,12 @@ class TeacherList:
             soft = self.ask(batch, active=weight > 0)
         loss = self._term(soft, y_pred, sample_weight)
         weight *= tf.cast(soft.strength, dtype)
-        return term_lib.Paid(
-            loss=loss,
-            weight=weight,
-            logs={
-                "distillation_weight": weight,
-                "teacher_staleness": soft.staleness,
-                **steps.hidden(_ROWS, soft.taught_rows),
-                **steps.hidden(_VERSIONS, soft.steps),
-            },
-        )
+        return loss, {
+            "distillation_weight": weight,
+            "teacher_staleness": soft.staleness,
+            **steps.hidden(_ROWS, soft.taught_rows),
+            **steps.hidden(_VERSIONS, soft.steps),
+        }
 
     def ask(
         self, batch: teacher_lib.Batch, *, active: tf.Tensor

@@ -1,6 +1,5 @@
 """The distillation term of a step: its losses, and what they are over."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ import tensorflow as tf
 from tfdistill import losses as losses_lib
 from tfdistill.teachers import soft_targets
 from tfdistill.training import global_batch
-from tfdistill.training import steps
 
 
 class DistillationTerm:
@@ -106,21 +104,6 @@ class DistillationTerm:
                 f"the keys {list(losses)}."
             )
         return [losses.get(name) for name in names]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Paid:
-    """What a step pays for differing from its teachers.
-
-    Attributes:
-        loss: This replica's share of the term, unweighted.
-        weight: What the loss counts in this step, a scalar >= 0.
-        logs: What the step logs of its teachers.
-    """
-
-    loss: tf.Tensor
-    weight: tf.Tensor
-    logs: steps.Logs
 
 
 def _part(structure: Any, key: Any) -> Any:
