@@ -13,7 +13,7 @@ from typing import Any
 import tfdistill
 from launch import recipe_options
 from launch import recipes
-from tfdistill.doctor import check
+from tfdistill.doctor import checks
 from tfdistill.doctor import command
 from tfdistill.system import programs
 
@@ -26,14 +26,14 @@ _REMEDY = (
 
 
 def _check_of(recipe: recipes.Recipe, limit_secs: float) -> command.More:
-    return lambda cluster: check.Check(
+    return lambda cluster: checks.Check(
         command.DATA, lambda: _data(recipe, cluster), limit_secs, _REMEDY
     )
 
 
 def _data(
     recipe: recipes.Recipe, cluster: tfdistill.Cluster
-) -> Iterator[check.Result]:
+) -> Iterator[checks.Result]:
     """Reads a batch of each data set, and has the student predict it."""
     # Only here: wrong options are reported before seconds of imports.
     import keras
@@ -45,7 +45,7 @@ def _data(
     train, validation = task.open_data(workload, cluster)
     model = task.make_student(workload)
     for kind, dataset in (("training", train), ("validation", validation)):
-        yield check.ok(command.DATA, f"{kind}: {_first_batch(dataset, model)}")
+        yield checks.ok(command.DATA, f"{kind}: {_first_batch(dataset, model)}")
 
 
 def _first_batch(dataset: Any, student: Any) -> str:

@@ -16,7 +16,6 @@ import pytest
 from tests.cases import free_ports
 from tests.cases import storage as storage_cases
 from tfdistill.cluster import identity
-from tfdistill.doctor import check
 from tfdistill.doctor import checks
 from tfdistill.doctor import command
 from tfdistill.exchange import filesystem
@@ -26,9 +25,9 @@ _KEY = "k" * 32
 
 def _only(results, status, name):
     """The one result that is not ok, which must be of a status and check."""
-    (found,) = [r for r in results if r.status != check.OK]
+    (found,) = [r for r in results if r.status != checks.OK]
     assert (found.status, found.name) == (status, name), found
-    assert found.remedy or status == check.SKIPPED
+    assert found.remedy or status == checks.SKIPPED
     return found
 
 
@@ -37,14 +36,14 @@ def _only(results, status, name):
 
 _HANGS = """
 import threading
-from tfdistill.doctor import check
+from tfdistill.doctor import checks
 
 def make():
-    yield check.ok("x", "first")
+    yield checks.ok("x", "first")
     threading.Event().wait()
 
-for result in check.run(check.Check("x", make, 0.3, "do this")):
-    check.show(result)
+for result in checks.run(checks.Check("x", make, 0.3, "do this")):
+    checks.show(result)
 """
 
 
@@ -65,11 +64,11 @@ def test_a_check_that_hangs_ends_the_process_after_what_it_found():
 
 def test_a_check_that_breaks_has_found_a_fault():
     def make():
-        yield check.ok("x", "first")
+        yield checks.ok("x", "first")
         raise KeyError("y")
 
-    results = list(check.run(check.Check("x", make, 60.0, "do this")))
-    assert [r.status for r in results] == [check.OK, check.FAILED]
+    results = list(checks.run(checks.Check("x", make, 60.0, "do this")))
+    assert [r.status for r in results] == [checks.OK, checks.FAILED]
     assert results[1].seen == "KeyError: 'y'"
 
 
@@ -93,7 +92,7 @@ def _config(task_type="worker", index=0, **spec):
 def test_a_wrong_environment(environ, seen):
     cluster, results = checks.cluster_of(environ)
     assert cluster is None
-    assert seen in _only(results, check.FAILED, "environment").seen
+    assert seen in _only(results, checks.FAILED, "environment").seen
 
 
 def _environment(**environ):
@@ -141,7 +140,7 @@ def test_a_port_that_another_process_holds():
     assert "Address already in use" in _only(found, "failed", "address").seen
     assert "ss -ltnp" in found[0].remedy
     (found,) = _reach(_cluster(f"localhost:{port}"))
-    assert "one task" in _only(found, check.SKIPPED, "reach").seen
+    assert "one task" in _only(found, checks.SKIPPED, "reach").seen
 
 
 def test_a_task_that_is_missing_is_named_by_each():
@@ -174,19 +173,19 @@ def test_two_tasks_with_swapped_addresses_are_told():
 
 
 def test_an_exchange_that_works_is_left_as_it_was(tmp_path):
-    assert checks.of_root(str(tmp_path / "hub")).status == check.OK
+    assert checks.of_root(str(tmp_path / "hub")).status == checks.OK
     assert os.listdir(tmp_path / "hub") == []
     mount = storage_cases.NoDirectoryRename()
-    assert checks.of_root(str(tmp_path), file_system=mount).status == check.OK
+    assert checks.of_root(str(tmp_path), file_system=mount).status == checks.OK
     store = storage_cases.MemoryFileSystem()
-    assert checks.of_root("m", file_system=store).status == check.OK
+    assert checks.of_root("m", file_system=store).status == checks.OK
     assert store.files == {}
 
 
 def test_a_file_in_the_place_of_the_exchange(tmp_path):
     (tmp_path / "hub").touch()
     found = checks.of_root(str(tmp_path / "hub"))
-    assert found.status == check.FAILED
+    assert found.status == checks.FAILED
     assert "could not make a directory" in found.seen
     assert "mkdir" in found.remedy
     assert "two slashes" in checks.of_root("nearly:/x").seen
@@ -222,7 +221,7 @@ class _Forgetful(filesystem.LocalFileSystem):
 )
 def test_an_exchange_that_fails_in_one_way(tmp_path, fault, seen):
     found = checks.of_root(str(tmp_path), file_system=_Forgetful(fault))
-    assert found.status == check.FAILED
+    assert found.status == checks.FAILED
     assert seen in found.seen
     assert os.listdir(tmp_path) == []
 
@@ -250,7 +249,7 @@ def test_the_command_for_people(monkeypatch, capsys, tmp_path):
 
 def test_text_of_others_cannot_steer_the_terminal(capsys):
     bad = "\x1b]0;x\x07[bold]y[/bold][/z]\nnext"
-    check.show(check.failed("x", bad, bad))
+    checks.show(checks.failed("x", bad, bad))
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\x07" not in out
     assert "[bold]y[/bold][/z] next" in out

@@ -5,17 +5,23 @@ Each yields results, and the first that is wrong says what to do.
 
 import concurrent.futures
 import contextlib
+import dataclasses
+import functools
 import os
 import socket
+import sys
+import threading
 import uuid
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 
 from tfdistill.cluster import identity
 from tfdistill.cluster import rendezvous
-from tfdistill.doctor import check
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import signing
+from tfdistill.system import untrusted
 
 ENVIRONMENT = "environment"
 KEY = "key"
@@ -24,6 +30,7 @@ ADDRESS = "address"
 REACH = "reach"
 EXCHANGE = "exchange"
 WORKDIR = "workdir"
+TEACHERS = "teachers"
 _CONTENT = b"written by tfdistill-doctor, and may be removed\n"
 _REMEDY = (
     "Give the user that runs the tasks a directory of its own and the right to "
@@ -31,11 +38,76 @@ _REMEDY = (
     "df -i). A storage that does not show what was written must be mounted "
     "without caches of names (on NFS lookupcache=positive), or be another."
 )
+OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
+EXIT_FAILED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a check found; `remedy` is empty unless something is wrong."""
+
+    status: str
+    name: str
+    seen: str
+    remedy: str = ""
+
+
+ok = functools.partial(Result, OK)
+warning = functools.partial(Result, WARNING)
+failed = functools.partial(Result, FAILED)
+skipped = functools.partial(Result, SKIPPED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A check to be made; `make` yields a result for each thing it looks at."""
+
+    name: str
+    make: Callable[[], Iterable[Result]]
+    limit_secs: float
+    remedy: str = "Raise --limit_secs if this machine is only slow."
+
+
+def run(check: Check) -> Iterator[Result]:
+    """Yields the results of a check.
+
+    A storage that hangs cannot be interrupted: a check that does not end in
+    time is reported, and ends the process.
+    """
+    timer = threading.Timer(check.limit_secs, _give_up, [check])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield from check.make()
+    except Exception as error:  # A doctor that breaks has found a fault.
+        yield failed(
+            check.name, f"{type(error).__name__}: {error}", check.remedy
+        )
+    finally:
+        timer.cancel()
+
+
+def _give_up(check: Check) -> None:
+    seen = f"it has not ended within {check.limit_secs:g} s"
+    show(failed(check.name, seen, check.remedy))
+    sys.stdout.flush()
+    os._exit(EXIT_FAILED)
+
+
+def show(result: Result) -> None:
+    """Prints one result: its status, what was seen, and the remedy."""
+    seen, remedy = (
+        untrusted.one_line(text, max_chars=2000)
+        for text in (result.seen, result.remedy)
+    )
+    print(f"{result.status:<7}  {result.name}: {seen}", flush=True)
+    if remedy:
+        print(f"         remedy: {remedy}", flush=True)
 
 
 def cluster_of(
     environ: Mapping[str, str],
-) -> tuple[identity.Cluster | None, list[check.Result]]:
+) -> tuple[identity.Cluster | None, list[Result]]:
     """Reads the environment of this task; None if it describes no task."""
     try:
         cluster = identity.Cluster.from_env(environ)
@@ -43,13 +115,13 @@ def cluster_of(
         # "... must ...; received ...": the rest is the remedy.
         seen, _, remedy = str(error).partition(". ")
         remedy = remedy or "Correct that variable and start again."
-        return None, [check.failed(ENVIRONMENT, seen, remedy)]
-    results = [check.ok(ENVIRONMENT, _describe(cluster))]
+        return None, [failed(ENVIRONMENT, seen, remedy)]
+    results = [ok(ENVIRONMENT, _describe(cluster))]
     if cluster.num_groups > 1 and (
         cluster.exchange is None or "TFDISTILL_GROUP" not in environ
     ):
         results.append(
-            check.failed(
+            failed(
                 ENVIRONMENT,
                 f"a run of {cluster.num_groups} groups needs an exchange to "
                 "meet in, and TFDISTILL_GROUP, or every group would be group 0",
@@ -73,11 +145,11 @@ def _describe(cluster: identity.Cluster) -> str:
     )
 
 
-def _key(environ: Mapping[str, str], num_groups: int) -> check.Result:
+def _key(environ: Mapping[str, str], num_groups: int) -> Result:
     try:
         signer = signing.signer_for("environment", environ)
     except ValueError as error:
-        return check.failed(
+        return failed(
             KEY,
             str(error),
             "openssl rand -hex 32 > key; chmod 600 key; then export "
@@ -85,10 +157,10 @@ def _key(environ: Mapping[str, str], num_groups: int) -> check.Result:
             "group.",
         )
     if signer is not None:
-        return check.ok(KEY, "a key is set: versions are signed and checked")
+        return ok(KEY, "a key is set: versions are signed and checked")
     if num_groups == 1:
-        return check.skipped(KEY, "one group alone needs no key")
-    return check.warning(
+        return skipped(KEY, "one group alone needs no key")
+    return warning(
         KEY,
         "no key is set: versions are neither signed nor checked, and whoever "
         "can write to the exchange can teach this group",
@@ -97,7 +169,7 @@ def _key(environ: Mapping[str, str], num_groups: int) -> check.Result:
     )
 
 
-def of_tensorflow() -> Iterator[check.Result]:
+def of_tensorflow() -> Iterator[Result]:
     """Imports TensorFlow and Keras, and looks at the devices."""
     import tensorflow as tf
 
@@ -106,7 +178,7 @@ def of_tensorflow() -> Iterator[check.Result]:
     try:
         keras_internals.check_keras()
     except RuntimeError as error:
-        yield check.failed(
+        yield failed(
             TENSORFLOW, str(error), "Install the versions named above."
         )
         return
@@ -116,9 +188,9 @@ def of_tensorflow() -> Iterator[check.Result]:
         f"{os.cpu_count()} cores"
     )
     if gpus or not os.path.exists("/dev/nvidia0"):
-        yield check.ok(TENSORFLOW, seen)
+        yield ok(TENSORFLOW, seen)
         return
-    yield check.warning(
+    yield warning(
         TENSORFLOW,
         f"{seen}, and this machine has an NVIDIA device",
         "pip install 'tensorflow[and-cuda]', and look at CUDA_VISIBLE_DEVICES "
@@ -130,16 +202,16 @@ def of_tensorflow() -> Iterator[check.Result]:
 # so all tasks meet at each one's address, as workers do at the chief's.
 def of_group(
     cluster: identity.Cluster, *, wait_secs: float
-) -> Iterator[check.Result]:
+) -> Iterator[Result]:
     """Checks this task's own address, and those of its group."""
     if cluster.address is None:
-        yield check.skipped(ADDRESS, "one task, without TF_CONFIG")
+        yield skipped(ADDRESS, "one task, without TF_CONFIG")
         return
     port = int(cluster.address.rpartition(":")[2])
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
-        yield check.failed(
+        yield failed(
             ADDRESS,
             f"{cluster.task_name} cannot listen on port {port}: "
             f"{error.strerror}",
@@ -149,16 +221,16 @@ def of_group(
             "the tasks, not beside them.",
         )
         return
-    yield check.ok(ADDRESS, f"port {port} is free")
+    yield ok(ADDRESS, f"port {port} is free")
     if len(cluster.addresses) == 1:
-        yield check.skipped(REACH, "one task: nobody to reach")
+        yield skipped(REACH, "one task: nobody to reach")
     else:
         yield from _meet_at_each_address(cluster, wait_secs)
 
 
 def _meet_at_each_address(
     cluster: identity.Cluster, wait_secs: float
-) -> Iterator[check.Result]:
+) -> Iterator[Result]:
     addresses = cluster.addresses
     good = []
     with concurrent.futures.ThreadPoolExecutor(len(addresses)) as pool:
@@ -177,7 +249,7 @@ def _meet_at_each_address(
                 meeting.result()
                 good.append(host)
             except rendezvous.MissingWorkersError as error:
-                yield check.failed(
+                yield failed(
                     REACH,
                     str(error),
                     "Run the doctor there at the same time (--wait_secs says "
@@ -186,7 +258,7 @@ def _meet_at_each_address(
                     "TF_CONFIG.",
                 )
             except rendezvous.RefusedError as error:
-                yield check.failed(
+                yield failed(
                     REACH,
                     str(error),
                     "Give all tasks of a group the same cluster in TF_CONFIG, "
@@ -194,17 +266,17 @@ def _meet_at_each_address(
                     "TFDISTILL_NUM_GROUPS, and each its own index.",
                 )
     if good:
-        yield check.ok(REACH, f"all others met at {', '.join(good)}")
+        yield ok(REACH, f"all others met at {', '.join(good)}")
 
 
-def of_storage(cluster: identity.Cluster) -> Iterator[check.Result]:
+def of_storage(cluster: identity.Cluster) -> Iterator[Result]:
     """Checks the exchange and the workdir of a task."""
     for name, root in (
         (EXCHANGE, cluster.exchange),
         (WORKDIR, cluster.workdir),
     ):
         if root is None:
-            yield check.skipped(name, f"no {name} is set")
+            yield skipped(name, f"no {name} is set")
         else:
             yield of_root(root, name=name)
 
@@ -214,7 +286,7 @@ def of_root(
     *,
     name: str = EXCHANGE,
     file_system: filesystem.FileSystem | None = None,
-) -> check.Result:
+) -> Result:
     """Writes, lists, renames, reads and removes a small directory.
 
     A `file_system` is used with `root` as it is.
@@ -223,7 +295,7 @@ def of_root(
         if file_system is None:
             file_system, root = filesystem.for_root(root)
     except (ImportError, ValueError) as error:
-        return check.failed(
+        return failed(
             name,
             str(error),
             "Correct TFDISTILL_EXCHANGE, or install what its scheme needs.",
@@ -236,8 +308,8 @@ def of_root(
     except (OSError, ValueError) as error:
         with contextlib.suppress(OSError):
             file_system.remove_tree(path)
-        return check.failed(name, f"{root}: could not {step}: {error}", _REMEDY)
-    return check.ok(name, f"{root}: wrote, renamed, read back and removed")
+        return failed(name, f"{root}: could not {step}: {error}", _REMEDY)
+    return ok(name, f"{root}: wrote, renamed, read back and removed")
 
 
 def _use(storage: filesystem.FileSystem, path: str) -> Iterator[str]:

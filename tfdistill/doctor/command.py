@@ -7,36 +7,34 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 
 from tfdistill.cluster import identity
-from tfdistill.doctor import check
 from tfdistill.doctor import checks
 from tfdistill.system import programs
 
 DATA = "data"
-TEACHERS = "teachers"
 _SLOW_STORAGE = (
     "The storage does not answer: look at the mount (mount, nfsstat, dmesg) "
     "and at the network; raise --limit_secs if it is only slow."
 )
 # Makes a check of what the library does not know, such as a recipe.
-More = Callable[[identity.Cluster], check.Check]
+More = Callable[[identity.Cluster], checks.Check]
 
 
 def _asked_for(
     options: programs.Options, more: More | None = None
-) -> Iterator[check.Check]:
+) -> Iterator[checks.Check]:
     limit_secs = options.limit_secs
     cluster, results = checks.cluster_of(os.environ)
-    yield check.Check(checks.ENVIRONMENT, lambda: results, limit_secs)
+    yield checks.Check(checks.ENVIRONMENT, lambda: results, limit_secs)
     if cluster is None:
         return
-    yield check.Check(
+    yield checks.Check(
         checks.REACH,
         lambda: checks.of_group(cluster, wait_secs=options.wait_secs),
         # An address that does not answer takes its time, too.
         options.wait_secs + 30.0,
         "Look at the network and at the name service.",
     )
-    yield check.Check(
+    yield checks.Check(
         checks.EXCHANGE,
         lambda: checks.of_storage(cluster),
         limit_secs,
@@ -44,15 +42,15 @@ def _asked_for(
     )
     if options.no_tensorflow:
         return
-    yield check.Check(checks.TENSORFLOW, checks.of_tensorflow, limit_secs)
+    yield checks.Check(checks.TENSORFLOW, checks.of_tensorflow, limit_secs)
     if more is not None:
         yield more(cluster)
-    yield check.Check(
-        TEACHERS, lambda: _teachers(cluster), limit_secs, _SLOW_STORAGE
+    yield checks.Check(
+        checks.TEACHERS, lambda: _teachers(cluster), limit_secs, _SLOW_STORAGE
     )
 
 
-def _teachers(cluster: identity.Cluster) -> Iterable[check.Result]:
+def _teachers(cluster: identity.Cluster) -> Iterable[checks.Result]:
     # Only here: they import TensorFlow.
     from tfdistill.doctor import teachers
     from tfdistill.exchange import publisher
@@ -95,12 +93,12 @@ def examine(options: programs.Options, *, more: More | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     counts: collections.Counter[str] = collections.Counter()
     for asked in _asked_for(options, more):
-        for result in check.run(asked):
-            check.show(result)
+        for result in checks.run(asked):
+            checks.show(result)
             counts[result.status] += 1
-    names = check.OK, check.WARNING, check.FAILED, check.SKIPPED
+    names = checks.OK, checks.WARNING, checks.FAILED, checks.SKIPPED
     print(", ".join(f"{counts[name]} {name}" for name in names))
-    return check.EXIT_FAILED if counts[check.FAILED] else 0
+    return checks.EXIT_FAILED if counts[checks.FAILED] else 0
 
 
 PROGRAM = programs.Program(

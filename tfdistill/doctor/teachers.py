@@ -6,13 +6,12 @@ Its files and what its manifest says are checked; its graph is not run.
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-from tfdistill.doctor import check
+from tfdistill.doctor import checks
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.follow import screen
 
-NAME = "teachers"
 _SAME_STUDENT = (
     "Give every group the same student, the same inputs (recipe, overrides, "
     "vocabulary sizes) and the same key (TFDISTILL_EXCHANGE_KEY_FILE), or "
@@ -23,7 +22,7 @@ _SAME_STUDENT = (
 
 def examine(
     reader: publisher.Exchange, *, group: int, peers: Sequence[int]
-) -> Iterator[check.Result]:
+) -> Iterator[checks.Result]:
     """Examines the newest version of each peer, as a teacher of a group.
 
     The group's own newest version says what teachers must agree with.
@@ -31,14 +30,14 @@ def examine(
     own = reader.latest(group)
     student = own.manifest if own else None
     if not peers:
-        yield check.skipped(NAME, "there is no group to learn from")
+        yield checks.skipped(checks.TEACHERS, "there is no group to learn from")
     for peer in peers:
         who = f"group {peer}"
         try:
             steps = reader.steps(peer)
             if not steps:
-                yield check.skipped(
-                    NAME,
+                yield checks.skipped(
+                    checks.TEACHERS,
                     f"{who} has published nothing yet in "
                     f"{reader.group_path(peer)}: its first version comes "
                     "after its first every_steps of StudentExporter",
@@ -50,24 +49,30 @@ def examine(
             yield _judge(who, version, student)
         except OSError as error:
             seen = f"{who}: the exchange cannot be read: {error}"
-            yield check.failed(NAME, seen, "See the check of the exchange.")
+            yield checks.failed(
+                checks.TEACHERS, seen, "See the check of the exchange."
+            )
         except (ValueError, RuntimeError) as error:
-            yield check.failed(NAME, f"{who}: {error}", _SAME_STUDENT)
+            yield checks.failed(
+                checks.TEACHERS, f"{who}: {error}", _SAME_STUDENT
+            )
 
 
 def _judge(
     who: str, version: versions.Version, student: manifest.Manifest | None
-) -> check.Result:
+) -> checks.Result:
     if student is None:
-        return check.ok(NAME, f"{who}: whole, no own version to compare with")
+        return checks.ok(
+            checks.TEACHERS, f"{who}: whole, no own version to compare with"
+        )
     found = version.manifest
     screen.check_spec("inputs", student.inputs, found.inputs)
     screen.check_spec("outputs", student.outputs, found.outputs)
     if found.graph_fingerprint != student.graph_fingerprint:
-        return check.warning(
-            NAME,
+        return checks.warning(
+            checks.TEACHERS,
             f"{who}: whole, but its graph is another than this group's",
             "If groups have different architectures, set "
             f"teachers.Peers(allow_other_graphs=True). Else: {_SAME_STUDENT}",
         )
-    return check.ok(NAME, f"{who}: whole, as this group's own")
+    return checks.ok(checks.TEACHERS, f"{who}: whole, as this group's own")

@@ -17,33 +17,24 @@ _LIMIT_SECS = 120.0
 
 def hostnames(node_list: str) -> list[str]:
     """Returns the nodes of a list such as `node[01-03]`, in Slurm's order."""
-    return _ask("scontrol", "show", "hostnames", node_list).split()
+    return ask("scontrol", "show", "hostnames", node_list).split()
 
 
 def job_state(job: str) -> str:
     """Returns the state of a job, such as `RUNNING`."""
-    text = _ask("scontrol", "--oneliner", "show", "job", job)
+    text = ask("scontrol", "--oneliner", "show", "job", job)
     match = re.search(r"\bJobState=([A-Z_]+)", text)
     return match[1] if match else text
-
-
-def requeue(job: str) -> None:
-    """Puts a running job back into the queue, which ends its processes."""
-    _ask("scontrol", "requeue", job)
-
-
-def terminate_steps(job: str) -> None:
-    """Sends SIGTERM to the tasks of a job, and not to its batch script."""
-    _ask("scancel", "--signal=TERM", job)
 
 
 def submit(path: str) -> str:
     """Submits a batch script; returns what identifies the job."""
     # On a federation the number is followed by ";" and the cluster's name.
-    return _ask("sbatch", "--parsable", path).strip().partition(";")[0]
+    return ask("sbatch", "--parsable", path).strip().partition(";")[0]
 
 
-def _ask(*command: str) -> str:
+def ask(*command: str) -> str:
+    """Returns what a command of Slurm's prints."""
     try:
         done = subprocess.run(
             command,

@@ -173,8 +173,8 @@ class SlurmGroup:
                 next_try = None if self._terminate() else now + _AGAIN_SECS
 
     def _terminate(self) -> bool:
-        try:
-            commands.terminate_steps(self._job)
+        try:  # Its tasks, and not this process.
+            commands.ask("scancel", "--signal=TERM", self._job)
         except RuntimeError as error:
             self._say(str(error))
             return False
@@ -214,7 +214,7 @@ class SlurmGroup:
                 self._say(f"the job is {state}, so it is left to Slurm")
                 return
             self._say("back to the queue; it resumes from its last backup")
-            commands.requeue(self._job)
+            commands.ask("scontrol", "requeue", self._job)
         except RuntimeError as error:
             self._say(f"not requeued: {error} {again}")
 
