@@ -102,7 +102,13 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
     environment also one that is back within that time. `limit_secs` of 0 means
     no limit.
     """
-    _check_devices(cluster)
+    num_gpus = len(tf.config.list_physical_devices("GPU"))
+    if cluster.task_type == "worker" and num_gpus > 1:
+        raise ValueError(
+            "A worker of a group with parameter servers must have at most one "
+            f"GPU; {cluster.task_name} received {num_gpus}. Start a worker for "
+            "each GPU, each with its own CUDA_VISIBLE_DEVICES."
+        )
     return_secs = ending.limit_from_env(_RETURN_VARIABLE, 0.0)
     is_second_life = bool(return_secs and os.environ.get(_SEEN_VARIABLE))
     if is_second_life:
@@ -136,16 +142,6 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
         f"{cluster.task_name} restarts and waits {return_secs:g} s for "
         f"chief:0 at {address}, which is gone."
     )
-
-
-def _check_devices(cluster: identity.Cluster) -> None:
-    num_gpus = len(tf.config.list_physical_devices("GPU"))
-    if cluster.task_type == "worker" and num_gpus > 1:
-        raise ValueError(
-            "A worker of a group with parameter servers must have at most one "
-            f"GPU; {cluster.task_name} received {num_gpus}. Start a worker for "
-            "each GPU, each with its own CUDA_VISIBLE_DEVICES."
-        )
 
 
 def _start(cluster: identity.Cluster) -> tf.distribute.Server:

@@ -232,9 +232,11 @@ class Summaries(steps.SteppedCallback):
                 if name not in (*_SHOWN, "teacher_staleness")
             }
         )
-        rate = _learning_rate(self.model)
-        if rate is not None:
-            found["training/learning_rate"] = rate
+        if not replicas.on_servers(self.model.distribute_strategy):
+            rate = keras.ops.convert_to_numpy(
+                self.model.optimizer.learning_rate
+            )
+            found["training/learning_rate"] = float(rate)
         self._scalars(found)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -282,12 +284,6 @@ class Summaries(steps.SteppedCallback):
         if self._file is not None:
             summary = summary_pb2.Summary(value=points)
             self._file.add(summary, step=self.step)
-
-
-def _learning_rate(model: Any) -> float | None:
-    if replicas.on_servers(model.distribute_strategy):
-        return None
-    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
 
 
 # ---- the tags of docs/tensorboard.md, and their values ----

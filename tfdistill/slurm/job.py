@@ -156,6 +156,11 @@ class Script(Job):
             f"\n# As asked by --setup.\n{self.setup}\n" if self.setup else ""
         )
         directives = "\n".join(self._directives())
+        command = [
+            shlex.join([self.python, "-m", "tfdistill.slurm.group"]),
+            shlex.quote(json.dumps(fields.chosen(Job, self), indent=2)),
+            shlex.join(self.command),
+        ]
         return (
             "#!/bin/bash\n"
             "# One element of this array is one group of the run: it has its "
@@ -167,7 +172,7 @@ class Script(Job):
             "# Starts the tasks by srun, again after a failure, and requeues "
             "the job near its\n# time limit. It takes this shell's place, and "
             "so gets the signals sent to it.\n"
-            f"exec {_CONTINUED.join(self._group_command())}\n"
+            f"exec {_CONTINUED.join(command)}\n"
         )
 
     def _directives(self) -> list[str]:
@@ -193,13 +198,6 @@ class Script(Job):
         # After the loss of a node Slurm itself puts the job back.
         lines.append(_directive("--requeue"))
         return lines + [_directive(option) for option in self.sbatch]
-
-    def _group_command(self) -> list[str]:
-        return [
-            shlex.join([self.python, "-m", "tfdistill.slurm.group"]),
-            shlex.quote(json.dumps(fields.chosen(Job, self), indent=2)),
-            shlex.join(self.command),
-        ]
 
 
 def _directive(option: str) -> str:
