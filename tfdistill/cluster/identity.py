@@ -265,10 +265,7 @@ class Cluster:
     @property
     def is_chief(self) -> bool:
         """Whether this task writes on behalf of its group."""
-        if self.task_type == "chief":
-            return True
-        first_worker = self.task_type == "worker" and self.task_index == 0
-        return first_worker and "chief" not in self.spec
+        return self.task_name == next(iter(self.addresses), "worker:0")
 
     @property
     def task_name(self) -> str:
@@ -278,9 +275,7 @@ class Cluster:
     @property
     def address(self) -> str | None:
         """This task's `host:port`; None for a task on its own."""
-        if not self.spec:
-            return None
-        return self.spec[self.task_type][self.task_index]
+        return self.addresses.get(self.task_name)
 
     @property
     def addresses(self) -> dict[str, str]:

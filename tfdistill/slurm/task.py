@@ -62,22 +62,7 @@ class Place:
     def from_env(
         cls, environ: Mapping[str, str], *, nodes: Sequence[str]
     ) -> "Place":
-        """Reads what Slurm has set for this task.
-
-        Example:
-            >>> Place.from_env(
-            ...     {
-            ...         "SLURM_ARRAY_TASK_ID": "1",
-            ...         "SLURM_JOB_ID": "40",
-            ...         "SLURM_PROCID": "2",
-            ...         "SLURM_STEP_ID": "0",
-            ...         "SLURM_STEP_TASKS_PER_NODE": "2,1",
-            ...         "SLURMD_NODENAME": "n2",
-            ...     },
-            ...     nodes=["n1", "n2"],
-            ... ).hosts
-            ('n1', 'n1', 'n2')
-        """
+        """Reads what Slurm has set for this task, on one of the job's nodes."""
         text = job.text_of(environ, "SLURM_STEP_TASKS_PER_NODE")
         counts = [
             int(count)
