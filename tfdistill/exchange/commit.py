@@ -161,11 +161,13 @@ def is_committed(
         return False
 
 
-def _try_to(remove: Callable[[str], None], path: str) -> None:
+def _try_to(
+    call: Callable[[str], None], path: str, what: str = "remove"
+) -> None:
     try:
-        remove(path)
+        call(path)
     except OSError as error:
-        _log.warning("Could not remove %s: %s", path, error)
+        _log.warning("Could not %s %s: %s", what, path, error)
 
 
 class Staging:
@@ -228,7 +230,8 @@ class Staging:
             self._sync(self.path)
             confirm()
             if self._target.move(self.path, self._final):
-                self._sync_parent()
+                # Readers see the version by now: it can no longer fail.
+                _try_to(self._target.sync, self._parent, "sync")
                 return
         try:
             for name in sorted(checked.files):
@@ -261,10 +264,3 @@ class Staging:
         # What is copied from here need not survive a crash itself.
         if self._source is self._target:
             self._source.sync(path)
-
-    def _sync_parent(self) -> None:
-        try:
-            self._target.sync(self._parent)
-        except OSError as error:
-            # Readers see the version by now: it can no longer fail.
-            _log.warning("Could not sync %s: %s", self._parent, error)

@@ -150,7 +150,7 @@ class SavedModelWriter:
         found = averages or {}
         return [
             None
-            if _is_on_servers(v)
+            if isinstance(v, layer.LogicalTable) and v.is_on_servers
             else tf.convert_to_tensor(
                 found[id(v)] if id(v) in found else v.value
             )
@@ -263,10 +263,6 @@ def export_for_inference(
         **kwargs,
     )
     archive.write_out(filepath, verbose=verbose is not False)
-
-
-def _is_on_servers(variable: Any) -> bool:
-    return isinstance(variable, layer.LogicalTable) and variable.is_on_servers
 
 
 def check_finite(values: Sequence[Any], names: Sequence[str]) -> None:

@@ -105,7 +105,13 @@ class StudentGraph:
         self._concrete = self._function.get_concrete_function(
             values, self.input_spec
         )
-        self._refuse_captured_variables()
+        if captured := self._concrete.graph.variables:
+            names = ", ".join(sorted(v.name for v in captured))
+            raise ValueError(
+                "Every variable of the student must be a Keras variable, so "
+                f"that a teacher can have values of its own; received {names}."
+                " Create them with `self.add_weight(...)`."
+            )
         self.tables = tables_used(student, self._concrete.captured_inputs)
         self.output_spec = keras.tree.map_structure(
             _batch_spec, self._concrete.structured_outputs
@@ -144,16 +150,6 @@ class StudentGraph:
             for value, variable in zip(values, self.variables, strict=True)
         ]
         return self._function(cast, inputs)
-
-    def _refuse_captured_variables(self) -> None:
-        captured = self._concrete.graph.variables
-        if captured:
-            names = ", ".join(sorted(v.name for v in captured))
-            raise ValueError(
-                "Every variable of the student must be a Keras variable, so "
-                f"that a teacher can have values of its own; received {names}."
-                " Create them with `self.add_weight(...)`."
-            )
 
 
 def _batch_spec(value: Any) -> tf.TensorSpec:

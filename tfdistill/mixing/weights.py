@@ -170,13 +170,10 @@ def mean_of(values: Sequence[tf.Tensor]) -> tf.Tensor:
     return mean
 
 
-def _is_table(variable: Any) -> bool:
-    return isinstance(variable, layer.LogicalTable)
-
-
 def _parts(variable: Any) -> list[Any]:
     """Returns the Keras variables of one of a graph: a table has shards."""
-    return list(variable.layer.shards) if _is_table(variable) else [variable]
+    is_table = isinstance(variable, layer.LogicalTable)
+    return list(variable.layer.shards) if is_table else [variable]
 
 
 def _by_part(variable: Any, value: tf.Tensor) -> list[tuple[Any, tf.Tensor]]:

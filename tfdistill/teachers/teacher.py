@@ -237,7 +237,8 @@ class Teacher:
             raise ValueError(
                 f"`weight` must be a finite number >= 0; received {weight!r}."
             )
-        self.name = name or _snake_case(type(self).__name__)
+        kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__)
+        self.name = name or kind.lower()
         self.weight = float(weight)
         self._drop_reason = ""
 
@@ -387,7 +388,3 @@ class Teacher:
         Before the first step of a resumed training; `variables` have their
         values by then.
         """
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
