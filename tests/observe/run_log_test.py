@@ -20,7 +20,7 @@ def test_it_tells_the_epochs_with_their_logs(tmp_path):
     model = cases.codistill(cases.linear(0), metrics=["accuracy"])
     logs = _fit(
         model,
-        run_log.RunLog(tmp_path / "new"),
+        run_log.RunLog(tmp_path / "new", every_secs=3600),
         epochs=2,
         validation_data=(_X, _Y),
     )
