@@ -221,7 +221,7 @@ def _resources(run: run_lib.Run, task_type: str) -> dict[str, Any] | None:
 
 
 def _env(run: run_lib.Run, group: int, task_type: str) -> list[dict[str, Any]]:
-    values = run.task_env(group)
+    values = run.task_env(group, task_type)
     if run.key_secret is not None:
         values[signing.FILE_VARIABLE] = f"{_KEY_DIR}/{_KEY_FILE}"
     if task_type != "worker" and run.gpus_per_worker:

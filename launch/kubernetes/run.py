@@ -9,6 +9,7 @@ import tfdistill
 from tfdistill.exchange import signing
 from tfdistill.launcher import fields
 from tfdistill.launcher import local_cluster
+from tfdistill.launcher import trackers
 
 PORT = 2222
 _MAX_LABEL = 63
@@ -251,8 +252,12 @@ class Run(local_cluster.Topology):
         """Returns the host name of one task."""
         return f"{self.job_name(group, task_type)}-{index}"
 
-    def task_env(self, group: int) -> dict[str, str]:
-        """Returns what all tasks of a group have in their environment."""
+    def task_env(self, group: int, task_type: str) -> dict[str, str]:
+        """Returns what all tasks of a type have in their environment.
+
+        Pods of one type have one template. So if a worker is the chief, the
+        other workers of its group cannot be kept from reporting to trackers.
+        """
         cluster = tfdistill.Cluster(
             group=group,
             num_groups=self.num_groups,
@@ -265,6 +270,10 @@ class Run(local_cluster.Topology):
         return {
             "PYTHONUNBUFFERED": "1",
             **waits,
+            **trackers.defaults(cluster),
             **self.variables,
+            **trackers.silence(
+                is_chief=task_type == "chief" or "chief" not in self.sizes
+            ),
             **cluster.to_env(),
         }

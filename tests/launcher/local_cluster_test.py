@@ -1,6 +1,7 @@
 """Tests of the description of a local run: tasks, environments and ports."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -66,6 +67,23 @@ def test_identity_of_the_launcher_itself_is_not_inherited(tmp_path):
     assert environ["MINE"] == "1"
     with pytest.raises(ValueError, match="TFDISTILL_DATUM.*TFDISTILL_DATA"):
         task.environ({"TFDISTILL_DATUM": "/d"})
+
+
+def test_trackers_get_one_run_a_group_with_the_group_as_a_tag(tmp_path):
+    topology = _topology(tmp_path, workers_per_group=2, env={"WANDB_TAGS": "a"})
+    chief, worker = topology.group_tasks(0, [1, 2])
+    environ = chief.environ({"WANDB_MODE": "offline"})
+    assert environ["WANDB_MODE"] == "offline"
+    assert environ["WANDB_RUN_GROUP"] == os.path.basename(topology.workdir)
+    assert environ["WANDB_TAGS"] == "a"  # The user's.
+    assert environ["COMET_START_EXPERIMENT_TAGS"] == "group_0"
+    context = json.loads(environ["MLFLOW_RUN_CONTEXT"])
+    assert context == {"tfdistill.group": "group_0"}
+    environ = chief.environ({"MLFLOW_RUN_CONTEXT": "{}"})
+    assert environ["MLFLOW_RUN_CONTEXT"] == "{}"
+    environ = worker.environ({"WANDB_MODE": "offline"})
+    assert environ["WANDB_MODE"] == "disabled"
+    assert environ["COMET_AUTO_LOG_DISABLE"] == "true"
 
 
 @pytest.mark.parametrize(

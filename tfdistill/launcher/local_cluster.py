@@ -18,6 +18,7 @@ from tfdistill.cluster import signs
 from tfdistill.exchange import signing
 from tfdistill.launcher import fields
 from tfdistill.launcher import parent
+from tfdistill.launcher import trackers
 from tfdistill.system import run_files
 
 # Variables that only the launcher sets.
@@ -55,6 +56,8 @@ class Task:
             if name not in IDENTITY_VARIABLES
         }
         result.setdefault("PYTHONUNBUFFERED", "1")  # Logs are read live.
+        result = {**trackers.defaults(self.cluster), **result}
+        result.update(trackers.silence(is_chief=self.cluster.is_chief))
         result.update(self.env)
         if signing.has_key(inherited):  # The user's key, not one of our own.
             result.pop(signing.FILE_VARIABLE, None)
