@@ -66,7 +66,8 @@ def _outputs(page, words):
 def test_the_notebook_runs_and_shows_what_it_promises(executed, tmp_path):
     lines = "".join(o.text for o in _outputs(executed, "tfdistill.launch("))
     print(lines)
-    assert lines.count("done, step 480/480") == 2
+    for group in (0, 1):  # Again with each news of the other.
+        assert f"group {group}: done, step 480/480" in lines
     (plot,) = _outputs(executed, "validation loss")
     assert plot.data["image/png"]
     # On a busy machine, lines come one by one.

@@ -99,6 +99,9 @@ def test_groups_learn_from_each_other_and_come_back(slurm, tmp_path, capsys):
         "exchange.every_steps=50",
         "exchange.refresh_every_steps=20",
         "backup_every_steps=20",
+        # Each group's first version is one to learn from: while one comes back,
+        # the other may end, whose later versions are too late or missing.
+        "burn_in_steps=20",
         f"start_together_secs={LIMIT_SECS}",
     )
     job = _submit(
