@@ -6,8 +6,11 @@ The pace stands for groups on machines of their own: here all groups share one,
 and the restart of one would slow down the others for no reason of ours.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 import json
+import os
 import pathlib
 import time
 from typing import Any
@@ -19,6 +22,9 @@ from models import digits
 from tfdistill.system import programs
 
 QUALITY = "quality.json"
+# Of each worker, in its group's directory: what it counted, and what it became.
+STEPS = "steps_{}.txt"
+DIGEST = "digest_{}.txt"
 _BATCH_SIZE = 64
 _STEPS_PER_EPOCH = 100
 _WAIT_SECS = 0.5
@@ -42,6 +48,42 @@ class Pace(keras.callbacks.Callback):
         now = time.monotonic()
         time.sleep(max(0.0, self._next - now))
         self._next = max(now, self._next) + self._secs
+
+
+class Steps(keras.callbacks.Callback):
+    """Notes each step of this process: its id, the step and Unix seconds.
+
+    The optimizer counts, so that nothing of the library's own counting is in
+    it. Lines that a full disk refuses are written with the next that fits.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Takes the file, which grows over all attempts."""
+        super().__init__()
+        self._path = path
+        self._lines: list[str] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Adds a line."""
+        step = int(self.model.optimizer.iterations.numpy())
+        self._lines.append(f"{os.getpid()} {step} {time.time()}\n")
+        lines = "".join(self._lines).encode()
+        with (
+            contextlib.suppress(OSError),
+            self._path.open("ab", buffering=0) as file,
+        ):
+            size = file.tell()
+            if file.write(lines) == len(lines):
+                self._lines.clear()
+            else:
+                file.truncate(size)
+
+
+def _digest(model: keras.Model) -> str:
+    found = hashlib.sha256()
+    for variable in [*model.weights, *model.optimizer.variables]:
+        found.update(keras.ops.convert_to_numpy(variable).tobytes())
+    return found.hexdigest()
 
 
 def _teachers(by: str, exchange: tfdistill.Exchange) -> Any:
@@ -89,6 +131,7 @@ def _train(options: programs.Options) -> None:
             ),
         )
     directory = pathlib.Path(str(cluster.workdir), f"group_{cluster.group}")
+    directory.mkdir(parents=True, exist_ok=True)
     every = options.backup_every_steps
     model.fit(
         train,
@@ -102,10 +145,12 @@ def _train(options: programs.Options) -> None:
             )
             if mixes
             else tfdistill.callbacks.TeacherLoader(every_steps=5),
+            Steps(directory / STEPS.format(cluster.task_index)),
             Pace(options.steps_per_second),
         ],
         verbose=0,
     )
+    (directory / DIGEST.format(cluster.task_index)).write_text(_digest(model))
     found = model.evaluate(validation, return_dict=True, verbose=0)
     if cluster.is_chief:
         found["steps"] = int(model.optimizer.iterations.numpy())

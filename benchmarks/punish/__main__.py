@@ -41,8 +41,7 @@ def _add_options(options: programs.Flags) -> None:
     add("seed", "the same seed gives the same faults", 0)
     for name, default, text, quick in (
         ("minutes", 5.0, "length of the time with faults", 1.0),
-        ("every_secs", 30.0, "mean time between two faults", 15.0),
-        ("calm_secs", 20.0, "time before, to measure the paces", 10.0),
+        ("mtbf_secs", 30.0, "mean time between two faults", 15.0),
     ):
         add(name, text, default, kind=programs.positive, quick=quick)
 
@@ -59,8 +58,7 @@ def _options(parsed: programs.Options) -> round.Options:
         faults=names,
         seed=parsed.seed,
         minutes=parsed.minutes,
-        every_secs=parsed.every_secs,
-        calm_secs=parsed.calm_secs,
+        mtbf_secs=parsed.mtbf_secs,
     )
 
 

@@ -1,5 +1,6 @@
 """The faults that can be injected, each undone or outlived by the run."""
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -20,8 +21,6 @@ from tfdistill.exchange import signing
 from tfdistill.exchange import versions
 from tfdistill.system import run_files
 
-# Of the mean time between two faults: each comes so much early or late.
-_SPREAD = 0.2
 # A frozen task is the launcher's to find; one it has not found by then is
 # woken up, and told of.
 _FROZEN_LIMIT_SECS = 60.0
@@ -67,23 +66,26 @@ def plan(
     num_groups: int,
     seed: int,
     duration_secs: float,
-    every_secs: float,
+    mtbf_secs: float,
 ) -> list[Injection]:
     """Draws the faults of a round, by time.
 
-    Each fault comes equally often, in shuffled order, and the groups take
-    turns in shuffled order too: a short round has them all. The same seed
-    gives the same round.
+    They come at any time, as often as not while a group still recovers: of a
+    Poisson process with that mean time between faults, and with the mean
+    number of them. Each fault comes equally often, in shuffled order, and the
+    groups take turns in shuffled order too: a short round has them all. The
+    same seed gives the same round.
     """
     rng = random.Random(seed)
-    count = max(1, int(duration_secs / every_secs))
+    count = max(1, round(duration_secs / mtbf_secs))
     names = _shuffled(faults, count, rng)
     groups = _shuffled(range(num_groups), count, rng)
+    # Given their number, its times are uniform.
+    times = sorted(rng.uniform(0, duration_secs) for _ in range(count))
     return [
         Injection(
             number=number,
-            due_secs=every_secs
-            * (number + rng.uniform(-_SPREAD, _SPREAD) * (number > 0)),
+            due_secs=times[number],
             fault=names[number],
             group=groups[number],
             draw=rng.random(),
@@ -105,15 +107,17 @@ class Outcome:
 
     Attributes:
         target: The task, or the file, that was hit; empty if none was there.
-        ends_group: Whether the group must stop and come back.
+        halts: Whether the group makes no steps until it has got over it.
         violation: What should not have happened; empty if nothing.
+        suspicion: A violation, unless another fault hit the group meanwhile.
         damaged: The version whose files were damaged: group and step.
         refused: Whether the group must count messages that it has refused.
     """
 
     target: str = ""
-    ends_group: bool = False
+    halts: bool = False
     violation: str = ""
+    suspicion: str = ""
     damaged: tuple[int, int] | None = None
     refused: bool = False
 
@@ -128,7 +132,7 @@ def _signal(
     task = injection.pick(view.tasks(injection.group))
     if task is None:
         return Outcome()
-    outcome = Outcome(target=task.name, ends_group=True)
+    outcome = Outcome(target=task.name, halts=True)
     task.process.send_signal(number)
     deadline = time.monotonic() + end_secs
     while run_view.is_alive(task.process):
@@ -150,6 +154,15 @@ def _stop(view: _View, injection: Injection) -> Outcome:
     return _signal(view, injection, signal.SIGSTOP, _FROZEN_LIMIT_SECS)
 
 
+def _kill_group(view: _View, injection: Injection) -> Outcome:
+    """Kills all that is left of a group."""
+    tasks = view.tasks(injection.group)
+    for task in tasks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            task.process.kill()
+    return Outcome(target=", ".join(t.name for t in tasks), halts=bool(tasks))
+
+
 def _term(view: _View, injection: Injection) -> Outcome:
     return _signal(view, injection, signal.SIGTERM, _TERM_LIMIT_SECS)
 
@@ -162,7 +175,7 @@ def _pause(view: _View, injection: Injection) -> Outcome:
     task.process.send_signal(signal.SIGSTOP)
     time.sleep(_PAUSE_SECS)
     task.process.send_signal(signal.SIGCONT)
-    return Outcome(target=task.name)
+    return Outcome(target=task.name, halts=True)
 
 
 def _disk_full(view: _View, injection: Injection) -> Outcome:
@@ -171,15 +184,15 @@ def _disk_full(view: _View, injection: Injection) -> Outcome:
     if task is None:
         return Outcome()
     try:
-        before = task.process.rlimit(psutil.RLIMIT_FSIZE)
-        task.process.rlimit(psutil.RLIMIT_FSIZE, (_DISK_FULL_BYTES, before[1]))
+        _, most = task.process.rlimit(psutil.RLIMIT_FSIZE)
+        task.process.rlimit(psutil.RLIMIT_FSIZE, (_DISK_FULL_BYTES, most))
         time.sleep(_DISK_FULL_SECS)
-        task.process.rlimit(psutil.RLIMIT_FSIZE, before)
+        # Not what it was: that may have been another fault's.
+        task.process.rlimit(psutil.RLIMIT_FSIZE, (most, most))
     except psutil.NoSuchProcess:
         return Outcome(
             target=task.name,
-            ends_group=True,
-            violation=f"{task.name} ended while its disk was full",
+            suspicion=f"{task.name} ended while its disk was full",
         )
     return Outcome(target=task.name)
 
@@ -273,6 +286,7 @@ def _wrong(view: _View, injection: Injection) -> Outcome:
 
 FAULTS: Mapping[str, tuple[Callable[[_View, Injection], Outcome], str]] = {
     "kill": (_kill, "SIGKILL to any task"),
+    "kill_group": (_kill_group, "SIGKILL to all tasks of a group"),
     "stop": (_stop, "SIGSTOP to any task, which the launcher must find"),
     "term": (_term, "SIGTERM to any task, as a preemption"),
     "pause": (_pause, "SIGSTOP to any task, which goes on after a moment"),

@@ -52,6 +52,12 @@ class Watch:
         ]
         self._last_steps: list[int | None] = [None for _ in groups]
         self._last_times = [0.0 for _ in groups]
+        self._stores = [
+            tfdistill.Exchange(view.group_dir(group) / "backup", key=None)
+            for group in groups
+        ]
+        # Of each group, the steps that it has backed up, and since when.
+        self._backups: list[dict[int, float]] = [{} for _ in groups]
         # Group, its peer and the peer's version: known uses, and new ones.
         self._uses: set[tuple[int, int, int]] = set()
         self._to_check: list[tuple[float, tuple[int, int, int]]] = []
@@ -166,6 +172,7 @@ class Watch:
         if record.get("event") == "start":
             # It has no teacher yet; what it takes from now on counts anew.
             self._uses = {use for use in self._uses if use[0] != group}
+            self._check_resume(group, step, record["time"])
         elif last is not None and step < last:
             self.tell(f"group {group} logged step {step} after {last}")
         self._last_steps[group] = step
@@ -190,6 +197,24 @@ class Watch:
                 if use not in self._uses:
                     self._uses.add(use)
                     self._to_check.append((record["time"], use))
+
+    def look_at_backups(self) -> None:
+        """Notes the backups that are complete now."""
+        for store, known in zip(self._stores, self._backups, strict=True):
+            for step in store.steps(0):
+                known.setdefault(step, time.time())
+
+    def _check_resume(self, group: int, step: int, when: float) -> None:
+        """Checks that a start of a group lost no backup of the one before."""
+        known = self._backups[group]
+        due = max((s for s, seen in known.items() if seen < when), default=0)
+        if step < due:
+            self.tell(
+                f"group {group} resumed at {step}, with a backup of {due}"
+            )
+        # What was trained after that step is no more.
+        for later in [s for s in known if s > step]:
+            del known[later]
 
     def check_teachers(self) -> None:
         """Checks the versions that groups have begun to learn from.
