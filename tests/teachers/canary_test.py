@@ -32,7 +32,7 @@ def _merit(labels, **kwargs):
 
 def _loss(outputs, labels, *, from_logits=True):
     loss = types.SimpleNamespace(from_logits=from_logits)
-    found = _merit(np.array(labels), loss=loss)
+    found = _merit(np.array(labels), losses=[loss])
     return found._loss([tf.constant(outputs)])
 
 

@@ -55,6 +55,8 @@ class FrozenFunction:
             student_graph.named(input_spec, "inputs"),
             what=f"inputs of {directory}",
         )
+        names = sorted(signature.structured_outputs)
+        ends = dict(zip(names, student_graph.ends(signature), strict=True))
         self._dtypes = {name: spec.dtype for name, spec in wanted.items()}
         found = {
             name: spec.shape
@@ -69,6 +71,9 @@ class FrozenFunction:
                 what=f"outputs of {directory}",
             )
         )
+
+        # What each output is; see `student_graph.ends`.
+        self.ends = [ends[theirs] for theirs in self._outputs.values()]
 
     def install(self, values: Sequence[Any]) -> None:
         """Puts values in the variables, each in its variable's precision."""

@@ -18,6 +18,16 @@ import tensorflow as tf
 
 from tfdistill.embedding import layer
 
+# What leaves the values of an output as they are, and what sums weighted ones.
+_SAME = frozenset(
+    "Cast EnsureShape ExpandDims Identity IdentityN Reshape Squeeze "
+    "StopGradient Transpose".split()
+)
+_SUMS = frozenset(
+    "BatchMatMulV2 BiasAdd Conv2D Einsum LogSoftmax MatMul".split()
+)
+PROBABILITIES = SOFTMAX, SIGMOID = "Softmax", "Sigmoid"
+LOGITS = "Logits"
 _Table: Any = tf.saved_model.experimental.TrackableResource
 
 
@@ -80,6 +90,7 @@ class StudentGraph:
         input_spec: Structure of `tf.TensorSpec`, batch dimension None.
         output_spec: Structure of `tf.TensorSpec`, batch dimension None.
         tables: The student's lookup tables, which go into its exports.
+        ends: What each output is; see `ends`.
         fingerprint: 64 hexadecimal digits; equal for equal computations, in
             whatever process, strategy or naming they were traced.
     """
@@ -116,6 +127,7 @@ class StudentGraph:
         self.output_spec = keras.tree.map_structure(
             _batch_spec, self._concrete.structured_outputs
         )
+        self.ends = ends(self._concrete)
         contents = tables_fingerprint(self.tables)
         self.fingerprint = fingerprint(self._concrete, contents)
 
@@ -224,6 +236,39 @@ def _hash_attribute(
             )
     if not any(reference.name for reference in called):
         digest.update(attribute.SerializeToString(deterministic=True))
+
+
+def ends(concrete: Any) -> list[str]:
+    """Tells by the last operations what a `ConcreteFunction` returns.
+
+    For each output, flat, "Softmax" or "Sigmoid", which are probabilities,
+    "Logits" for the result of a layer without an activation, or "".
+    """
+    graph = concrete.graph.as_graph_def()
+    functions = {f.signature.name: f for f in graph.library.function}
+    return [_end(t.name, graph.node, functions) for t in concrete.graph.outputs]
+
+
+def _end(reference: str, nodes: Sequence[Any], functions: Any) -> str:
+    by_name = {node.name: node for node in nodes}
+    name, _, output = reference.partition(":")
+    node, index = by_name.get(name), int(output.rpartition(":")[2] or 0)
+    if node is None:
+        return ""
+    if node.op in _SAME:
+        source = node.input[index if node.op == "IdentityN" else 0]
+        return _end(source, nodes, functions)
+    if node.op.endswith("PartitionedCall"):
+        body = functions[node.attr["f"].func.name]
+        returned = body.signature.output_arg[index].name
+        return _end(body.ret[returned], body.node_def, functions)
+    if node.op in ("Add", "AddV2"):
+        # One unit's bias; else it may be anything.
+        summed = by_name.get(node.input[0].partition(":")[0])
+        return LOGITS if summed is not None and summed.op in _SUMS else ""
+    if node.op in _SUMS:
+        return LOGITS
+    return node.op if node.op in PROBABILITIES else ""
 
 
 def leaf_names(structure: Any, default: str) -> list[str]:

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfdistill.exchange import manifest
 from tfdistill.exports import other_graphs
+from tfdistill.exports import student_graph
 from tfdistill.labels import attached
 from tfdistill.labels import forms
 from tfdistill.system import run_files
@@ -70,11 +71,11 @@ def write(
         )
     form = form or forms.Form()
     path = _new_directory(directory)
-    predict, name = _predictor(teacher, dataset.element_spec, trust=trust)
+    predict, ends, name = _predictor(teacher, dataset.element_spec, trust=trust)
     num_rows, outputs = 0, None
     with tf.io.TFRecordWriter(str(path / _RECORDS)) as writer:
         for element in dataset:
-            record, kept = _record(element, predict, form, num_rows)
+            record, kept = _record(element, predict, ends, form, num_rows)
             found = _described(kept)
             if outputs not in (None, found):
                 raise ValueError(
@@ -220,12 +221,13 @@ def _inputs(element: Any) -> Any:
 def _record(
     element: Any,
     predict: _Predict,
+    ends: list[str],
     form: forms.Form,
     num_before: int,
 ) -> tuple[bytes, list[dict[str, tf.Tensor]]]:
     """Returns the record of a batch, and what is in it of its outputs."""
     inputs, found = _inputs(element), []
-    for output in predict(inputs):
+    for output, end in zip(predict(inputs), ends, strict=True):
         output = tf.convert_to_tensor(output)
         kept = form.encode(output)
         if not all(
@@ -236,6 +238,9 @@ def _record(
                 f"received NaN or infinite ones after {num_before} examples."
             )
         form.check(output.numpy())
+        if end in student_graph.PROBABILITIES and not forms.is_top(kept):
+            # `LabelTeacher` reads what they are in the name.
+            kept = {f"whole_{end}": kept["whole"]}
         found.append(kept)
     parts = [
         attached.fingerprint(inputs).numpy().tobytes(),
@@ -275,21 +280,24 @@ def _new_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
 
 def _predictor(
     teacher: Any, element_spec: Any, *, trust: bool
-) -> tuple[_Predict, str]:
-    """Returns how the teacher is asked, and its name for people."""
+) -> tuple[_Predict, list[str], str]:
+    """Returns how the teacher is asked, what it gives, and its name."""
+    spec = _inputs(element_spec)
     if isinstance(teacher, keras.Model):
         ask = tf.function(
             lambda x: keras.tree.flatten(teacher(x, training=False)),
             reduce_retracing=True,
         )
-        return ask, teacher.name
+        ends = student_graph.ends(ask.get_concrete_function(spec))
+        return ask, ends, teacher.name
     if not isinstance(teacher, str | os.PathLike):
         raise ValueError(
             "`teacher` must be a Keras model or the directory of a SavedModel; "
             f"received {type(teacher).__name__}."
         )
-    path, spec = os.fspath(teacher), _inputs(element_spec)
-    return other_graphs.load(path, spec, trust=trust, remedy="`trust`"), path
+    path = os.fspath(teacher)
+    loaded = other_graphs.load(path, spec, trust=trust, remedy="`trust`")
+    return loaded, loaded.ends, path
 
 
 # ---- reading ----

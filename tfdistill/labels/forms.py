@@ -85,8 +85,9 @@ class Form:
         `num_classes` is the size of the output's last axis. ValueError for
         classes of an output with another one.
         """
-        if "whole" in kept:
-            return tf.cast(kept["whole"], tf.float32)
+        if not is_top(kept):
+            (whole,) = kept.values()
+            return tf.cast(whole, tf.float32)
         classes = kept.get(f"{_CLASSES}{num_classes}")
         if classes is None:
             raise ValueError(
@@ -125,6 +126,11 @@ class Form:
         if self.from_logits:
             return tf.nn.log_softmax(output)
         return tf.math.log(tf.maximum(output, losses.TINY))
+
+
+def is_top(kept: Mapping[str, tf.Tensor]) -> bool:
+    """Whether only the top classes of an output were kept."""
+    return "log_probability" in kept
 
 
 def _num_classes(output: tf.Tensor) -> int:

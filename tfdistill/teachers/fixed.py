@@ -10,6 +10,7 @@ from tfdistill.embedding import features  # noqa: F401  # For a file's layers.
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
+from tfdistill.teachers import scale
 from tfdistill.teachers import teacher
 from tfdistill.training import guards
 from tfdistill.training import steps
@@ -92,9 +93,10 @@ class FixedTeacher(teacher.Teacher):
     def attach(self, student: teacher.Student) -> None:
         """Loads the model, and copies its values."""
         if self._path and not self._path.endswith(".keras"):
-            self._load(student)
+            self._check_ends(self._load(student), student)
             return
         graph, order = _traced(self._model(), student)
+        self._check_ends([graph.ends[index] for index in order], student)
         values = saved_model.SavedModelWriter(graph).snapshot()
         place = student.place(self.name, graph, values)
 
@@ -104,24 +106,29 @@ class FixedTeacher(teacher.Teacher):
 
         self._infer = infer
 
-    def _load(self, student: teacher.Student) -> None:
+    def _check_ends(self, ends: list[str], student: teacher.Student) -> None:
+        scale.check_ends(self.name, ends, student.losses, student.graph.ends)
+
+    def _load(self, student: teacher.Student) -> list[str]:
         if student.on_servers:
             raise ValueError(
                 "A fixed teacher of a parameter-server group must be a Keras "
                 f"model or a .keras file; received {self._path!r}. Pass one "
                 "of these, or train without parameter servers."
             )
-        self._infer = other_graphs.load(
+        self._infer = loaded = other_graphs.load(
             self._path,
             student.graph.input_spec,
             student.graph.output_spec,
             trust=self._trust_graph,
             remedy="teachers.FixedTeacher(path, trust_graph=True)",
         )
+        return loaded.ends
 
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
         """Runs the model on the student's inputs."""
-        return self._infer(batch.inputs)
+        outputs = self._infer(batch.inputs)
+        return scale.checked(self.name, outputs, batch.losses)
 
 
 def _traced(

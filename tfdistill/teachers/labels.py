@@ -11,15 +11,11 @@ import tensorflow as tf
 
 from tfdistill import losses
 from tfdistill.labels import forms
+from tfdistill.teachers import scale
 from tfdistill.teachers import teacher
 
 # What a step reports of each teacher: the share of rows that it taught.
 TAUGHT_ROWS = "taught_rows"
-# Losses of outputs that are not one distribution over classes.
-_OF_NUMBERS = (
-    losses.BinarySoftTargetCrossEntropy,
-    losses.LogitsMeanSquaredError,
-)
 
 
 class LabelTeacher(teacher.Teacher):
@@ -67,12 +63,17 @@ class LabelTeacher(teacher.Teacher):
         counts = label["version"] >= 0
         if "expires_step" in label:
             counts &= batch.step <= label["expires_step"]
-        return [
+        names = [next(iter(kept)) for kept in label["outputs"]]
+        ends = [name.removeprefix("whole_") for name in names]
+        own = self._student.graph.ends
+        scale.check_ends(self.name, ends, batch.losses, own)
+        said = [
             _where(counts, self._decoded(kept, like, loss))
             for kept, like, loss in zip(
                 label["outputs"], outputs, batch.losses, strict=True
             )
         ]
+        return scale.checked(self.name, said, batch.losses)
 
     def _label(self, batch: teacher.Batch, num_outputs: int) -> Any:
         label = batch.labels.get(self.name)
@@ -100,7 +101,7 @@ class LabelTeacher(teacher.Teacher):
     def _decoded(
         self, kept: Any, like: tf.Tensor, loss: losses.DistillationLoss | None
     ) -> tf.Tensor:
-        if "whole" not in kept:
+        if forms.is_top(kept):
             check_classes(self.name, loss)
         form = form_for(loss, forms.Form())
         output = form.decode(kept, num_classes=like.shape[-1])
@@ -152,7 +153,7 @@ def form_for(
 
 def check_classes(name: str, loss: losses.DistillationLoss | None) -> None:
     """Refuses parts of an output for a loss that needs all of it."""
-    if isinstance(loss, _OF_NUMBERS):
+    if isinstance(loss, scale.OF_NUMBERS):
         raise ValueError(
             f"The predictions of {name!r} must be whole for "
             f"{type(loss).__name__}, which compares each number by itself; "

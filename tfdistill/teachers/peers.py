@@ -20,6 +20,7 @@ from tfdistill.system import background
 from tfdistill.system import run_files
 from tfdistill.teachers import canary as canary_lib
 from tfdistill.teachers import merit as merit_lib
+from tfdistill.teachers import scale
 from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher
 
@@ -264,6 +265,8 @@ class Peer(teacher.Teacher):
             self.exchange, staged.version, self._graph
         )
         function.check(staged.values)
+        losses, own = self._student.losses, self._graph.ends
+        scale.check_ends(self.name, function.ends, losses, own)
         self._try_out(function)
         return function
 

@@ -94,7 +94,8 @@ class Student:
         graph: The student's inference, traced once.
         strategy: The strategy it trains under.
         weight: The distillation weight as a function of the step, if known.
-        loss: The distillation loss of the first output that has one.
+        losses: The distillation loss of each output, None for one without;
+            empty if the student has none.
         last: What the last execution reported.
         names: The names of its teachers, in order.
         merits: By canary, what compares versions with the student on it.
@@ -106,7 +107,7 @@ class Student:
     strategy: tf.distribute.Strategy
     _: dataclasses.KW_ONLY
     weight: Callable[[tf.Tensor], Any] | None = None
-    loss: losses_lib.DistillationLoss | None = None
+    losses: Sequence[losses_lib.DistillationLoss | None] = ()
     last: steps.LastExecution = dataclasses.field(
         default_factory=steps.LastExecution
     )
@@ -147,8 +148,9 @@ class Student:
 
     @property
     def from_logits(self) -> bool:
-        """Whether it returns logits, as the distillation loss takes them."""
-        return self.loss is None or self.loss.from_logits is not False
+        """Whether it returns logits, as its first distillation loss has it."""
+        found = [loss for loss in self.losses if loss is not None]
+        return not found or found[0].from_logits is not False
 
     def in_burn_in(self, step: int) -> bool:
         """Whether a version of a step was made in the student's burn-in.

@@ -168,7 +168,8 @@ class TeacherList:
             return
         self._student = student
         student.names, student.weight = self.names, self.weight
-        student.loss = self._term.first if self._term else None
+        if self._term:
+            student.losses = self._term.losses_of(student.graph.output_spec)
         if any(peer.canary is None for peer in self._peers):
             student.held_out = canary.of_validation(self.validation_data)
         if student.on_servers:

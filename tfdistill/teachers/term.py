@@ -68,12 +68,6 @@ class DistillationTerm:
                 total += tf.cast(share, tf.float32)
         return total
 
-    @property
-    def first(self) -> losses_lib.DistillationLoss | None:
-        """The loss of the first output that is distilled, if any is."""
-        found = keras.tree.flatten(self._losses)
-        return next((loss.inner for loss in found if loss is not None), None)
-
     def losses_of(
         self, y_pred: Any
     ) -> list[losses_lib.DistillationLoss | None]:

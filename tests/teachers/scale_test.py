@@ -1,0 +1,114 @@
+"""Teachers of another scale than the student's are refused, in both ways."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tfdistill import labels
+
+_X, _Y = cases.data(32)
+_Cross, _Binary = (
+    keras.losses.SparseCategoricalCrossentropy,
+    keras.losses.BinaryCrossentropy,
+)
+
+
+def _model(activation=None, units=3):
+    """A teacher, or a student."""
+    inputs = keras.Input((cases.NUM_FEATURES,))
+    if activation == "by hand":
+        powers = keras.ops.exp(keras.layers.Dense(units)(inputs))
+        outputs = powers / keras.ops.sum(powers, axis=-1, keepdims=True)
+    elif activation == "scaled":
+        outputs = keras.layers.Dense(units, bias_initializer="normal")(inputs)
+        outputs = keras.layers.Rescaling(5.0)(outputs)
+    else:
+        outputs = keras.layers.Dense(units, activation=activation)(inputs)
+    return keras.Model(inputs, outputs, name="big")
+
+
+def _fit(student, teacher, dataset, *, loss=None):
+    is_binary = student.output_shape[-1] == 1
+    from_logits = student.layers[-1].activation is keras.activations.linear
+    psi = tfdistill.losses.SoftTargetCrossEntropy()
+    if is_binary:
+        psi = tfdistill.losses.BinarySoftTargetCrossEntropy()
+    model = tfdistill.CodistillModel(student, teachers=teacher)
+    task = (_Binary if is_binary else _Cross)(from_logits=from_logits)
+    model.compile("sgd", task, distillation_loss=loss or psi)
+    return model.fit(dataset, verbose=0)
+
+
+def _given(model, how, dataset, tmp_path):
+    """The teacher, and the data with what it needs of them."""
+    if how == "labels":
+        labels.write(dataset, model, tmp_path / "labels")
+        dataset = dataset.apply(labels.read(tmp_path / "labels"))
+        return tfdistill.teachers.LabelTeacher("labels"), dataset
+    path = tmp_path / ("a.keras" if how == "file" else "saved")
+    if how == "file":
+        model.save(path)
+    elif how == "saved":
+        model.export(path, verbose=False)
+    given = model if how == "model" else path
+    return tfdistill.teachers.FixedTeacher(given), dataset
+
+
+@pytest.mark.parametrize("how", ["labels", "model", "file", "saved"])
+@pytest.mark.parametrize(
+    "student, theirs",
+    [
+        (None, "softmax"),
+        ("softmax", None),
+        (None, "by hand"),
+        ("softmax", "scaled"),
+        (None, "sigmoid"),
+        ("sigmoid", None),
+    ],
+)
+def test_a_teacher_of_another_scale_is_refused(student, theirs, how, tmp_path):
+    units = 1 if "sigmoid" in (student, theirs) else 3
+    dataset = tf.data.Dataset.from_tensor_slices((_X, _Y % (units + 1)))
+    dataset = dataset.batch(16)
+    given = _given(_model(theirs, units), how, dataset, tmp_path)
+    wanted = "probabilities" if student else "logits"
+    with pytest.raises(
+        (ValueError, tf.errors.InvalidArgumentError),
+        match=f"must give what the student does, {wanted}",
+    ):
+        _fit(_model(student, units), *given)
+
+
+@pytest.mark.parametrize("how", ["labels", "model", "saved"])
+@pytest.mark.parametrize("end, units", [(None, 3), ("softmax", 3)])
+def test_a_teacher_of_the_same_scale_teaches(end, units, how, tmp_path):
+    dataset = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
+    given = _given(_model(end, units), how, dataset, tmp_path)
+    logs = _fit(_model(end, units), *given).history
+    assert logs["distillation_weight"] == [1]
+
+
+def test_a_regression_from_0_to_1_may_have_a_sigmoid():
+    dataset = tf.data.Dataset.from_tensor_slices((_X, _Y / 3)).batch(16)
+    model = tfdistill.CodistillModel(
+        _model(units=1),
+        teachers=tfdistill.teachers.FixedTeacher(_model("sigmoid", 1)),
+    )
+    loss = tfdistill.losses.LogitsMeanSquaredError(from_logits=True)
+    model.compile("sgd", "mse", distillation_loss=loss)
+    logs = model.fit(dataset, verbose=0).history
+    assert logs["distillation_weight"] == [1]
+
+
+def test_a_few_rows_that_add_up_to_1_may_be_logits():
+    rows = np.tile(np.array([[0.25, 0.5, 0.25]], np.float32), [4, 1])
+    loss = tfdistill.losses.ForwardKL(from_logits=True)
+    from tfdistill.teachers import scale
+
+    (found,) = scale.checked("a", [tf.constant(rows)], [loss])
+    np.testing.assert_array_equal(found, rows)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="logits"):
+        scale.checked("a", [tf.constant(np.tile(rows, [2, 1]))], [loss])
