@@ -790,9 +790,10 @@ def _check_roles(
         if not isinstance(each, peers_lib.Peer):
             continue
         is_here = os.path.realpath(each.exchange.root) == here
-        if is_here and each.group == exporter.group == cluster.group:
+        own = cluster.group
+        if is_here and exporter.group == own and own in each.groups:
             raise ValueError(
-                f"`peers` must be other groups; received {each.group}, which "
+                f"`peers` must be other groups; received {own}, which "
                 "is this one. Leave `peers` out for all others."
             )
         if not is_here and steps.first(callbacks, steps.Mixer):

@@ -125,7 +125,7 @@ def test_a_version_is_read_beside_the_one_in_use(group):
     np.testing.assert_allclose(group.ask(before)[0], first(group.x), rtol=1e-5)
     assert group.refresh() == ["group_1"]
     after = group.remote.arguments()
-    np.testing.assert_array_equal(after, [[20, 1, np.inf, 0]])
+    np.testing.assert_array_equal(after, [[20, 1, np.inf, 2]])
     for arguments, peer in ((after, second), (before, first), (after, second)):
         outputs = group.ask(arguments)[0]
         np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)

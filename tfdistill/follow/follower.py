@@ -6,13 +6,16 @@ and checks it in the background); once all have it, all swap it in at the same
 step. A version that any worker cannot use is rejected by all.
 """
 
+import collections
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
@@ -55,8 +58,24 @@ class Staged:
         return self.version.manifest.graph_fingerprint
 
 
+class Target(NamedTuple):
+    """A version to be read, by its group and its step, -1 for none."""
+
+    group: int
+    step: int = -1
+
+
 class Follower:
-    """Follows one peer. The training thread and one other may share it."""
+    """Follows one peer. The training thread and one other may share it.
+
+    Attributes:
+        group: The peer. It changes if a version of another group is taken.
+        current: The step of its version in use, or -1.
+        wanted: Of the steps of versions, which may be proposed at present.
+        yields_after: The step that the version of another group must exceed
+            to take this one's place. Default: to none.
+        look_further: Called after each look at the peer.
+    """
 
     def __init__(
         self,
@@ -81,17 +100,19 @@ class Follower:
         """
         self.group = group
         self.current = -1
-        # Of the steps of versions, which may be proposed at present.
         self.wanted: Callable[[int], bool] = lambda step: True
-        self.rejected: dict[int, str] = {}
+        self.yields_after = math.inf
+        self.look_further: Callable[[], None] = lambda: None
+        self._rejected: dict[int, dict[int, str]] = collections.defaultdict(
+            dict
+        )
         self._exchange = exchange
         self._read = read
         self._screen = screen
         self._alone = alone
         self._max_attempts = max_attempts
         self._lock = threading.Lock()
-        self._proposal = -1
-        self._announced = -1
+        self._proposal = self._announced = Target(group)
         self._staged: Staged | None = None
         self._failure: str | None = None
         self._attempts = self._doubts = 0
@@ -104,44 +125,58 @@ class Follower:
     def look(self) -> None:
         """Looks for the newest version that is neither in use nor rejected."""
         newest = self._exchange.latest(
-            self.group, newer_than=self.current, wanted=self._is_usable
+            self.group, newer_than=self.current, wanted=self.is_usable
         )
         with self._lock:
             # Again: it may have been taken or rejected while the storage was
             # asked.
-            if newest is not None and self._is_usable(newest):
-                self._proposal = newest.step
-            else:
-                self._proposal = -1
-            if self._alone and self._announced < 0:
+            if not self._is_leaving:
+                is_usable = newest is not None and self.is_usable(newest)
+                step = newest.step if newest and is_usable else -1
+                self._proposal = Target(self.group, step)
+            if self._alone and self._announced.step < 0:
                 self._announce(self._proposal)
+        self.look_further()
 
-    def _is_usable(self, version: versions.Version) -> bool:
-        step = version.step
-        is_new = step > self.current and step not in self.rejected
+    @property
+    def _is_leaving(self) -> bool:
+        """Whether a version of another group is proposed, and still wanted."""
+        group, step = self._proposal
+        return group != self.group and step > self.yields_after
+
+    def propose(self, version: versions.Version) -> None:
+        """Proposes another group's version to take the place of the peer's."""
+        with self._lock:
+            self._proposal = Target(version.group, version.step)
+
+    def is_usable(self, version: versions.Version) -> bool:
+        """Whether a version is new here, and nothing speaks against it."""
+        group, step = version.group, version.step
+        is_new = group != self.group or step > self.current
+        is_new &= step not in self._rejected[group]
         return is_new and self.wanted(step)
 
     def stage(self) -> None:
         """Reads the announced version, if there is one still to read."""
         with self._lock:
-            step = self._announced
-            if step < 0 or self._staged or self._failure:
+            target = self._announced
+            if target.step < 0 or self._staged or self._failure:
                 return
             if not self._pause.is_over:
                 return
         staged, failure = None, None
         try:
-            version = self._exchange.open(self.group, step)
+            version = self._exchange.open(*target)
             self._screen(version)
             with self._exchange.readable(version) as readable:
                 staged = Staged(version, self._read(readable))
         except Exception as error:  # TensorFlow's readers raise many kinds.
-            failure = self._judged(step, error)
+            failure = self._judged(target, error)
         with self._lock:
-            if self._announced == step:
+            if self._announced == target:
                 self._staged, self._failure = staged, failure
 
-    def _judged(self, step: int, error: Exception) -> str | None:
+    def _judged(self, target: Target, error: Exception) -> str | None:
         """Returns why a version is given up; None if it is tried again."""
         if isinstance(error, _CONTRADICTIONS):
             self._doubts += 1
@@ -149,29 +184,29 @@ class Follower:
         if isinstance(error, ValueError):
             return str(error)
         self._attempts += 1
-        _log.info("Reading version %d failed: %s", step, error)
+        _log.info("Reading version %d failed: %s", target.step, error)
         if self._attempts < self._max_attempts:
             return None
-        if isinstance(error, OSError) and not self._has_newer(step):
-            self._put_off(step, error)
+        if isinstance(error, OSError) and not self._has_newer(target):
+            self._put_off(target, error)
             return None
         return f"{type(error).__name__}: {error}"
 
-    def _has_newer(self, step: int) -> bool:
+    def _has_newer(self, target: Target) -> bool:
         try:
-            newest = self._exchange.latest(self.group)
+            newest = self._exchange.latest(target.group)
         except OSError:
             return False
-        return newest is not None and newest.step > step
+        return newest is not None and newest.step > target.step
 
-    def _put_off(self, step: int, error: OSError) -> None:
+    def _put_off(self, target: Target, error: OSError) -> None:
         """Lets a version be tried again: its group may publish no other."""
         if self._attempts == self._max_attempts:
             _log.warning(
                 "The version %d of group %d cannot be read yet, and is tried "
                 "again: %s: %s. Training continues without it.",
-                step,
-                self.group,
+                target.step,
+                target.group,
                 type(error).__name__,
                 error,
             )
@@ -180,21 +215,37 @@ class Follower:
     # ---- training thread ----
 
     @property
-    def newest(self) -> int:
-        """The newest version that could be announced, or -1."""
+    def proposal(self) -> Target:
+        """What could be announced."""
         with self._lock:
             return self._proposal
 
     @property
+    def newest(self) -> int:
+        """The step of the version that could be announced, or -1."""
+        return self.proposal.step
+
+    @property
     def announced(self) -> int:
         """The step of the version being staged, or -1."""
-        return self._announced
+        return self._announced.step
+
+    @property
+    def groups(self) -> set[int]:
+        """The peer, and the group that is about to take its place."""
+        with self._lock:
+            return {self.group, self._proposal.group, self._announced.group}
+
+    @property
+    def rejected(self) -> dict[int, str]:
+        """Why versions of the peer are quarantined, by their steps."""
+        return self._rejected[self.group]
 
     @property
     def state(self) -> int:
         """Whether the announced version is READY, FAILED or PENDING here."""
         with self._lock:
-            if self._announced < 0:
+            if self._announced.step < 0:
                 return PENDING
             if self._failure is not None:
                 return FAILED
@@ -206,13 +257,23 @@ class Follower:
         with self._lock:
             return self._staged
 
-    def announce(self, step: int) -> None:
-        """Makes `step` the version that all workers stage; -1 for none."""
+    def follow(self, group: int) -> None:
+        """Follows another group from now on, before anything was taken."""
         with self._lock:
-            self._announce(step)
+            self.group = group
+            self._proposal = Target(group)
+            self._announce(Target(group))
 
-    def _announce(self, step: int) -> None:
-        self._announced = step
+    def announce(self, step: int, group: int | None = None) -> None:
+        """Makes `step` the version that all workers stage; -1 for none.
+
+        Of another group, if one is given; it takes the place of the peer.
+        """
+        with self._lock:
+            self._announce(Target(self.group if group is None else group, step))
+
+    def _announce(self, target: Target) -> None:
+        self._announced = target
         self._staged = self._failure = None
         self._attempts = self._doubts = 0
         self._pause.succeeded()
@@ -225,36 +286,42 @@ class Follower:
                 raise RuntimeError(
                     f"group {self.group}: no version is ready to be taken."
                 )
-            self.current = staged.version.step
-            if self._proposal <= self.current:
-                self._proposal = -1
-            self._announce(-1)
+            has_moved = self._announced.group != self.group
+            self.group, self.current = self._announced
+            group, step = self._proposal
+            if has_moved or (group == self.group and step <= self.current):
+                self._proposal = Target(self.group)
+            self._announce(Target(self.group))
             return staged
 
-    def reject(self, step: int, reason: str | None = None) -> None:
+    def reject(
+        self, step: int, reason: str | None = None, *, group: int | None = None
+    ) -> None:
         """Quarantines a version: its step is never proposed again.
 
-        The log warns, but once only for the same reason, by default what this
-        worker found.
+        By default of the group whose version is announced. The log warns, but
+        once only for the same reason, by default what this worker found.
         """
         with self._lock:
             reason = reason or self._failure or "another worker refused it"
-            if step not in self.rejected:
+            group = self._announced.group if group is None else group
+            rejected = self._rejected[group]
+            if step not in rejected:
                 # Every later version may have the same fault.
-                known = reason in self.rejected.values()
+                known = reason in rejected.values()
                 _log.log(
                     logging.INFO if known else logging.WARNING,
                     "Quarantined version %d of group %d: %s "
                     "Training continues without this version.",
                     step,
-                    self.group,
+                    group,
                     reason,
                 )
-            self.rejected.setdefault(step, reason)
-            if self._proposal == step:
-                self._proposal = -1
-            if self._announced == step:
-                self._announce(-1)
+            rejected.setdefault(step, reason)
+            if self._proposal == (group, step):
+                self._proposal = Target(self.group)
+            if self._announced == (group, step):
+                self._announce(Target(self.group))
 
 
 class Following(threading.Thread):

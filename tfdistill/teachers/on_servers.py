@@ -105,7 +105,7 @@ class ServerCopy:
     Those of a peer have room for the version to come.
 
     Attributes:
-        half: Which of the two halves is in use.
+        num_installs: How often another version was put in use.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class ServerCopy:
         self._graph = graph
         self._num_halves = 2 if values is None else 1
         self._wait_until_free = wait_until_free
-        self.half = 0
+        self.num_installs = 0
         self._tables = {
             index: [
                 _two_halves(shard.value) if values is None else shard.value
@@ -150,8 +150,8 @@ class ServerCopy:
                 np.zeros(variable.shape, dtype.as_numpy_dtype),
                 name=f"{name}_{index}",
             )
-        # That of no teacher.
-        self._version = WorkerVariable(np.int64(-2), name=f"{name}_version")
+        # What a worker has fetched: steps may be those of several groups.
+        self._fetched_at = WorkerVariable(np.int64(-1), name=f"{name}_installs")
         self._half: tf.Tensor | None = None
         self._on_trial = tf.function(
             lambda half, inputs: self._infer(
@@ -176,23 +176,21 @@ class ServerCopy:
 
     # ---- on a worker ----
 
-    def use(
-        self, version: tf.Tensor, share: tf.Tensor, half: tf.Tensor
-    ) -> None:
+    def use(self, share: tf.Tensor, num_installs: tf.Tensor) -> None:
         """Takes what an execution is to use; fetches it if it is new here."""
-        for variable in (*self._local.values(), self._version):
+        for variable in (*self._local.values(), self._fetched_at):
             variable.open()
-        version = tf.cast(version, tf.int64)
-        self._half = tf.cast(half, tf.int64)
-        is_new = (share > 0) & tf.not_equal(version, self._version.value())
+        num_installs = tf.cast(num_installs, tf.int64)
+        self._half = num_installs % self._num_halves
+        is_old = tf.equal(num_installs, self._fetched_at.value())
 
         def fetch() -> tf.Tensor:
             for index, local in self._local.items():
                 local.assign(self._fetched(index, self._half))
-            self._version.assign(version)
+            self._fetched_at.assign(num_installs)
             return tf.constant(True)
 
-        tf.cond(is_new, fetch, lambda: tf.constant(False))
+        tf.cond((share > 0) & ~is_old, fetch, lambda: tf.constant(False))
 
     def infer(self, inputs: Any) -> list[tf.Tensor]:
         """Runs the version in use, in the step."""
@@ -207,7 +205,7 @@ class ServerCopy:
     ) -> saved_model.Snapshot:
         """Reads a version into the half that is not in use."""
         self._wait_until_free()
-        half, prefix = 1 - self.half, f"{version.path}/variables/variables"
+        half, prefix = self._next_half, f"{version.path}/variables/variables"
         keys = list(expected)
         dense = saved_model.read_variables(
             version.path,
@@ -230,12 +228,16 @@ class ServerCopy:
 
     def try_out(self, values: Any, inputs: Any) -> list[Any]:
         """Runs the version in the half that is not in use."""
-        half = tf.constant(1 - self.half, tf.int64)
+        half = tf.constant(self._next_half, tf.int64)
         return list(self._on_trial(half, inputs))
 
     def install(self, values: saved_model.Snapshot) -> None:
         """Puts the version in use that was read into the other half."""
-        self.half = 1 - self.half
+        self.num_installs += 1
+
+    @property
+    def _next_half(self) -> int:
+        return (self.num_installs + 1) % 2
 
 
 def _infer(
@@ -318,14 +320,14 @@ class RemoteTeachers:
     def publish(self) -> None:
         """Makes the teachers' present state that of executions from now on."""
         copies = [self._copies.get(each.name) for each in self._teachers]
-        halves = [[copy.half if copy else 0] for copy in copies]
+        installs = [[copy.num_installs if copy else 0] for copy in copies]
         found = soft_targets.standings(self._teachers)
-        self._arguments = np.hstack([found, np.reshape(halves, [-1, 1])])
+        self._arguments = np.hstack([found, np.reshape(installs, [-1, 1])])
 
     def arguments(self) -> tf.Tensor:
         """Returns what the next execution is to use, float64 `[teachers, 4]`.
 
-        What `standings` returned, and which half of the servers' rows.
+        What `standings` returned, and how often each was put in use.
         """
         self._num_scheduled += 1
         return tf.constant(self._arguments)
@@ -355,5 +357,5 @@ class RemoteTeachers:
         self.standings = arguments[:, :3]
         for index, teacher in enumerate(self._teachers):
             if copy := self._copies.get(teacher.name):
-                version, share, _, half = tf.unstack(arguments[index])
-                copy.use(version, share, half)
+                _, share, _, num_installs = tf.unstack(arguments[index])
+                copy.use(share, num_installs)

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import threading
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from tfdistill.exchange import versions
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.follow import follower as follower_lib
+from tfdistill.follow import places as places_lib
 from tfdistill.follow import screen
 from tfdistill.system import background
 from tfdistill.system import run_files
@@ -27,6 +29,10 @@ from tfdistill.teachers import teacher
 _log = logging.getLogger(__name__)
 # Of the quarantined versions, how many of the newest a status holds.
 _MAX_LISTED = 10
+# A place is free for another group once its own has published nothing that can
+# be used before so many refreshes after the burn-in, or so many versions in a
+# row that were refused; or if another is this many of its intervals ahead.
+_PATIENCE, _MOST_REFUSED, _FAR_AHEAD = 10, 2, 5
 _OTHER_GRAPH = (
     "Running a peer's own graph is off by default. Train the same model in "
     "each group, or set teachers.Peers(allow_other_graphs=True) if you trust "
@@ -48,6 +54,11 @@ class Peers(teacher.Teacher):
     while the student's distillation weight was 0, is never read. One that has
     grown old loses its weight.
 
+    Of many groups, `at_most` some are followed at a time, so that neither a
+    step nor the exchange costs more with more groups. A group goes on to teach
+    until there is a reason for another: it has published nothing, it fades,
+    its versions are refused, or the other is far ahead of it.
+
     Under parameter servers, peers must train the student's own graph.
 
     Example:
@@ -61,6 +72,7 @@ class Peers(teacher.Teacher):
         exchange: publisher.Exchange | None = None,
         *,
         peers: Sequence[int] | None = None,
+        at_most: int | None = None,
         weight: float = 1.0,
         max_staleness_steps: int | str | None = staleness.AUTO,
         canary: tf.data.Dataset | tuple[Any, Any] | None = None,
@@ -73,6 +85,8 @@ class Peers(teacher.Teacher):
             exchange: Where peers publish. Default: that of the environment,
                 `Exchange(cluster.exchange)`.
             peers: Groups to learn from. Default: all others of the run.
+            at_most: How many of them to learn from at a time, >= 1, at first
+                those with the next higher numbers. Default: all.
             weight: What each of them counts, >= 0. For different weights pass
                 several `Peers`. Default 1.
             max_staleness_steps: A version that is more of the student's steps
@@ -103,19 +117,35 @@ class Peers(teacher.Teacher):
         self.peers = peers
         if peers is not None:
             self.peers = follower_lib.checked_groups(peers)
+        if at_most is not None and (type(at_most) is not int or at_most < 1):
+            raise ValueError(
+                "`at_most` must be a number of groups >= 1, or None for all; "
+                f"received {at_most!r}."
+            )
+        self.at_most = at_most
         self.max_staleness_steps = staleness.checked(max_staleness_steps)
         self.canary = canary
         self.schema = screen.digests(schema or {})
         self.allow_other_graphs = allow_other_graphs
 
     def members(self, cluster: identity.Cluster) -> Sequence[teacher.Teacher]:
-        """Returns a teacher for each group."""
+        """Returns a teacher for each group, or for each place."""
         groups = cluster.peers if self.peers is None else self.peers
         exchange = exchange_for(self.exchange, groups, cluster)
         canary = None
         if self.canary is not None and groups:
             canary = canary_lib.Canary(self.canary)
-        return [Peer(group, exchange, self, canary) for group in groups]
+        if self.at_most is None or self.at_most >= len(groups):
+            return [Peer(group, exchange, self, canary) for group in groups]
+        # Each group prefers others, so that all are listened to.
+        groups = sorted(
+            groups, key=lambda group: (group < cluster.group, group)
+        )
+        places = places_lib.Places(exchange, groups)
+        return [
+            Peer(group, exchange, self, canary, places)
+            for group in groups[: self.at_most]
+        ]
 
 
 def exchange_for(
@@ -135,7 +165,10 @@ def exchange_for(
 
 
 class Peer(teacher.Teacher):
-    """One other group: its version in use, and what that still counts."""
+    """One other group: its version in use, and what that still counts.
+
+    Or a place for one of several groups; in logs it has the group's name.
+    """
 
     def __init__(
         self,
@@ -143,14 +176,18 @@ class Peer(teacher.Teacher):
         exchange: publisher.Exchange,
         options: Peers,
         canary: canary_lib.Canary | None,
+        places: places_lib.Places | None = None,
     ) -> None:
         """Reads nothing yet."""
+        name = run_files.group_name(group)
         super().__init__(
-            name=run_files.group_name(group), weight=options.weight
+            name=f"place_of_{name}" if places else name, weight=options.weight
         )
-        self.group, self.exchange = group, exchange
+        self.groups = places.groups if places else [group]
+        self._first_group, self.exchange = group, exchange
         self.canary = canary
-        self._options = options
+        self._options, self._places = options, places
+        self._num_waits = 0
         self._silence = staleness.Silence()
         self._merit: merit_lib.Merit | None = None
         self._reading = threading.Lock()
@@ -192,7 +229,7 @@ class Peer(teacher.Teacher):
         may_differ = self._options.allow_other_graphs
         self.follower = follower_lib.Follower(
             self.exchange,
-            self.group,
+            self._first_group,
             read=self._read,
             screen=screen.Screen(
                 graph,
@@ -202,6 +239,8 @@ class Peer(teacher.Teacher):
             alone=student.num_workers == 1,
         )
         self.follower.wanted = lambda step: not student.in_burn_in(step)
+        if self._places is not None:
+            self._places.add(self.follower)
 
     # ---- in the step ----
 
@@ -223,16 +262,18 @@ class Peer(teacher.Teacher):
         with self._reading, self._reads.measured():
             values = self._own_place.read(version, expected)
         if is_own:
-            self._try_out(functools.partial(self._own_place.try_out, values))
+            self._try_out(
+                version, functools.partial(self._own_place.try_out, values)
+            )
         return values
 
-    def _try_out(self, predict: Any) -> None:
+    def _try_out(self, version: versions.Version, predict: Any) -> None:
         """Has a version predict the canary batch, if there is one."""
         if self.canary is None:
             return
         outputs = self.canary.check(predict, self._graph.output_spec)
         if self._merit is not None:
-            self._merit.check(self.name, outputs)
+            self._merit.check(run_files.group_name(version.group), outputs)
 
     # ---- between steps, on all workers at the same step ----
 
@@ -266,8 +307,8 @@ class Peer(teacher.Teacher):
         )
         function.check(staged.values)
         losses, own = self._student.losses, self._graph.ends
-        scale.check_ends(self.name, function.ends, losses, own)
-        self._try_out(function)
+        scale.check_ends(self.label, function.ends, losses, own)
+        self._try_out(staged.version, function)
         return function
 
     def swap(self, step: int | None = None) -> bool:
@@ -276,7 +317,12 @@ class Peer(teacher.Teacher):
         Returns whether its graph is another one, so that steps must be traced
         again.
         """
+        before, found = self.label, self.standing()
         staged = self.follower.take()
+        if self.label != before:
+            self._log_change(before, found)
+            self._silence = staleness.Silence()
+            self._logged = teacher.GOOD, False
         changed = self._next is not None
         if self._next is not None:
             self._place, self._next = self._next, None
@@ -293,17 +339,34 @@ class Peer(teacher.Teacher):
     def drop(self, reason: str) -> None:
         """Quarantines the version in use; its group's next one may teach."""
         if self._in_use:
-            self.follower.reject(self.follower.current, reason)
+            group, step = self.follower.group, self.follower.current
+            self.follower.reject(step, reason, group=group)
             self._drop_reason = reason
             self._num_dropped += 1
 
     def refresh(self, step: int | None) -> None:
         """Notes the student's step; logs each change of health, once."""
-        if step is None or not self._in_use:
-            return
-        self._now = step
-        self._silence.refreshed(step)
-        self._log_health()
+        if step is not None and self._in_use:
+            self._now = step
+            self._silence.refreshed(step)
+            self._log_health()
+        if step is not None and self._places is not None:
+            self.follower.yields_after = self._yields_after(step)
+
+    def _yields_after(self, step: int) -> float:
+        """The step that another group must pass to take this one's place."""
+        current, found = self.follower.current, self.standing()
+        self._num_waits += current < 0 and not self._student.in_burn_in(step)
+        num_refused = sum(each > current for each in self.follower.rejected)
+        is_free = (
+            found.share < 1 if current >= 0 else self._num_waits > _PATIENCE
+        )
+        if is_free or num_refused >= _MOST_REFUSED:
+            return -1
+        interval = self._silence.interval
+        if current < 0 or interval is None:
+            return math.inf
+        return current + _FAR_AHEAD * interval
 
     # ---- what the version counts ----
 
@@ -326,18 +389,34 @@ class Peer(teacher.Teacher):
             silence=self._silence,
         )
 
+    @property
+    def label(self) -> str:
+        """The name of the group that it follows."""
+        return run_files.group_name(self.follower.group)
+
+    def _log_change(self, before: str, found: teacher.Standing) -> None:
+        has_version = "is far behind" if found.step >= 0 else "has no version"
+        _log.info(
+            "The teacher %s takes the place of %s, which %s.",
+            self.label,
+            before,
+            f"is {found.health}: {found.reason}"
+            if found.reason
+            else has_version,
+        )
+
     def _log_health(self) -> None:
         found = self.standing()
         before, self._logged = self._logged, (found.health, found.share == 0)
         if self._logged == before:
             return
         if found.health == teacher.GOOD:
-            _log.info("The teacher %s has its full weight again.", self.name)
+            _log.info("The teacher %s has its full weight again.", self.label)
             return
         _log.warning(
             "The teacher %s, version %d, is %s: %s. It %s until a newer "
             "version arrives.",
-            self.name,
+            self.label,
             found.step,
             found.health.replace("_", " "),
             found.reason,
@@ -349,6 +428,7 @@ class Peer(teacher.Teacher):
         rejected = self.follower.rejected
         return {
             **super().status(),
+            "name": self.label,
             "swaps": self._num_swaps,
             "bytes": self._num_bytes,
             "last_bytes": self._last_num_bytes,
@@ -368,7 +448,15 @@ class Peer(teacher.Teacher):
             "step": self.standing().step,
             "now": self._now,
             "silence": self._silence.state(),
+            **(self._places.state() if self._places else {}),
         }
+
+    def recall(self, state: Mapping[str, Any]) -> int:
+        """Follows the group of a state again; returns its version, or -1."""
+        step = state.get("step", -1)
+        if self._places is None:
+            return step
+        return step if self._places.recall(self.follower, state) else -1
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned, once its version was read again."""

@@ -308,7 +308,7 @@ class TeacherList:
         for index, peer in enumerate(self._peers):
             is_free = index not in news.failed and peer.follower.announced < 0
             if is_free and news.newest[index] >= 0:
-                peer.follower.announce(news.newest[index])
+                peer.follower.announce(news.newest[index], news.groups[index])
         ready = self._load_graphs(news.ready)
         self._swap(ready, step)
         if not self.has_exporter:
@@ -416,7 +416,7 @@ class TeacherList:
         for merit in self._student.merits.values():
             merit.forget()
         wanted = {
-            index: state[peer.name].get("step", -1)
+            index: peer.recall(state[peer.name])
             for index, peer in enumerate(self._peers)
             if peer.name in state
         }

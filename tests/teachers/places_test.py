@@ -1,0 +1,120 @@
+"""`Peers(at_most=...)`: which groups teach, and that nothing else changes."""
+
+import json
+
+import numpy as np
+import pytest
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tfdistill.teachers import teacher_list
+
+_X, _ = cases.data()
+
+# The models here train without callbacks.
+pytestmark = pytest.mark.filterwarnings("ignore:This is group")
+
+
+@pytest.fixture(autouse=True)
+def many_groups(monkeypatch):
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "6")
+    monkeypatch.setenv("TFDISTILL_GROUP", "4")
+
+
+def _model(exchange, at_most=2):
+    return cases.following(exchange, peers=None, at_most=at_most)
+
+
+def _publish(exchange, step, *groups):
+    for group in groups:
+        cases.publish(exchange, cases.linear(group), group=group, step=step)
+
+
+def _names(model):
+    return [each["name"] for each in model.teachers.status()]
+
+
+def _lose_second(model, exchange):
+    """Group 0, in the second place, gives NaN; group 2 publishes at last."""
+    model.teachers._teachers[1].drop("its outputs are bad.")
+    model.teachers.refresh(step=20)
+    step = iter(range(21, 10**6))
+
+    def has_changed():
+        if _names(model)[1] != "group_0":
+            return True
+        _publish(exchange, next(step), 2)
+        return False
+
+    cases.refresh_until(model, has_changed)
+
+
+def test_each_group_prefers_others():
+    first = set()
+    for group in range(6):
+        peers = tfdistill.teachers.Peers(tfdistill.Exchange(None), at_most=1)
+        cluster = tfdistill.Cluster(group=group, num_groups=6)
+        (member,) = peers.members(cluster)
+        assert group not in member.groups and len(member.groups) == 5
+        first.add(member.groups[0])
+    assert first == set(range(6))
+
+
+def test_a_place_that_is_lost_goes_to_another_group(exchange):
+    model = _model(exchange)
+    _publish(exchange, 10, 5, 0, 1)
+    cases.load(model, 10, 10)
+    assert _names(model) == ["group_5", "group_0"]
+    generation = model.teachers.generation
+    _lose_second(model, exchange)
+    outputs, weights = cases.outputs_of_teachers(model, _X)
+    np.testing.assert_allclose(outputs[1], cases.linear(2)(_X), rtol=1e-5)
+    assert (weights == 1).all()
+    assert _names(model) == ["group_5", "group_2"]
+    # Nothing is traced again.
+    assert model.teachers.generation == generation
+
+
+def test_the_groups_in_places_come_back(exchange):
+    before = _model(exchange)
+    _publish(exchange, 10, 5, 0)
+    cases.load(before, 10, 10)
+    _lose_second(before, exchange)
+    state = json.loads(json.dumps(before.teachers.state()))
+    after = _model(exchange)
+    after.teachers.restore(state)
+    assert _names(after) == ["group_5", "group_2"]
+    wanted, _ = cases.outputs_of_teachers(before, _X)
+    found, _ = cases.outputs_of_teachers(after, _X)
+    np.testing.assert_array_equal(found, wanted)
+    # With another number of places it is as at a start.
+    other = _model(exchange, at_most=3)
+    other.teachers.restore(state)
+    assert _names(other) == ["group_5", "group_0", "group_1"]
+
+
+def test_a_place_waits_for_its_group_but_not_for_ever(exchange):
+    model = _model(exchange)
+    places = list(model.teachers)
+    for step in range(10):
+        model.teachers.refresh(step=step)
+    assert not any(place.follower.yields_after < 0 for place in places)
+    model.teachers.refresh(step=10)
+    assert all(place.follower.yields_after == -1 for place in places)
+
+
+def test_as_many_places_as_peers_are_all_peers(exchange):
+    names = [
+        teacher_list.TeacherList(
+            cases.peers(exchange, (1, 2), at_most=at_most),
+            tfdistill.Cluster(),
+        ).names
+        for at_most in (None, 2, 3)
+    ]
+    assert names == [["group_1", "group_2"]] * 3
+
+
+@pytest.mark.parametrize("at_most", [0, -1, 1.5, True, "2"])
+def test_at_most_is_a_number_of_groups(at_most):
+    with pytest.raises(ValueError, match="`at_most` must be a number"):
+        tfdistill.teachers.Peers(at_most=at_most)
