@@ -101,6 +101,27 @@ def test_the_view_fits_the_terminal(width):
         assert "its outputs [must] be finite" in text
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_of_many_teachers_those_that_are_not_good_are_named(width):
+    groups = []
+    for number in range(16):
+        status = group.GroupStatus(number, state="running")
+        names = [f"group_{peer}" for peer in range(16) if peer != number]
+        teachers = [cases.teacher(name, step=7) for name in names]
+        if number == 3:
+            teachers[5] |= {"health": "fading", "share": 0.5, "step": 2}
+        status.update([{"step": 10, "teachers": teachers}])
+        groups.append(status)
+    lines = _lines(*groups, width=width)
+    # A row for each group in both tables, and one for the teacher.
+    assert len(lines) == 2 * (16 + 4) + 1
+    assert max(map(len, lines)) <= width
+    rows = [" ".join(line.split()) for line in lines]
+    assert "3 15 teachers 2-7 14 good, 1 fading - -" in rows
+    assert "3 group_6 2 fading 0.50 2" in rows
+    assert "4 15 teachers 7-7 15 good - -" in rows
+
+
 @pytest.mark.parametrize(("missed", "told"), [(11, False), (12, True)])
 def test_a_peer_that_misses_many_batches_is_told_of_once(missed, told):
     stream = io.StringIO()

@@ -3,6 +3,7 @@
 Unknown values are `-`.
 """
 
+import collections
 import contextlib
 import re
 import sys
@@ -25,6 +26,9 @@ from tfdistill.system import untrusted
 _UNKNOWN = "-"
 # Of a teacher, the newest refused versions that are shown with the reason.
 _MOST_REFUSED = 3
+# Of more teachers than this, a group's table counts the good ones, and names so
+# many of the others.
+_MOST_TEACHERS = 4
 # A peer's missed batches are worth a note from this share of so many on.
 _MANY_MISSED, _MIN_BATCHES = 0.1, 100
 # Between two lines of a group whose state has not changed.
@@ -97,6 +101,8 @@ _TEACHER_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 # The columns for which a narrow terminal has room, too.
 _WIDE = 110
 _NARROW = ("group", "state", "step", "loss", "newest", "quarantined")
+# Of these health states nobody need be named: at the start, all are absent.
+_USUAL = ("good", "absent")
 _LEFT = ("group", "state", *_TEACHER_CELLS)
 
 
@@ -120,9 +126,9 @@ def view(
     names = _CELLS if console.width >= _WIDE else _NARROW
     groups = [[_CELLS[name](s) for name in names] for s in run.groups]
     teachers = [
-        [str(status.group), *(cell(t) for cell in _TEACHER_CELLS.values())]
+        [str(status.group), *row]
         for status in run.groups
-        for t in status.teachers
+        for row in _teacher_rows(status.teachers)
     ]
     return rich.console.Group(
         _table(names, groups),
@@ -136,6 +142,24 @@ def view(
         ),
         _table(("group", *_TEACHER_CELLS), teachers) if teachers else "",
     )
+
+
+def _teacher_rows(
+    teachers: Sequence[Mapping[str, Any]],
+) -> Iterator[Sequence[str]]:
+    if len(teachers) > _MOST_TEACHERS:
+        steps = [t["step"] for t in teachers if t["step"] >= 0]
+        found = collections.Counter(t["health"] for t in teachers)
+        counts = [
+            f"{number} {health.replace('_', ' ')}"
+            for health, number in found.most_common()
+        ]
+        versions = f"{min(steps)}-{max(steps)}" if steps else _UNKNOWN
+        many = f"{len(teachers)} teachers"
+        yield many, versions, ", ".join(counts), _UNKNOWN, _UNKNOWN
+        teachers = [t for t in teachers if t["health"] not in _USUAL]
+    for teacher in teachers[:_MOST_TEACHERS]:
+        yield [cell(teacher) for cell in _TEACHER_CELLS.values()]
 
 
 def _table(
