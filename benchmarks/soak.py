@@ -26,6 +26,7 @@ from benchmarks import measure
 from benchmarks import soak_task
 from benchmarks.punish import round as round_lib
 from benchmarks.punish import run_view
+from tfdistill.status import goodput
 from tfdistill.system import programs
 
 # The least goodput, from what mean time between faults on.
@@ -199,10 +200,23 @@ def _count(
             names = [f["fault"] for f in own if first - 1 <= f["time"] <= last]
             if names or last - first > _LONGEST_GAP_SECS:
                 outages["+".join(names) or "none"].append(last - first)
+    before, after = (
+        sum(
+            (
+                goodput.of_group(workdir, group, until=until)
+                for group in range(options.num_groups)
+            ),
+            goodput.Goodput(),
+        )
+        for until in (start, start + secs)
+    )
+    lost = {name: after.lost[name] - before.lost[name] for name in after.lost}
+    told = goodput.Goodput(after.good - before.good, lost)
     due = options.steps_per_second * secs * options.num_groups
     return {
         "goodput": good / secs / options.num_groups,
-        # Less than that if steps took longer, as on a busy machine.
+        "of_the_library": told.to_json(),
+        # Less than goodput if steps took longer, as on a busy machine.
         "steps_of_due": num_new / due,
         "longest_step_gap_secs": longest,
         # By the faults that came in it, in their order.

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import statistics
+import time
 import uuid
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from typing import Any
 import tfdistill
 from launch import recipes
 from tfdistill.exchange import filesystem
+from tfdistill.status import goodput
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
@@ -148,9 +150,17 @@ def write_results_so_far(
 def _write_run(workdir: str, groups: Sequence[dict[str, Any]]) -> pathlib.Path:
     done = [group for group in groups if "metrics" in group]
     directories = [group_dir(workdir, group["group"]) for group in done]
+    now = time.time()
+    spent = {
+        group["group"]: goodput.of_group(workdir, group["group"], until=now)
+        for group in groups
+    }
+    groups = [{**g, "goodput": spent[g["group"]].to_json()} for g in groups]
+    whole = sum(spent.values(), goodput.Goodput())
     run = {
         "recipe": done[0]["recipe"],
         "groups": groups,
+        "goodput": whole.to_json(),
         "mean": {
             name: statistics.fmean(group["metrics"][name] for group in done)
             for name in done[0]["metrics"]

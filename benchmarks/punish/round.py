@@ -152,7 +152,8 @@ class Round:
             mtbf_secs=options.mtbf_secs,
         )
         running = []
-        while (now := time.monotonic()) < end and self._view.tasks():
+        while (due or time.monotonic() < end) and self._view.tasks():
+            now = time.monotonic()
             while due and now >= start + due[0].due_secs:
                 running.append(pool.submit(self._inject, due.pop(0)))
             if now - told >= _TELL_SECS:

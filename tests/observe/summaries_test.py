@@ -14,6 +14,7 @@ from tests.cases import codistillation as cases
 from tests.cases import summaries as summary_cases
 from tests.cases import waits
 from tfdistill import teachers
+from tfdistill.observe import run_log
 from tfdistill.observe import summaries
 
 _X, _Y = cases.data(64)
@@ -84,6 +85,7 @@ def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
         model,
         tmp_path / "log",
         *(exporter, loader, _Published(exporter)),
+        run_log.RunLog(tmp_path / "group_0"),
         epochs=2,
         validation_data=(_X, _Y),
     )

@@ -12,11 +12,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill.status import goodput
 from tfdistill.system import keras_internals
 from tfdistill.system import run_files
+from tfdistill.system import untrusted
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
+_TAIL_BYTES = 65536
 
 
 class TeachingWatch(keras.callbacks.Callback):
@@ -93,7 +96,8 @@ class RunLog(steps.SteppedCallback):
     before, and `total_steps` if it is known; with a `StudentExporter` the step
     that it `published` last; with a `WeightMixer` its totals, as `mixing`. In a
     training that `callbacks.Backup` resumes,
-    lines of steps that are done again go. If no step had a teacher, the last
+    lines of steps that are done again go; the marks of `status.goodput`, in
+    `attempts.jsonl` beside it, stay. If no step had a teacher, the last
     line says why, as `untaught`.
     """
 
@@ -118,6 +122,7 @@ class RunLog(steps.SteppedCallback):
         self._num_examples = 0.0
         self._written = (0.0, 0.0)
         self._lines = run_files.LineFile(self._path)
+        self._marks = goodput.Marks(self._path.parent)
         self._watch: TeachingWatch | None = None
         self._exporter: Any = None
         self._mixer: Any = None
@@ -136,12 +141,15 @@ class RunLog(steps.SteppedCallback):
         backup = self.model.trainer.backup
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Before what is done again goes.
+            self._marks.resume(self.step, _last_line(self._path))
             if backup is not None and backup.resumed_step == self.step:
                 _forget_after(self._path, self.step)
         except OSError as error:
             self._warn(error)
         # Step, epoch and batch at which this training begins.
         self._first: tuple[int, int, int] | None = None
+        self._spent: tuple[float, goodput.Goodput] | None = None
         self._written = (time.time(), 0.0)
         self._write({"event": "start"})
 
@@ -159,6 +167,7 @@ class RunLog(steps.SteppedCallback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes a line when the last one is old enough."""
         super().on_train_batch_end(batch, logs)
+        self._marks.see(self.step)
         # Not of a training step that is not this package's.
         self._num_examples += float(self.model.trainer.last.examples or 0)
         if time.time() - self._written[0] >= self._every_secs:
@@ -174,7 +183,23 @@ class RunLog(steps.SteppedCallback):
         self.read_step()
         untaught = self._watch.untaught if self._watch else None
         why = {"untaught": untaught} if untaught else {}
+        self._marks.end(self.step)
         self._write({"event": "end", **why, **(logs or {})})
+
+    def spent(self) -> goodput.Goodput:
+        """Returns what the group's time was spent on, once it advances.
+
+        Nothing is lost from then on, so its files are read once.
+        """
+        now, place = time.time(), self._path.parent
+        group = run_files.group_of(place.name)
+        if group is None or not self._marks.advances:
+            return goodput.Goodput()
+        if self._spent is None:
+            found = goodput.of_group(place.parent, group, until=now)
+            self._spent = (now, found)
+        then, before = self._spent
+        return before + goodput.Goodput(now - then)
 
     def _write(self, logs: dict[str, Any] | None) -> None:
         now = time.time()
@@ -231,6 +256,12 @@ def add_to(
         pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
     if not any(isinstance(callback, RunLog) for callback in callbacks):
         callbacks.append(RunLog(directory))
+
+
+def _last_line(path: pathlib.Path) -> dict[str, Any] | None:
+    """Returns the last whole line of a log, if it has one."""
+    lines = untrusted.Tail(path, last_bytes=_TAIL_BYTES).read()
+    return next((x for x in reversed(lines) if {"step", "time"} <= {*x}), None)
 
 
 def _forget_after(path: pathlib.Path, step: int) -> None:

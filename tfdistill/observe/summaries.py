@@ -17,6 +17,7 @@ from tensorboard.summary.writer import event_file_writer
 
 from tfdistill.cluster import replicas
 from tfdistill.observe import best_effort
+from tfdistill.observe import run_log
 from tfdistill.system import processes
 from tfdistill.teachers import labels
 from tfdistill.training import steps
@@ -173,6 +174,7 @@ class Summaries(steps.SteppedCallback):
         self._exporter: Any = None
         self._loader: Any = None
         self._mixer: Any = None
+        self._run_log: run_log.RunLog | None = None
         self._file: SummaryFile | None = None
         self._pace = TrainingPace()
 
@@ -181,6 +183,7 @@ class Summaries(steps.SteppedCallback):
         self._exporter = steps.first(callbacks, steps.Exporter)
         self._loader = steps.first(callbacks, steps.Loader)
         self._mixer = steps.first(callbacks, steps.Mixer)
+        self._run_log = steps.first(callbacks, run_log.RunLog)
 
     def misplaced(self) -> ValueError:
         """Returns the error, with what other models can have instead."""
@@ -259,6 +262,7 @@ class Summaries(steps.SteppedCallback):
                 **self._taught(status),
                 **_of_exchange(self._exporter, self._loader),
                 **_of_mixing(self._mixer),
+                **_of_goodput(self._run_log),
                 **self._pace.take(),
                 "host/rss_bytes": processes.resident_bytes(),
             }
@@ -363,6 +367,13 @@ def _of_exchange(exporter: Any, loader: Any) -> _Scalars:
     if loader is not None:
         found["exchange/refresh_blocked_secs"] = loader.blocked.last_secs
     return found
+
+
+def _of_goodput(log: run_log.RunLog | None) -> _Scalars:
+    if log is None or not (spent := log.spent()).total:
+        return {}
+    lost = {f"goodput/{name}_secs": secs for name, secs in spent.lost.items()}
+    return {"goodput/share": spent.share, **lost}
 
 
 def _of_mixing(mixer: Any) -> _Scalars:

@@ -38,6 +38,10 @@ class RunDirectory:
         """Returns the file of a group's metrics."""
         return self.path / run_files.group_name(group) / run_files.METRICS
 
+    def marks(self, group: int) -> pathlib.Path:
+        """Returns the file of a group's marks, see `goodput`."""
+        return self.path / run_files.group_name(group) / run_files.MARKS
+
     def groups(self) -> set[int]:
         """Returns the groups that have a directory, a log or events."""
         found = [*self._found("group_*"), *self._found("logs/*group_*")]

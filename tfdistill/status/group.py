@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.status import goodput
 from tfdistill.status import run_events
 
 _Pace = collections.deque[tuple[float, float]]
@@ -31,6 +32,9 @@ class GroupStatus:
     # When its launcher reported anything, and when its present attempt began.
     last_event: float = 0.0
     since: float = 0.0
+    # What its time was spent on; nothing in a launcher, which doesn't read the
+    # groups' marks.
+    spent: goodput.Goodput = dataclasses.field(default_factory=goodput.Goodput)
     _attempt: int = 0
     _pace: _Pace = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=20), repr=False

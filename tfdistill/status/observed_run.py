@@ -4,6 +4,7 @@ The files may be half written or come from a machine that has died: what cannot
 be read is reported, and never raised.
 """
 
+import collections
 import dataclasses
 import os
 import pathlib
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdistill.status import directory
+from tfdistill.status import goodput
 from tfdistill.status import group as group_status
 from tfdistill.status import logs
 from tfdistill.status import run_events
@@ -49,7 +51,9 @@ class ObservedRun:
         self._problems: list[str] = []
         self._tails: dict[pathlib.Path, untrusted.Tail] = {}
         self._statuses: dict[int, group_status.GroupStatus] = {}
-        self._has_ended = False
+        # Of each group, the events and marks that goodput is measured from.
+        self._history = collections.defaultdict[int, list[dict[str, Any]]](list)
+        self._end: list[dict[str, Any]] = []
         self._record = self._read_record()
         self._follow_events()
         if not self._groups() and self._record is None:
@@ -75,7 +79,7 @@ class ObservedRun:
         return group_status.RunStatus(
             time=now,
             groups=statuses,
-            over=self._has_ended
+            over=bool(self._end)
             or all(status.state in run_events.ENDED for status in statuses),
             problems=self._problems,
         )
@@ -116,9 +120,12 @@ class ObservedRun:
     def _follow_events(self) -> None:
         for path in self._directory.events():
             for event in self._new_lines(path, last_bytes=_EVENTS_BYTES):
-                self._has_ended |= event["event"] == "end"
-                if event["group"] is not None:
-                    self._status_of(event["group"]).take(event)
+                group = event["group"]
+                if group is not None:
+                    self._status_of(group).take(event)
+                    self._history[group].append(event)
+                elif event["event"] == "end":
+                    self._end = [event]
 
     def _follow_metrics(self, status: group_status.GroupStatus) -> None:
         path = self._directory.metrics(status.group)
@@ -141,12 +148,20 @@ class ObservedRun:
         limit = max(self._silent_secs, 0.0 if status.trains else _START_SECS)
         if status.state in run_events.ENDED:
             pass
-        elif self._has_ended:
+        elif self._end:
             status.state = "stopped"
         elif last_sign and silent_secs > limit:
             status.state, status.silent_secs = "silent", silent_secs
         if status.state != "done":
             self._add_log_error(status)
+        self._measure(status, last_sign if status.trains else now)
+
+    def _measure(self, status: group_status.GroupStatus, until: float) -> None:
+        history = self._history[status.group]
+        path = self._directory.marks(status.group)
+        history += self._new_lines(path, last_bytes=_EVENTS_BYTES)
+        lines = [*history, *self._end]
+        status.spent = goodput.measure(lines, until=until)
 
     def _add_log_error(self, status: group_status.GroupStatus) -> None:
         found = logs.last_error(self._directory.logs(status.group))

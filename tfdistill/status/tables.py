@@ -20,6 +20,7 @@ import rich.console
 import rich.table
 import rich.text
 
+from tfdistill.status import goodput
 from tfdistill.status import group
 from tfdistill.system import untrusted
 
@@ -86,6 +87,7 @@ _CELLS: dict[str, Callable[[_Status], str]] = {
     "restarts": lambda s: str(
         s.num_restarts + s.num_worker_restarts or _UNKNOWN
     ),
+    "goodput": lambda s: _text(s.spent.share, "{:.1%}"),
     "examples/s": _number("examples_per_second", "{:,.0f}"),
     "time left": lambda status: duration(status.secs_left),
 }
@@ -123,7 +125,9 @@ def view(
 
     Unless `whole`, notes are cut to one line each.
     """
-    names = _CELLS if console.width >= _WIDE else _NARROW
+    # Goodput has a table of its own.
+    wide = [name for name in _CELLS if name != "goodput"]
+    names = wide if console.width >= _WIDE else _NARROW
     groups = [[_CELLS[name](s) for name in names] for s in run.groups]
     teachers = [
         [str(status.group), *row]
@@ -141,6 +145,7 @@ def view(
             for note in _notes(run)
         ),
         _table(("group", *_TEACHER_CELLS), teachers) if teachers else "",
+        *_goodput(run),
     )
 
 
@@ -160,6 +165,22 @@ def _teacher_rows(
         teachers = [t for t in teachers if t["health"] not in _USUAL]
     for teacher in teachers[:_MOST_TEACHERS]:
         yield [cell(teacher) for cell in _TEACHER_CELLS.values()]
+
+
+def _goodput(run: group.RunStatus) -> Iterator[rich.table.Table]:
+    """Yields the table of goodput: of all groups, and of those that lost it."""
+    whole = sum((s.spent for s in run.groups), goodput.Goodput())
+    hit = [s for s in run.groups if s.num_restarts]
+    if whole.total:
+        rows = [[str(s.group), *_shares(s.spent)] for s in hit]
+        rows.append(["all", *_shares(whole)])
+        yield _table(("group", "goodput", *goodput.CAUSES), rows)
+
+
+def _shares(found: goodput.Goodput) -> list[str]:
+    """Its share of the time, and the seconds that each cause took."""
+    lost = [duration(found.lost[cause]) for cause in goodput.CAUSES]
+    return [_text(found.share, "{:.1%}"), *lost]
 
 
 def _table(

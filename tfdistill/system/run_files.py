@@ -13,6 +13,8 @@ from typing import Any
 
 # What the chief of a group logs, in the group's directory.
 METRICS = "metrics.jsonl"
+# Where its attempts to train began, and when they came to new steps.
+MARKS = "attempts.jsonl"
 # What the groups of a launch sign their versions with.
 KEY = "exchange.key"
 

@@ -1,0 +1,186 @@
+"""Goodput: the share of time in which groups made steps never made before.
+
+docs/goodput.md defines it. It is computed from the events of launchers
+(`run_events`) and from marks, which each group's training appends to
+`group_<g>/attempts.jsonl`, one JSON object a line, with `time` and `step`:
+
+    resumed     training begins after that step. `last_step` and `last_time`
+                are of the last line that the attempt before had logged
+    repeating   the first step was made, and an earlier attempt had made it
+    advancing   a step was made that no earlier attempt had made
+    ended       training has ended
+
+These lines are never rewritten; those of `metrics.jsonl` are, at a resume.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import os
+import pathlib
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from tfdistill.status import directory
+from tfdistill.status import run_events
+from tfdistill.system import run_files
+
+# What takes time from new steps, in the order in which it comes.
+CAUSES = ("detection", "waiting", "start", "restore", "repeated")
+_GOOD = "good"
+_OVER = ("ended", *run_events.ENDED, "end")
+
+
+@dataclasses.dataclass(frozen=True)
+class Goodput:
+    """The seconds of one group, or of several together.
+
+    Attributes:
+        good: In which new steps were made.
+        lost: In which none were, by cause.
+    """
+
+    good: float = 0.0
+    lost: Mapping[str, float] = dataclasses.field(
+        default_factory=lambda: dict.fromkeys(CAUSES, 0.0)
+    )
+
+    @property
+    def total(self) -> float:
+        """All seconds that count."""
+        return self.good + sum(self.lost.values())
+
+    @property
+    def share(self) -> float | None:
+        """The goodput itself; None if there was no time yet."""
+        return self.good / self.total if self.total else None
+
+    def __add__(self, other: "Goodput") -> "Goodput":
+        lost = {cause: self.lost[cause] + other.lost[cause] for cause in CAUSES}
+        return Goodput(self.good + other.good, lost)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what results.json has: the share, and the seconds lost."""
+        share = None if self.share is None else round(self.share, 4)
+        lost = {cause: round(secs, 1) for cause, secs in self.lost.items()}
+        return {"share": share, "lost": lost}
+
+
+def measure(lines: Sequence[Mapping[str, Any]], *, until: float) -> Goodput:
+    """Returns the goodput of one group.
+
+    Args:
+        lines: Its marks and its launcher's events, of any order.
+        until: In Unix seconds; when the group was seen last, or before.
+    """
+    timeline = [*lines]
+    launched = [x["time"] for x in timeline if x["event"] == "start"]
+    for line in lines:
+        if line["event"] == "resumed" and line["last_time"] is not None:
+            timeline.append({"event": "lost", "time": line["last_time"]})
+    # Marks go on where an earlier launch has ended.
+    first = min(launched, default=0.0)
+    timeline = [line for line in timeline if first <= line["time"] <= until]
+    secs = collections.defaultdict[str, float](float)
+    state: str | None = None
+    since = 0.0
+    for line in sorted(timeline, key=lambda line: line["time"]):
+        following = _next(state, line)
+        if state is None:
+            state, since = following, line["time"]
+            continue
+        # Until the last task has connected, it was still the start.
+        late = state == "restore" and line["event"] == "ready"
+        secs["start" if late else state] += line["time"] - since
+        state, since = following, line["time"]
+    if state:
+        secs[state] += max(0.0, until - since)
+    return Goodput(secs[_GOOD], {cause: secs[cause] for cause in CAUSES})
+
+
+def _next(state: str | None, line: Mapping[str, Any]) -> str | None:
+    """Returns what a group is at after an event or a mark."""
+    event = line["event"]
+    if event == "failed":
+        return "waiting"
+    if event in _OVER:
+        return None
+    if event == "advancing":
+        return _GOOD
+    if event == "repeating":
+        return "repeated"
+    trains = state in (_GOOD, "repeated")
+    if event == "lost" and trains:
+        return "detection"
+    # Workers of a group that trains on may start again by themselves.
+    if event == "start" and not trains:
+        return "start"
+    if event == "ready" and state == "start" and line["attempt"] > 1:
+        return "restore"
+    if event == "resumed" and state not in ("start", "restore"):
+        return "restore" if line["step"] else "start"
+    return state
+
+
+class Marks:
+    """Appends the marks of one group; nothing depends on them."""
+
+    def __init__(self, group_dir: pathlib.Path) -> None:
+        """Takes the group's directory, which need not be there yet."""
+        self._path = group_dir / run_files.MARKS
+        self._lines = run_files.LineFile(self._path)
+        self._furthest, self._last = 0, ""
+
+    @property
+    def advances(self) -> bool:
+        """Whether new steps are made."""
+        return self._last == "advancing"
+
+    def resume(self, step: int, last: Mapping[str, Any] | None) -> None:
+        """Notes that training begins; `last` is the last line of its log."""
+        before = last or {"step": 0, "time": None}
+        with contextlib.suppress(OSError):
+            marks = run_events.read(self._path)
+            known = [mark.get("last_step", 0) for mark in marks]
+            self._furthest = max([self._furthest, *known])
+        self._furthest = max(self._furthest, before["step"])
+        self._add(
+            "resumed",
+            step,
+            last_step=before["step"],
+            last_time=before["time"],
+        )
+
+    def see(self, step: int) -> None:
+        """Takes in that a step was made."""
+        if self.advances:
+            return
+        event = "repeating" if step <= self._furthest else "advancing"
+        if event != self._last:
+            self._add(event, step)
+
+    def end(self, step: int) -> None:
+        """Notes that training has ended."""
+        self._add("ended", step)
+
+    def _add(self, event: str, step: int, **details: Any) -> None:
+        self._last = event
+        line = {"event": event, "time": time.time(), "step": step, **details}
+        self._lines.append(line)
+
+
+def of_group(
+    workdir: str | os.PathLike[str], group: int, *, until: float
+) -> Goodput:
+    """Returns the goodput of a group as its files have it; see `measure`."""
+    run = directory.RunDirectory(workdir)
+    lines: list[dict[str, Any]] = []
+    for path in (*run.events(), run.marks(group)):
+        with contextlib.suppress(OSError):
+            lines += run_events.read(path)
+    return measure(
+        [line for line in lines if line.get("group", group) in (group, None)],
+        until=until,
+    )
