@@ -93,6 +93,13 @@ def test_nothing_is_changed_without_a_launcher(start):
     assert _terminate(process)[0] == -signal.SIGTERM
 
 
+def test_a_backup_has_it_end_without_a_launcher(start):
+    process = start(
+        "assert ending.install({}, always=True)\nready()\ntime.sleep(600)",
+    )
+    assert _terminate(process)[0] == 75
+
+
 def test_a_block_may_come_to_a_good_end(start):
     process = start(
         """

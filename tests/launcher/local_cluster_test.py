@@ -90,7 +90,12 @@ def test_trackers_get_one_run_a_group_with_the_group_as_a_tag(tmp_path):
     "fields, message",
     [
         ({"num_groups": 0}, "`num_groups` must be >= 1; received 0"),
+        ({"num_groups": 1.5}, "`num_groups` must be a whole number; received"),
+        ({"max_restarts": True}, "`max_restarts` must be a whole number"),
+        ({"stuck_secs": "8"}, "`stuck_secs` must be a number; received '8'"),
+        ({"exchange": 1}, "`exchange` must be a string or None; received 1"),
         ({"command": "python x"}, "`command` must be a list"),
+        ({"command": None}, "`command` must be a list"),
         ({"workdir": "gs://b/x"}, "URL may be given as `exchange`"),
     ],
 )

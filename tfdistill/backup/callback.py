@@ -53,7 +53,7 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
         if not replicas_lib.on_servers(strategy):
             _check_order(arguments)
         if replicas_lib.num_workers(strategy) == 1:
-            ending.install()
+            ending.install(always=True)
             stack.enter_context(ending.deferred())
         arguments["callbacks"] = callbacks
         model.trainer.backup = backup

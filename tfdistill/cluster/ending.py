@@ -56,16 +56,19 @@ def requested() -> bool:
     return _requested.is_set()
 
 
-def install(environ: Mapping[str, str] | None = None) -> bool:
+def install(
+    environ: Mapping[str, str] | None = None, *, always: bool = False
+) -> bool:
     """Has SIGTERM end this task, if it is one that a launcher has started.
 
     Call it again after TensorFlow has set up several workers, which installs a
     handler in C that Python does not see. Returns whether it does: not outside
     the main thread, not if the program has a handler of its own, and not
-    without `TF_CONFIG` or `TFDISTILL_GROUP`, as in a notebook.
+    without `TF_CONFIG` or `TFDISTILL_GROUP`, as in a notebook, but `always`.
     """
     environ = os.environ if environ is None else environ
-    if not (environ.get("TF_CONFIG") or environ.get("TFDISTILL_GROUP")):
+    is_launched = environ.get("TF_CONFIG") or environ.get("TFDISTILL_GROUP")
+    if not (is_launched or always):
         return False
     if threading.current_thread() is not threading.main_thread():
         return False

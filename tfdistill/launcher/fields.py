@@ -6,10 +6,19 @@ Python code passes.
 """
 
 import dataclasses
+import types
 from collections.abc import Sequence
 from typing import Any
 
 from tfdistill.system import programs
+
+# What an option is, for people.
+_KINDS: dict[Any, str] = {
+    int: "a whole number",
+    int | float: "a number",
+    str: "a string",
+    str | None: "a string or None",
+}
 
 
 def option(
@@ -69,12 +78,17 @@ def check(made: Any) -> None:
     for field in _options(made):
         value = getattr(made, field.name)
         least, choices = field.metadata["least"], field.metadata["choices"]
+        kind: Any = int | float if field.type is float else field.type
         must = ""
         if choices and value not in choices:
             must = f"one of {tuple(choices)}"
+        elif isinstance(kind, type | types.UnionType) and (
+            not isinstance(value, kind)
+            or (isinstance(value, bool) and kind is not bool)
+        ):
+            must = _KINDS.get(kind, str(kind))
         elif least is not None and not (value is None is field.default):
-            is_number = isinstance(value, int | float)
-            must = "" if is_number and value >= least else f">= {least}"
+            must = "" if value >= least else f">= {least}"
         if must:
             raise ValueError(
                 f"`{field.name}` must be {must}; received {value!r}."

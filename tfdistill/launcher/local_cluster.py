@@ -283,7 +283,8 @@ class LocalCluster(StartedGroups):
                 "the exchange's key in the launcher's own environment."
             )
         # A str would be a list of letters.
-        command = () if isinstance(self.command, str) else tuple(self.command)
+        is_list = isinstance(self.command, list | tuple)
+        command = tuple(self.command) if is_list else ()
         if not command or shutil.which(command[0]) is None:
             raise ValueError(
                 "`command` must be a list of a program, on PATH or by its "

@@ -369,9 +369,9 @@ def launch(
         and `metrics(group)`.
 
     Raises:
-        TypeError: There is no such option, or an argument is of a wrong type.
-        ValueError: An argument is out of range, the command is no program, or
-            the workdir is in use.
+        TypeError: There is no such option.
+        ValueError: An argument is of a wrong type or out of range, the command
+            is no program, or the workdir is in use.
         RuntimeError: A group has failed. `error.launched` is the run, and
             `error.exit_code` what `tfdistill-local` would have returned.
         KeyboardInterrupt: All tasks were stopped by Ctrl-C.
@@ -383,7 +383,9 @@ def launch(
     """
     topology = local_cluster.LocalCluster(
         command=command,
-        workdir=os.fspath(workdir),
+        workdir=os.fspath(workdir)
+        if isinstance(workdir, os.PathLike)
+        else workdir,
         env={name: str(value) for name, value in (env or {}).items()},
         **options,
     )
