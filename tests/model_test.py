@@ -597,3 +597,18 @@ def test_outputs_are_found_by_name_as_in_keras(named, model_class):
     assert {"kind_loss", "size_loss", "kind_accuracy"} <= set(plain)
     for name, values in plain.items():
         np.testing.assert_allclose(ours[name], values, rtol=1e-5)
+
+
+def test_a_model_that_is_compiled_again_logs_its_losses_again():
+    teacher = tfdistill.teachers.FixedTeacher(cases.linear(5))
+    model = cases.codistill(cases.linear(), teacher)
+    cases.fit(model, _X, _Y)
+    model.compile(
+        "sgd",
+        model.loss.inner,
+        distillation_loss=tfdistill.losses.ForwardKL(),
+    )
+    logs = cases.fit(model, _X, _Y)
+    total = logs["task_loss"][0] + logs["distillation_loss"][0]
+    assert logs["loss"][0] == pytest.approx(total, rel=1e-5)
+    assert logs["task_loss"][0] > 0

@@ -524,6 +524,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
     # Loops of its own may do the same as Keras', as those of KerasHub.
     _INSIDE, _PREFIX, _MAY_COMPILE = "student", "codistill", False
     _NEVER_RUN = _STEPS
+    _task_tracker: Any = None
 
     def __init__(
         self,
@@ -627,9 +628,10 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             task_loss=self.loss,
             output_names=getattr(self.student, "output_names", None),
         )
-        # Attributes, by which Keras finds metrics.
-        self._task_tracker = keras.metrics.Mean("task_loss")
-        self._distillation_tracker = keras.metrics.Mean("distillation_loss")
+        # Attributes, by which Keras finds metrics; and keeps them, so once.
+        if self._task_tracker is None:
+            self._task_tracker = keras.metrics.Mean("task_loss")
+            self._distillation_tracker = keras.metrics.Mean("distillation_loss")
 
     @property
     def _exchanges(self) -> bool:
