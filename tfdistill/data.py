@@ -167,6 +167,7 @@ def shuffled_indices(
         )
     base = tf.constant([seed, group], tf.int64)
 
+    @tf.autograph.experimental.do_not_convert
     def epoch_indices(epoch: tf.Tensor) -> tf.data.Dataset:
         order = tf.random.experimental.stateless_shuffle(
             tf.range(num_examples, dtype=tf.int64),

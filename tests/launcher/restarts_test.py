@@ -31,7 +31,7 @@ def test_delays_double_up_to_a_bound_until_the_restarts_are_over(clock):
     assert not restarts.is_due
 
 
-def test_the_delay_is_short_again_after_a_healthy_while(clock):
+def test_what_was_healthy_for_a_while_starts_again_at_once(clock):
     restarts = restarts_lib.Restarts(limit=20, clock=clock)
     for _ in range(3):
         _plan(restarts)
@@ -41,9 +41,12 @@ def test_the_delay_is_short_again_after_a_healthy_while(clock):
     clock.now = 100.0
     restarts.note_start()
     clock.now = 100.0 + restarts_lib.HEALTHY_SECS
+    assert _plan(restarts)[0] == 0.0
+    assert restarts.is_due
+    restarts.note_start()
     assert _plan(restarts)[0] == 0.5
     # Those made count all the same.
-    assert restarts.made == 5
+    assert restarts.made == 6
 
 
 @pytest.mark.parametrize(

@@ -35,22 +35,14 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
 
 
 class WorkerValues:
-    """Gathers numbers over one group; traced once."""
+    """Gathers numbers over one group; traced once for a strategy."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         """Traces nothing yet."""
         self._strategy = strategy
-
-        def in_replica(value: tf.Tensor) -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            # A value of this replica, or nobody knows where it is to go.
-            return context.all_gather(tf.identity(value), axis=0)
-
-        @tf.function(input_signature=[tf.TensorSpec([1], tf.int64)])
-        def gather(value: tf.Tensor) -> tf.Tensor:
-            return strategy.run(in_replica, args=(value,))
-
-        self._gather = gather
+        if strategy not in _GATHERS:
+            _GATHERS[strategy] = _gather_of(weakref.proxy(strategy))
+        self._gather = _GATHERS[strategy]
 
     def gathered(self, value: int) -> list[int]:
         """Gathers an int64; all workers call it at the same point.
@@ -62,6 +54,25 @@ class WorkerValues:
         found = self._gather(tf.constant([value], tf.int64))
         local = self._strategy.experimental_local_results(found)
         return local[0].numpy().tolist()
+
+
+# By strategy: a trace costs a start of several workers a tenth of a second.
+_GATHERS: weakref.WeakKeyDictionary[tf.distribute.Strategy, Any] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _gather_of(strategy: Any) -> Any:
+    def in_replica(value: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        # A value of this replica, or nobody knows where it is to go.
+        return context.all_gather(tf.identity(value), axis=0)
+
+    return tf.function(
+        lambda value: strategy.run(in_replica, args=(value,)),
+        input_signature=[tf.TensorSpec([1], tf.int64)],
+        autograph=False,
+    )
 
 
 # What all workers of a group do together; the end of the program is the first.
@@ -107,12 +118,12 @@ def local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
     if strategy.num_replicas_in_sync == 1:
         return [0]
 
-    @tf.function
-    def ask() -> tf.Tensor:
-        return strategy.run(
+    ask = tf.function(
+        lambda: strategy.run(
             lambda: tf.distribute.get_replica_context().replica_id_in_sync_group
-        )
-
+        ),
+        autograph=False,
+    )
     found = strategy.experimental_local_results(ask())
     return [int(index) for index in found]
 

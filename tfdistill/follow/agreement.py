@@ -39,7 +39,9 @@ def _collective_sum(
         own = tf.where(first, values, tf.zeros_like(values))
         return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
-    @tf.function(input_signature=[tf.TensorSpec([size], tf.int64)])
+    @tf.function(
+        input_signature=[tf.TensorSpec([size], tf.int64)], autograph=False
+    )
     def summed(values: tf.Tensor) -> tf.Tensor:
         return strategy.run(in_replica, args=(values,))
 

@@ -5,12 +5,13 @@ from collections.abc import Callable
 
 from tfdistill.system import background
 
-# The first one nearly at once: most failures are one lost process.
+# Of what has failed before it was healthy, which may well do so again.
 _FIRST_DELAY_SECS = 0.5
 # So that a worker which cannot start does not use up its restarts at once.
 WORKER_FIRST_DELAY_SECS = 1.0
 _LONGEST_DELAY_SECS = 10.0
-# What has run for so long could start: the next delay is the first.
+# What has run for so long could start, so its first restart waits for nothing:
+# most failures are one lost process.
 HEALTHY_SECS = 10.0
 # Another port is soon found; more conflicts than these are no accident.
 _PORT_TRIES = 3
@@ -56,10 +57,11 @@ class Restarts:
         """Plans the next restart; its delay, or None if none is left."""
         if self.made >= self.limit:
             return None
-        if self._clock() - self._started >= HEALTHY_SECS:
-            self._pause.succeeded()
         self.made += 1
         self._planned = True
+        if self._clock() - self._started >= HEALTHY_SECS:
+            self._pause.succeeded()
+            return 0.0
         return self._pause.failed()
 
     def plan_after(
