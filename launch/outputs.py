@@ -155,7 +155,13 @@ def _write_run(workdir: str, groups: Sequence[dict[str, Any]]) -> pathlib.Path:
         group["group"]: goodput.of_group(workdir, group["group"], until=now)
         for group in groups
     }
-    groups = [{**g, "goodput": spent[g["group"]].to_json()} for g in groups]
+    groups = [
+        # Of a group that no launcher and no training has written of, nothing.
+        {**g, "goodput": spent[g["group"]].to_json()}
+        if spent[g["group"]].total
+        else g
+        for g in groups
+    ]
     whole = sum(spent.values(), goodput.Goodput())
     run = {
         "recipe": done[0]["recipe"],
