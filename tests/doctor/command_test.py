@@ -14,6 +14,7 @@ import sys
 import pytest
 
 from tests.cases import free_ports
+from tests.cases import runs
 from tests.cases import storage as storage_cases
 from tfdistill.cluster import identity
 from tfdistill.doctor import checks
@@ -245,6 +246,15 @@ def test_the_command_for_people(monkeypatch, capsys, tmp_path):
     assert "1 warning, 2 failed" in capsys.readouterr().out
     monkeypatch.setenv("TF_CONFIG", "{")
     assert command.main(["--no_tensorflow"]) == 1
+
+
+def test_a_slow_worker_of_the_run_so_far(tmp_path):
+    cluster = identity.Cluster(workdir=str(tmp_path))
+    assert not list(checks.of_run(cluster))
+    for slow, status in (["worker:1 is slow"], "warning"), ([], "ok"):
+        runs.metrics(tmp_path, 0, {"slow_workers": slow})
+        (found,) = checks.of_run(cluster)
+        assert (found.status, found.name) == (status, "workers")
 
 
 def test_text_of_others_cannot_steer_the_terminal(capsys):

@@ -51,6 +51,14 @@ def test_what_people_see(tmp_path, capsys):
         assert reason in out
 
 
+def test_a_slow_worker_is_named_while_it_is_slow(tmp_path, capsys):
+    text = "worker:1 makes its group wait: of the last 20 steps"
+    _run(tmp_path, slow_workers=[text])
+    assert f"group 0, {text}" in _main(capsys, tmp_path)[1]
+    _run(tmp_path, slow_workers=[])
+    assert text not in _main(capsys, tmp_path)[1]
+
+
 def test_no_run_there(tmp_path, capsys):
     with pytest.raises(SystemExit) as raised:
         command.main([str(tmp_path)])

@@ -28,10 +28,21 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
     1 if one process trains: the strategy spans no other, or the coordinator
     directs the workers of a parameter-server cluster.
     """
+    return max(1, len(worker_names(strategy)))
+
+
+def worker_names(strategy: tf.distribute.Strategy) -> list[str]:
+    """Names of the tasks that train together, such as "worker:1", in order.
+
+    None if one process trains.
+    """
     jobs = keras_internals.jobs_of(strategy)
-    if "ps" in jobs:
-        return 1
-    return max(1, sum(len(jobs.get(job, ())) for job in ("chief", "worker")))
+    return [
+        f"{job}:{index}"
+        for job in ("chief", "worker")
+        for index, _ in enumerate(jobs.get(job, ()))
+        if "ps" not in jobs
+    ]
 
 
 class WorkerValues:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import pathlib
 import socket
 import sys
 import threading
@@ -21,6 +22,7 @@ from tfdistill.cluster import identity
 from tfdistill.cluster import rendezvous
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import signing
+from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 ENVIRONMENT = "environment"
@@ -31,6 +33,9 @@ REACH = "reach"
 EXCHANGE = "exchange"
 WORKDIR = "workdir"
 TEACHERS = "teachers"
+WORKERS = "workers"
+# The end of a group's metrics, which holds a line at least.
+_METRICS_BYTES = 64 * 1024
 _CONTENT = b"written by tfdistill-doctor, and may be removed\n"
 _REMEDY = (
     "Give the user that runs the tasks a directory of its own and the right to "
@@ -279,6 +284,30 @@ def of_storage(cluster: identity.Cluster) -> Iterator[Result]:
             yield skipped(name, f"no {name} is set")
         else:
             yield of_root(root, name=name)
+
+
+def of_run(cluster: identity.Cluster) -> Iterator[Result]:
+    """Looks for a worker that makes its group wait, if the group has trained.
+
+    Its chief writes that into the metrics.
+    """
+    if cluster.group_dir is None:
+        return
+    path = pathlib.Path(cluster.group_dir, run_files.METRICS)
+    try:
+        lines = untrusted.Tail(path, last_bytes=_METRICS_BYTES).read()
+    except OSError:
+        return  # `of_storage` has said so.
+    found = [line["slow_workers"] for line in lines if "slow_workers" in line]
+    for text in found[-1] if found else ():
+        yield warning(
+            WORKERS,
+            text,
+            "Look at what else runs on its host (top), at how fast that host "
+            "reads the data, and at callbacks that only this task has.",
+        )
+    if found and not found[-1]:
+        yield ok(WORKERS, "no worker makes its group wait")
 
 
 def of_root(

@@ -94,10 +94,11 @@ class RunLog(steps.SteppedCallback):
     status reads it. Each line holds the step, the epoch, the time (Unix
     seconds), the logs (null for NaN), `examples_per_second` since the line
     before, and `total_steps` if it is known; with a `StudentExporter` the step
-    that it `published` last; with a `WeightMixer` its totals, as `mixing`. In a
-    training that `callbacks.Backup` resumes,
-    lines of steps that are done again go; the marks of `status.goodput`, in
-    `attempts.jsonl` beside it, stay. If no step had a teacher, the last
+    that it `published` last; with a `WeightMixer` its totals, as `mixing`; with
+    several workers those that make the others wait, as `slow_workers`. In a
+    training that `callbacks.Backup` resumes, lines of steps that are done again
+    go; the marks of `status.goodput`, in `attempts.jsonl` beside it, stay. If no
+    step had a teacher, the last
     line says why, as `untaught`.
     """
 
@@ -205,6 +206,7 @@ class RunLog(steps.SteppedCallback):
         now = time.time()
         then, examples = self._written
         is_taught = isinstance(self.model, steps.Codistilled)
+        waits = self.model.trainer.worker_waits
         line = {
             "step": self.step,
             "epoch": self._epoch,
@@ -213,6 +215,7 @@ class RunLog(steps.SteppedCallback):
             "teachers": self.model.teachers.status() if is_taught else [],
             "published": self._exporter.published if self._exporter else None,
             **({"mixing": self._mixer.totals} if self._mixer else {}),
+            **({"slow_workers": waits.slow} if waits.secs else {}),
             **{key: _plain(value) for key, value in (logs or {}).items()},
         }
         if now > then and self._num_examples > examples:

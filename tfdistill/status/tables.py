@@ -205,6 +205,8 @@ def _notes(run: group.RunStatus, *, errors: bool = True) -> Iterator[str]:
         notes = [f"warning: {text}" for text in status.warnings]
         for teacher in status.teachers:
             notes += _of_teacher(teacher)
+        if status.state == "running":
+            notes += status.record.get("slow_workers", ())
         if errors and status.last_error:
             notes.append(f"last error: {status.last_error}")
         for note in notes:

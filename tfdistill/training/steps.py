@@ -224,13 +224,18 @@ _PREFIX = "_tfdistill/"
 EXAMPLES = "_examples"
 
 
+def hidden_key(name: str) -> str:
+    """Returns the key of logs that `fit` does not show."""
+    return f"{_PREFIX}{name}"
+
+
 def hidden(name: str, values: tf.Tensor) -> Logs:
     """Returns logs that `fit` does not show, one for each of `[count]` values.
 
     Callbacks read them by `LastExecution.detail(name)`.
     """
     return {
-        f"{_PREFIX}{name}/{index:04d}": value
+        hidden_key(f"{name}/{index:04d}"): value
         for index, value in enumerate(tf.unstack(values))
     }
 

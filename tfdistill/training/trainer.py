@@ -25,6 +25,7 @@ from tfdistill.system import keras_internals
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
 from tfdistill.training import steps
+from tfdistill.training import stragglers
 
 Logs = steps.Logs
 Step = Callable[[Any], Logs]
@@ -41,6 +42,7 @@ class Trainer:
     Attributes:
         input_spec: Specs `[batch, ...]` of the inputs in the data last given.
         last: What the last execution reported.
+        worker_waits: Who makes the workers of the group wait.
         backup: The `callbacks.Backup` of the `fit` in progress, if it has one.
         not_finite: What an export or a backup found of weights that are not
             finite.
@@ -55,6 +57,7 @@ class Trainer:
         self._model = model
         self.input_spec: Any = None
         self.last = steps.LastExecution()
+        self.worker_waits = stragglers.WorkerWaits(model.distribute_strategy)
         self.backup: Any = None
         self.not_finite: str | None = None
 
@@ -116,12 +119,14 @@ class ReplicaTrainer(Trainer):
         """Runs Keras' own function, or the step on each replica."""
         self._model.before_tracing()
         self._table_updates()
+        step = stragglers.measured(step, self._strategy)
         run = self.test_function(self._without_rows_unchanged(step), keras_own)
 
         def execute(iterator: Any) -> Logs:
-            return self.last.taken_from(
-                run(iterator), num_steps=self._model.steps_per_execution
-            )
+            num_steps = self._model.steps_per_execution
+            logs = self.last.taken_from(run(iterator), num_steps=num_steps)
+            self.worker_waits.executed(self.last, num_steps)
+            return logs
 
         return execute
 
@@ -178,7 +183,7 @@ class ReplicaTrainer(Trainer):
         gradients = tape.gradient(loss, variables)
         if replicas.in_replica():
             distinct = [_has_distinct_rows(g) for g in gradients]
-            summed = replicas.summed(batch.cleaned(gradients))
+            summed = stragglers.summed(batch.cleaned(gradients))
             gradients = [
                 table_rows.sum_per_row(gradient) if is_distinct else gradient
                 for gradient, is_distinct in zip(summed, distinct, strict=True)
@@ -362,6 +367,7 @@ class _Execution:
         return self._finish(logs)
 
     def _next_step(self, iterator: Any, step: tf.Tensor, logs: Logs) -> Any:
+        logs = stragglers.shared(logs, self._strategy.num_replicas_in_sync)
         step, logs = self._step_if_data(iterator, step, logs)
         return step, self._finish(logs)
 
@@ -372,7 +378,10 @@ class _Execution:
         data = iterator.get_next_as_optional()
         return tf.cond(
             data.has_value(),
-            lambda: (step + 1, self._run(data.get_value())),
+            lambda: (
+                step + 1,
+                stragglers.added(self._run(data.get_value()), logs),
+            ),
             lambda: (tf.constant(self._model.steps_per_execution), logs),
         )
 
@@ -382,7 +391,7 @@ class _Execution:
         )
 
     def _finish(self, logs: Logs) -> Logs:
-        summed = self._strategy.run(lambda: _summed_results(self._model))
+        summed = self._strategy.run(lambda: _summed_results(self._model, logs))
         return {key: summed.get(key, logs[key]) for key in logs}
 
     def _of_first_replica(self, logs: Logs) -> Logs:
@@ -406,15 +415,21 @@ def _gathers_in_graph() -> bool:
     return any(op.type.startswith("CollectiveGather") for op in operations)
 
 
-def _summed_results(model: keras.Model) -> Logs:
-    """Results of all metrics from states summed over the replicas."""
+def _summed_results(model: keras.Model, logs: Logs) -> Logs:
+    """Results of all metrics from states summed over the replicas.
+
+    And what `logs` say of the waits, in the same collective.
+    """
     variables = [v for m in model.metrics for v in m.variables]
     # `identity` places the value on this replica's device, without which
     # MultiWorkerMirroredStrategy finds no destination for the sum.
     local = [tf.identity(v.value) for v in variables]
-    state = zip(variables, replicas.summed(local), strict=True)
+    waits = [logs[stragglers.WAITS]] if stragglers.WAITS in logs else []
+    sums = replicas.summed([*local, *map(tf.identity, waits)])
+    state = zip(variables, sums, strict=not waits)
     with keras.StatelessScope(state_mapping=state):
-        return model.get_metrics_result()
+        results = model.get_metrics_result()
+    return {**results, stragglers.WAITS: sums[-1]} if waits else results
 
 
 def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:

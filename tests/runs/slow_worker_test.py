@@ -1,0 +1,39 @@
+"""A worker that makes its group wait, found by two real ones."""
+
+import json
+
+import pytest
+
+from tests.cases import runs
+from tests.programs import commands
+from tests.programs import slow_worker as program
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(300),
+    pytest.mark.usefixtures("no_process_left"),
+]
+
+
+def test_whatever_slows_a_worker_it_is_named_within_20_steps(tmp_path):
+    topology = local_cluster.LocalCluster(
+        command=commands.of(program, tmp_path),
+        workdir=str(tmp_path / "run"),
+        workers_per_group=2,
+    )
+    with local_run.LocalRun(topology) as run:
+        result = run.wait(timeout_secs=240)
+    assert result.exit_code == 0, result
+    for worker in range(2):
+        path = tmp_path / f"worker_{worker}.json"
+        slow = json.loads(path.read_text())
+        assert slow["fair"] == [[]] * program.NUM_STEPS
+        assert slow["callback"][19:] == [["worker:1"]] * 6
+        assert slow["fair_again"][19:] == [[]] * 6
+        assert slow["data"][19:] == [["worker:0"]] * 6
+    (text,) = runs.records(tmp_path / "run" / "group_0")[-1]["slow_workers"]
+    assert text.startswith("worker:0 makes its group wait")
+    log = tmp_path / "run" / "logs" / "group_0_worker_1.log"
+    assert "worker:1 makes its group wait no longer." in log.read_text()
