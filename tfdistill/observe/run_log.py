@@ -97,9 +97,8 @@ class RunLog(steps.SteppedCallback):
     that it `published` last; with a `WeightMixer` its totals, as `mixing`; with
     several workers those that make the others wait, as `slow_workers`. In a
     training that `callbacks.Backup` resumes, lines of steps that are done again
-    go; the marks of `status.goodput`, in `attempts.jsonl` beside it, stay. If no
-    step had a teacher, the last
-    line says why, as `untaught`.
+    go; the marks of `status.goodput`, in `attempts.jsonl` beside it, stay. If
+    no step had a teacher, the last line says why, as `untaught`.
     """
 
     chief_only = True
