@@ -8,6 +8,7 @@ of the step of N = 4, and 1.3 of its calls.
 """
 
 import collections
+import functools
 import statistics
 import tempfile
 import time
@@ -24,7 +25,9 @@ from tfdistill.exports import student_graph
 from tfdistill.system import processes
 from tfdistill.system import programs
 
-_SIDES = {str(number): (number, None) for number in (1, 2, 4, 8, 16)}
+_SIDES: dict[str, Any] = {
+    str(number): (number, None) for number in (1, 2, 4, 8, 16)
+}
 _SIDES |= {"16_at_most_3": (16, 3)}
 _FEATURES, _WIDTHS, _CLASSES = 256, (512, 512), 10
 _WAIT_SECS = 120.0
@@ -62,7 +65,7 @@ class _Side:
     """A student among a number of groups."""
 
     def __init__(self, root: str, num_groups: int, at_most: Any) -> None:
-        before = processes.resident_bytes()
+        before = processes.resident_bytes() or 0
         self._files = _CountingFileSystem()
         exchange = tfdistill.Exchange(root, file_system=self._files)
         teachers = tfdistill.teachers.Peers(
@@ -81,7 +84,7 @@ class _Side:
         self._others = tfdistill.Exchange(root, min_keep_secs=5.0)
         self._groups, self._step = range(1, num_groups), 0
         self._load()
-        self.rss_bytes = processes.resident_bytes() - before
+        self.rss_bytes = (processes.resident_bytes() or 0) - before
 
     def _fit(self, num_steps: int) -> None:
         # One batch again and again, without callbacks: what a step costs.
@@ -165,7 +168,7 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
         }
         times = measure.interleave(
             {
-                name: (lambda side=side: side.step_secs(options.steps))
+                name: functools.partial(side.step_secs, options.steps)
                 for name, side in sides.items()
             },
             rounds=options.rounds,
