@@ -62,7 +62,7 @@ _LOOPS = (
     "predict",
 )
 # What is logged of the loss besides `loss` itself.
-_PARTS = ("task_loss", "distillation_loss")
+_PARTS = ("task_loss", "distillation_loss", "teacher_loss")
 
 
 def _of_the_model_inside(name: str) -> Any:
@@ -509,6 +509,8 @@ class CodistillModel(steps.Codistilled, DistributedModel):
     was compiled.
 
     `fit` logs `loss`, `task_loss`, `distillation_loss` (unweighted),
+    `teacher_loss` (the task loss of the teachers in use, by some rows of each
+    step; 0 if none is, or if there are several outputs),
     `distillation_weight` (the weight in force at the last step),
     `teacher_staleness` (mean over peers, and one's own past, in use at the
     last step, in steps; NaN while there is none) and the compiled metrics.
@@ -632,6 +634,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         if self._task_tracker is None:
             self._task_tracker = keras.metrics.Mean("task_loss")
             self._distillation_tracker = keras.metrics.Mean("distillation_loss")
+            self._teacher_tracker = keras.metrics.Mean("teacher_loss")
 
     @property
     def _exchanges(self) -> bool:
@@ -690,6 +693,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 y_pred,
                 weights,
                 dtype=task_loss.dtype,
+                y=y,
                 labels=labels,
             )
             loss = task_loss
@@ -702,6 +706,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         shares = {"loss": loss, "task_loss": task_loss}
         if term:
             shares["distillation_loss"] = distillation_loss
+            self._teacher_tracker.update_state(*logs.pop("teacher_loss"))
         else:
             logs = {
                 "distillation_weight": tf.zeros([], task_loss.dtype),

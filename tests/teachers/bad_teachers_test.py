@@ -155,11 +155,16 @@ def test_a_version_beyond_its_bound_has_no_weight_at_the_very_step(
 
 
 def test_a_silent_peer_fades_by_itself(exchange, caplog):
-    model = cases.codistill(cases.linear(0), cases.peers(exchange))
-    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16).repeat()
+    # A student that learns nothing, of a peer that is right.
+    peer, optimizer = cases.linear(1), keras.optimizers.SGD(0.0)
+    labels = np.argmax(peer(_X), axis=-1)
+    model = cases.codistill(
+        cases.linear(0), cases.peers(exchange), optimizer=optimizer
+    )
+    data = tf.data.Dataset.from_tensor_slices((_X, labels)).batch(16).repeat()
     steps = {"steps_per_epoch": 1}
     cases.prepare(model, data, **steps)
-    cases.publish(exchange, cases.linear(1), step=0, extras={"every_steps": 1})
+    cases.publish(exchange, peer, step=0, extras={"every_steps": 1})
     cases.load(model, 0)
     callbacks = [tfdistill.callbacks.TeacherLoader(every_steps=1)]
     with caplog.at_level(logging.WARNING):

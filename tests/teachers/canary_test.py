@@ -2,6 +2,7 @@
 
 import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -33,7 +34,7 @@ def _merit(labels, **kwargs):
 def _loss(outputs, labels, *, from_logits=True):
     loss = types.SimpleNamespace(from_logits=from_logits)
     found = _merit(np.array(labels), losses=[loss])
-    return found._loss([tf.constant(outputs)])
+    return found._yardstick.losses([tf.constant(outputs)]).mean()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -77,7 +78,7 @@ def test_a_data_set_gives_its_first_examples(targets, labels):
     found = canary_lib.Canary(data)
     np.testing.assert_array_equal(found.inputs, np.eye(3))
     np.testing.assert_equal(
-        merit.labels_of(found.targets), labels and np.array(labels)
+        canary_lib.labels_of(found.targets), labels and np.array(labels)
     )
 
 
@@ -96,13 +97,37 @@ def test_a_data_set_gives_its_first_examples(targets, labels):
     ],
 )
 def test_a_version_needs_most_of_the_students_skill(student, teacher, is_worse):
-    assert merit.is_worse(teacher, student, np.arange(100) % 10) == is_worse
+    noise = np.random.default_rng(0).normal(scale=0.3, size=256)
+    own, theirs = np.full(256, student), teacher + noise
+    assert merit.is_worse(theirs, own, np.log(10)) == is_worse
+
+
+def test_small_skills_need_more_than_chance_to_be_told_apart():
+    """Of clicks: base rates save nothing, and an honest peer a bit less."""
+    noise = np.random.default_rng(0).normal(scale=0.3, size=1024)
+    noise -= noise.mean()
+    own = np.full(1024, 0.44)
+    for theirs, is_worse in (0.46, False), (0.51, True):
+        assert merit.is_worse(theirs + noise, own, 0.52) == is_worse
+
+
+def test_numbers_are_compared_with_their_mean():
+    targets = np.linspace(-1, 1, 64)
+    loss = keras.losses.MeanSquaredError()
+    student = types.SimpleNamespace(from_logits=True, regression=loss)
+    outputs = [tf.constant(targets[:, np.newaxis])]
+    found = canary_lib.Yardstick(targets, student, outputs)
+    np.testing.assert_allclose(found.base, np.var(targets))
+    for error, is_worse in (0.1, False), (0.5, True):
+        losses = found.losses([outputs[0] + error])
+        np.testing.assert_allclose(losses, np.full(64, error**2))
+        assert merit.is_worse(losses, np.zeros(64), found.base) == is_worse
 
 
 def test_one_bad_version_of_a_good_peer_is_forgiven_at_once():
     labels = np.arange(30) % 3
     found = _merit(labels)
-    found._own_loss = lambda: 0.2
+    found._own = lambda: np.full(30, 0.2)
 
     def check(loss):
         """A version that gives each label the probability of this loss."""
@@ -110,13 +135,27 @@ def test_one_bad_version_of_a_good_peer_is_forgiven_at_once():
         found.check("group_1", [tf.one_hot(labels, 3, float(right), 0.0)])
 
     check(0.2)
-    check(0.42)  # For the first time, after a good one.
+    check(0.35)  # For the first time, after a good one.
     with pytest.raises(screen.Refused, match="clearly worse"):
         check(1.0)
     check(0.2)
     # Whom nobody has compared with anything is not worse.
     found.forget()
     check(9.0)
+
+
+def test_a_version_that_the_student_has_outgrown_is_on_trial():
+    labels = np.arange(30) % 3
+    found = _merit(labels)
+    weak = [tf.one_hot(labels, 3, 1.0, 0.0)]
+    found._own = lambda: np.full(30, 0.5)
+    found.check("group_1", weak)
+    found._own = lambda: np.full(30, 0.1)
+    with pytest.raises(screen.Refused):
+        found.check("group_1", weak)
+    assert "group_1" in found.outgrown
+    found.check("group_1", [tf.one_hot(labels, 3, 5.0, 0.0)])
+    assert not found.outgrown
 
 
 def test_labels_that_do_not_fit_compare_nothing(caplog):

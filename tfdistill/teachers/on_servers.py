@@ -190,7 +190,9 @@ class ServerCopy:
             self._fetched_at.assign(num_installs)
             return tf.constant(True)
 
-        tf.cond((share > 0) & ~is_old, fetch, lambda: tf.constant(False))
+        tf.cond(
+            (tf.abs(share) > 0) & ~is_old, fetch, lambda: tf.constant(False)
+        )
 
     def infer(self, inputs: Any) -> list[tf.Tensor]:
         """Runs the version in use, in the step."""

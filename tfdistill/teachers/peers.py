@@ -22,6 +22,7 @@ from tfdistill.system import background
 from tfdistill.system import run_files
 from tfdistill.teachers import canary as canary_lib
 from tfdistill.teachers import merit as merit_lib
+from tfdistill.teachers import on_batches
 from tfdistill.teachers import scale
 from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher
@@ -33,6 +34,9 @@ _MAX_LISTED = 10
 # be used before so many refreshes after the burn-in, or so many versions in a
 # row that were refused; or if another is this many of its intervals ahead.
 _PATIENCE, _MOST_REFUSED, _FAR_AHEAD = 10, 2, 5
+# After so many of its intervals without a version, a peer that is worse than
+# the student on the student's own batches is not waited for.
+_LATE_INTERVALS = 3
 _OTHER_GRAPH = (
     "Running a peer's own graph is off by default. Train the same model in "
     "each group, or set teachers.Peers(allow_other_graphs=True) if you trust "
@@ -226,6 +230,7 @@ class Peer(teacher.Teacher):
                     self.canary, student
                 )
                 student.merits[self.canary] = self._merit
+        self.is_judged = not self._merit or not self._merit.can_compare
         may_differ = self._options.allow_other_graphs
         self.follower = follower_lib.Follower(
             self.exchange,
@@ -343,6 +348,14 @@ class Peer(teacher.Teacher):
             self.follower.reject(step, reason, group=group)
             self._drop_reason = reason
             self._num_dropped += 1
+
+    def doubt(self, record: on_batches.Record) -> str:
+        """Returns why the version in use should not count, or ""."""
+        if self._merit and self.name in self._merit.outgrown:
+            return self._merit.outgrown[self.name]
+        version, now = self.follower.current, self._now or 0
+        late = self._silence.intervals(now, version=version) >= _LATE_INTERVALS
+        return record.doubt(is_late=late) if self.is_judged or late else ""
 
     def refresh(self, step: int | None) -> None:
         """Notes the student's step; logs each change of health, once."""

@@ -199,6 +199,7 @@ class PredictedPeer(teacher.Teacher):
 
     # Rows that a peer did not send are no fault of a version.
     answers_every_row = False
+    is_judged = True
 
     def __init__(self, group: int, swap: PeerPredictions) -> None:
         """Takes a peer, with which `swap` swaps predictions."""

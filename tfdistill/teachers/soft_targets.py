@@ -20,10 +20,11 @@ class SoftTargets:
         weights: float32 `[num_teachers, batch]`; 0 if a teacher is absent,
             too stale, or not finite.
         shares: float32 `[num_teachers]` in [0, 1]: what each teacher counts
-            by its age and its standing; 0 if it is not asked.
+            by its age and its standing; 0 if it is not asked, or on trial.
         steps: int64 `[num_teachers]`: the version of each, -1 for none.
         staleness: float32 scalar, mean steps since the versions in use; NaN
             if no teacher that has versions is in use.
+        is_asked: bool `[num_teachers]`: whether there are answers of it.
     """
 
     outputs: list[list[tf.Tensor]]
@@ -31,6 +32,7 @@ class SoftTargets:
     shares: tf.Tensor
     steps: tf.Tensor
     staleness: tf.Tensor
+    is_asked: tf.Tensor | None = None
 
     @property
     def taught_rows(self) -> tf.Tensor:
@@ -65,10 +67,14 @@ class SoftTargets:
 def standings(teachers: Sequence[teacher_lib.Teacher]) -> np.ndarray:
     """Returns what a step is to know of the teachers, float64 `[teachers, 3]`.
 
-    The version, what it counts, and the last step at which it does.
+    The version, what it counts, and the last step at which it does. The share
+    of a teacher on trial is negative: it is asked, and counts nothing.
     """
-    found = [teacher.standing() for teacher in teachers]
-    rows = [[each.step, each.share, each.last_step] for each in found]
+    rows = []
+    for teacher in teachers:
+        found = teacher.standing()
+        share = -found.share if teacher.on_trial else found.share
+        rows.append([found.step, share, found.last_step])
     return np.array(rows, np.float64).reshape([-1, 3])
 
 
@@ -89,8 +95,8 @@ def ask(
     steps = tf.cast(table[:, 0], tf.int64)
     in_time = tf.cast(batch.step, table.dtype) <= table[:, 2]
     known = tf.where(in_time, tf.cast(table[:, 1], tf.float32), 0.0)
-    usable = active & (known > 0)
-    shares = tf.where(usable, known, 0.0)
+    usable = active & (tf.abs(known) > 0)
+    shares = tf.where(usable, tf.maximum(known, 0.0), 0.0)
     # Only their proportion matters to an aggregate: a single teacher that
     # fades says what it said, in whatever precision.
     relative = tf.math.divide_no_nan(shares, tf.reduce_max(shares))
@@ -106,6 +112,7 @@ def ask(
         outputs=[list(column) for column in zip(*outputs, strict=True)],
         weights=tf.stack(weights),
         shares=shares,
+        is_asked=usable,
         steps=steps,
         # 0 / 0, which is NaN, if no teacher in use has versions.
         staleness=tf.reduce_sum(ages * has_version)

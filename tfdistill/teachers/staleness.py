@@ -92,12 +92,15 @@ class Silence:
             >>> [silence.share(step, version=0) for step in (100, 150, 200)]
             [1.0, 0.5, 0.0]
         """
-        if self.interval is None:
-            return 1.0
-        since = max(step if self._since is None else self._since, version)
-        intervals = min((step - since) / self.interval, self._num_refreshes)
-        over = intervals / _SILENT_INTERVALS - 1
+        over = self.intervals(step, version=version) / _SILENT_INTERVALS - 1
         return 1.0 - min(max(over, 0.0), 1.0)
+
+    def intervals(self, step: int, *, version: int) -> float:
+        """How many intervals ago a version arrived; 0 if that is unknown."""
+        if self.interval is None:
+            return 0.0
+        since = max(step if self._since is None else self._since, version)
+        return min((step - since) / self.interval, self._num_refreshes)
 
     def state(self) -> list[Any]:
         """Returns all of it, for a backup, as JSON has it."""

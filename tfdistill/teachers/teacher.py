@@ -98,6 +98,7 @@ class Student:
             empty if the student has none.
         last: What the last execution reported.
         names: The names of its teachers, in order.
+        regression: The task loss, if it compares numbers, not classes.
         merits: By canary, what compares versions with the student on it.
         remote: What makes places on parameter servers, and tells workers.
         held_out: The canary of peers that were given none, if there is one.
@@ -112,6 +113,7 @@ class Student:
         default_factory=steps.LastExecution
     )
     names: Sequence[str] = ()
+    regression: keras.losses.Loss | None = None
     merits: dict[Any, Any] = dataclasses.field(default_factory=dict)
     remote: Any = None
     held_out: Any = None
@@ -204,6 +206,10 @@ class Teacher:
         answers_every_row: False for a kind that often has no answer, and is
             never dropped for that. Default True.
         is_attached: Whether it has a student, which it keeps.
+        on_trial: Why it counts nothing for now although it is asked: it was
+            found to be worse than no teacher. Empty (default) if it counts.
+        is_judged: Whether it is, by the student's own batches. Default False;
+            True for other groups without a labelled canary.
 
     Example:
         >>> class ClassPriors(Teacher):
@@ -222,6 +228,8 @@ class Teacher:
 
     answers_every_row = True
     is_attached = False
+    is_judged = False
+    on_trial = ""
 
     def __init__(self, *, name: str | None = None, weight: float = 1.0) -> None:
         """Knows of no student yet.
@@ -311,6 +319,13 @@ class Teacher:
     def stop(self) -> None:
         """Ends what it does beside training; `fit` ends."""
 
+    def doubt(self, record: Any) -> str:
+        """Returns why it should be on trial, as the chief sees it; or "".
+
+        `record` is what is known of its losses on the student's batches.
+        """
+        return record.doubt() if self.is_judged else ""
+
     def refresh(self, step: int | None) -> None:
         """Takes what changed since the last refresh.
 
@@ -354,6 +369,10 @@ class Teacher:
             the newest `quarantined` versions with their reasons.
         """
         found = self.standing()
+        if self.on_trial:
+            found = dataclasses.replace(
+                found, health=DROPPED, reason=self.on_trial, share=0.0
+            )
         return {
             "name": self.name,
             "step": found.step,

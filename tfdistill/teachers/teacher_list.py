@@ -16,6 +16,7 @@ from tfdistill.follow import follower
 from tfdistill.teachers import canary
 from tfdistill.teachers import fixed
 from tfdistill.teachers import labels as labels_lib
+from tfdistill.teachers import on_batches
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import own_past
 from tfdistill.teachers import peers as peers_lib
@@ -32,6 +33,7 @@ _ROWS, _VERSIONS = labels_lib.TAUGHT_ROWS, "versions"
 # A version that answers NaN or infinity before so many refreshes in a row is
 # dropped: one may be the student's own overflow.
 _MAX_BAD = 3
+_CHIEFS = "the log of the group's chief says why."
 _ATTACHED = (
     "Teachers serve one student; {} is attached already. Make new teachers, "
     "and a new CodistillModel."
@@ -105,6 +107,8 @@ class TeacherList:
         # rows that were not finite.
         self._report: Any = None
         self._num_bad = [0] * len(self._teachers)
+        self._task_loss: Any = None
+        self._records = [on_batches.Record(name) for name in self.names]
 
     def __len__(self) -> int:
         return len(self._teachers)
@@ -151,7 +155,7 @@ class TeacherList:
         output_names: Sequence[str] | None,
     ) -> None:
         """Takes what `CodistillModel.compile` was given."""
-        self.loss, self.weight = loss, weight
+        self.loss, self.weight, self._task_loss = loss, weight, task_loss
         self._term = term_lib.DistillationTerm(
             loss, task_loss=task_loss, output_names=output_names
         )
@@ -170,6 +174,7 @@ class TeacherList:
         student.names, student.weight = self.names, self.weight
         if self._term:
             student.losses = self._term.losses_of(student.graph.output_spec)
+        student.regression = on_batches.regression(self._task_loss)
         if any(peer.canary is None for peer in self._peers):
             student.held_out = canary.of_validation(self.validation_data)
         if student.on_servers:
@@ -191,7 +196,7 @@ class TeacherList:
         self._agreement = agreement.Agreement(
             student.strategy,
             [peer.follower for peer in self._peers],
-            num_said=len(self._teachers),
+            num_said=2 * len(self._teachers),
         )
         self._publish()
 
@@ -206,6 +211,7 @@ class TeacherList:
         sample_weight: Any,
         *,
         dtype: Any,
+        y: Any,
         labels: Mapping[str, Any],
     ) -> tuple[tf.Tensor, steps.Logs] | None:
         """Asks the teachers about one replica's batch, and compares.
@@ -228,11 +234,15 @@ class TeacherList:
                 losses=self._term.losses_of(y_pred),
             )
             soft = self.ask(batch, active=weight > 0)
+            report = on_batches.compare(
+                self._task_loss, y, y_pred, sample_weight, soft
+            )
         loss = self._term(soft, y_pred, sample_weight)
         weight *= tf.cast(soft.strength, dtype)
         return loss, {
             "distillation_weight": weight,
             "teacher_staleness": soft.staleness,
+            **on_batches.logs(report, len(self)),
             **steps.hidden(_ROWS, soft.taught_rows),
             **steps.hidden(_VERSIONS, soft.steps),
         }
@@ -295,10 +305,20 @@ class TeacherList:
         for merit in self._student.merits.values():
             merit.take()
         self._count_bad()
+        bad = [count >= _MAX_BAD for count in self._num_bad]
+        doubts = [
+            each.doubt(record)
+            for each, record in zip(self._teachers, self._records, strict=True)
+        ]
+        decides = self._student.is_chief
         news = self._agreement.exchange_news(
-            [count >= _MAX_BAD for count in self._num_bad]
+            [*bad, *(decides and bool(doubt) for doubt in doubts)]
         )
         for index, each in enumerate(self._teachers):
+            is_on_trial = bool(news.said[len(self) + index])
+            self._put_on_trial(
+                each, (doubts[index] or _CHIEFS) if is_on_trial else ""
+            )
             if news.said[index]:
                 self._num_bad[index] = 0
                 each.drop(
@@ -326,14 +346,29 @@ class TeacherList:
         if rows is None or versions is None or rows is self._report:
             return
         self._report = rows
+        losses = last.detail(on_batches.REPORT)
         for index, each in enumerate(self._teachers):
             share = float(rows[index])
-            is_old = int(versions[index]) != each.standing().step
-            if is_old or math.isnan(share):
+            if int(versions[index]) != each.standing().step:
+                continue
+            if losses is not None:
+                self._records[index].add(losses, index, last.examples)
+            if math.isnan(share):
                 continue
             # Rows that somebody else did not send are no fault of a version.
             is_bad = each.answers_every_row and each.weight > 0 and share < 1
             self._num_bad[index] = self._num_bad[index] + 1 if is_bad else 0
+
+    def _put_on_trial(self, each: teacher_lib.Teacher, doubt: str) -> None:
+        if doubt and not each.on_trial:
+            _log.warning(
+                "The teacher %s has no weight until it is better: %s",
+                each.name,
+                doubt,
+            )
+        elif each.on_trial and not doubt:
+            _log.info("The teacher %s has weight again.", each.name)
+        each.on_trial = doubt
 
     def _load_graphs(self, ready: Sequence[int]) -> Sequence[int]:
         """Loads the graphs that versions need, on all workers or on none."""
@@ -385,7 +420,10 @@ class TeacherList:
         """
         if self._student is None:
             return []
-        return [each.status() for each in self._teachers]
+        return [
+            {**each.status(), **record.status()}
+            for each, record in zip(self._teachers, self._records, strict=True)
+        ]
 
     # ---- for a backup ----
 
@@ -396,7 +434,14 @@ class TeacherList:
 
     def state(self) -> dict[str, Any]:
         """Returns by name what each teacher keeps, as JSON."""
-        return {each.name: each.state() for each in self._teachers}
+        return {
+            each.name: {
+                **each.state(),
+                "on_trial": each.on_trial,
+                "on_batches": record.state(),
+            }
+            for each, record in zip(self._teachers, self._records, strict=True)
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned, before training, as if just refreshed.
@@ -422,9 +467,11 @@ class TeacherList:
         }
         if self._peers:
             self._swap(self._load_graphs(self._agreement.read(wanted)))
-        for each in self._teachers:
+        for each, record in zip(self._teachers, self._records, strict=True):
             if each.name in state:
                 each.restore(state[each.name])
+                each.on_trial = state[each.name].get("on_trial", "")
+                record.restore(state[each.name].get("on_batches", {}))
         if was_following:
             self._start_following()
         self._publish()
