@@ -55,7 +55,7 @@ class _Turns(keras.callbacks.Callback):
         """Waits until the peer's newest version was read, or refused."""
         deadline = time.monotonic() + _READ_SECS
         for peer in self.model.teachers:
-            newest = peer.exchange.latest(peer.group)
+            newest = peer.exchange.latest(1 - self._group)
             while (
                 newest is not None
                 and time.monotonic() < deadline
