@@ -132,13 +132,12 @@ def _train(options: programs.Options) -> None:
         )
     directory = pathlib.Path(str(cluster.workdir), f"group_{cluster.group}")
     directory.mkdir(parents=True, exist_ok=True)
-    every = options.backup_every_steps
     model.fit(
         train,
         steps_per_epoch=_STEPS_PER_EPOCH,
         epochs=options.num_steps // _STEPS_PER_EPOCH,
         callbacks=[
-            tfdistill.callbacks.Backup(directory / "backup", every_steps=every),
+            tfdistill.callbacks.Backup(directory / "backup"),
             tfdistill.callbacks.StudentExporter(exchange, every_steps=50),
             tfdistill.mixing.WeightMixer(
                 tfdistill.mixing.ModelAveraging(0.5), every_steps=50
@@ -166,7 +165,6 @@ def _add_options(options: programs.Flags) -> None:
         "versions",
         enum_values=["versions", "predictions", "weights"],
     )
-    options.add("backup_every_steps", "between two backups", 50)
     options.add("seed", "of data and weights", 0)
 
 

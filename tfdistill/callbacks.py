@@ -61,7 +61,7 @@ def defaults(
     """Makes the callbacks that a codistilled training usually has.
 
     They are a `StudentExporter`, a `TeacherLoader` and, in a launched run, a
-    `Backup` at the end of each epoch, in `backup` in the group's directory.
+    `Backup` in `backup` in the group's directory.
     Use the classes themselves for any other option of theirs.
 
     Args:

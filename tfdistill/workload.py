@@ -57,7 +57,7 @@ class Workload:
         mode: Which examples a group trains on; see `tfdistill.data`.
         checkpoints: `"best"` keeps the student of the lowest validation loss
             as `best.keras`, `"all"` one of each evaluation. Default `"none"`.
-        backup_every_steps: Default: a backup at each evaluation.
+        backup_every_steps: Default: that of `callbacks.Backup`.
         teachers: Returns the teachers. Default: all other groups, by their
             exports. None: there are none.
         optimizer_alone: Returns the optimizer of a group without teachers.

@@ -36,7 +36,7 @@ def launched(tmp_path, by):
         *["--on_group_failure=continue", "--"],
         *[sys.executable, "-m", "benchmarks.soak_task"],
         *["--num_steps=1000000", "--steps_per_second=10"],
-        *["--backup_every_steps=20", f"--by={by}"],
+        f"--by={by}",
     ]
     with (tmp_path / "launcher.log").open("wb") as log:
         launcher = subprocess.Popen(

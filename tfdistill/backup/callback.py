@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from tfdistill.backup import interval
 from tfdistill.backup import replicas
 from tfdistill.backup import store
 from tfdistill.cluster import ending
@@ -120,13 +121,14 @@ class Backup(steps.SteppedCallback):
 
         Args:
             directory: Where backups lie; this group's own.
-            every_steps: Steps between backups, >= 1. Default: one at the end
-                of each epoch.
+            every_steps: Steps between backups, >= 1. Default: as many as
+                waste least of the time by Young's formula, see
+                docs/backup.md, and at the end of each epoch.
             max_to_keep: Number of backups to keep, >= 2.
         """
         super().__init__()
         self._backups = store.BackupStore(directory, max_to_keep=max_to_keep)
-        self._schedule = (
+        self._every = (
             None if every_steps is None else steps.EverySteps(every_steps)
         )
         self._begun: replicas.FitBackup | None = None
@@ -195,6 +197,10 @@ class Backup(steps.SteppedCallback):
             raise self.misplaced()
         return self._begun
 
+    @property
+    def _schedule(self) -> steps.EverySteps | interval.YoungsInterval:
+        return self._every or self.begun.interval
+
     def _take(self, epoch: int, batch: int, *, wait: bool = False) -> None:
         self._is_due, self._last_step = False, self.step
         point = steps.TrainingPoint(
@@ -220,8 +226,7 @@ class Backup(steps.SteppedCallback):
         self.begun.restore_callbacks()
         self.wants_quiet = self._is_due = self._has_asked = False
         self._backups.not_finite = None
-        if self._schedule:
-            self._schedule.start(self.step)
+        self._schedule.start(self.step)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes the epoch."""
@@ -234,7 +239,7 @@ class Backup(steps.SteppedCallback):
         if self._backups.not_finite:  # `FiniteLoss` ends the training.
             self.model.trainer.not_finite = self._backups.not_finite
         self._num_done = batch + 1
-        due = self._schedule is not None and self._schedule.due(self.step)
+        due = self._schedule.due(self.step)
         if self._on_servers:
             self.wants_quiet = self.wants_quiet or due
         else:
@@ -260,8 +265,8 @@ class Backup(steps.SteppedCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Takes the backup of an epoch, or asks for quiet to do so."""
         if self._on_servers:
-            self.wants_quiet = self.wants_quiet or self._schedule is None
-        elif self._schedule is None or self._is_due:
+            self.wants_quiet = self.wants_quiet or self._every is None
+        elif self._every is None or self._is_due:
             self._take_after_epoch()
 
     def on_train_end(self, logs: Any = None) -> None:

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdistill.backup import interval
 from tfdistill.backup import store as backup_store
 from tfdistill.cluster import replicas
 from tfdistill.exports import checkpoints
@@ -284,6 +285,7 @@ class FitBackup(keras.callbacks.Callback):
 
     Attributes:
         chosen: The one that training resumes from; None to start at step 0.
+        interval: What they cost, and when they are due by that.
         num_skipped: Those left out while another was being written.
     """
 
@@ -310,6 +312,7 @@ class FitBackup(keras.callbacks.Callback):
         self.chosen = backup_store.choose(
             store, self._gather, is_chief=replicas.is_chief(strategy)
         )
+        self.interval = interval.YoungsInterval(self._gather)
         self.num_skipped = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -337,6 +340,9 @@ class FitBackup(keras.callbacks.Callback):
         if not self._on_servers:
             self._values = values
             self._check_same_run(chosen.host)
+        # A training that was over is not one that failed.
+        if chosen.point.epoch < chosen.host.get("epochs", 0):
+            self.interval.restore(chosen.host["interval"])
         states = chosen.host["states"]
         if lost := states.keys() - self._kept.keys():
             _log.warning(
@@ -392,21 +398,15 @@ class FitBackup(keras.callbacks.Callback):
         Every worker calls it at the same step. While one is being written, the
         next is left out; `wait` waits for the earlier one, and for this one.
         """
-        state = self._state
-        snapshot = state.snapshot()
-        host = {
-            "seed": keras_internals.global_seed(),
-            "states": states_of(self._kept),
-            "replicas": int(self._strategy.num_replicas_in_sync),
-        }
-        if self._on_servers:
-            self._store.save(state, snapshot, point, host=host)
+        with self.interval.holding_up():
+            snapshot = self._state.snapshot()
+            if self._on_servers:
+                self._save(snapshot, point, self._host())
         if self._worker is None:
             return
-        limit = _FINISH_SECS if wait else 0.0
+        limit, host = _FINISH_SECS if wait else 0.0, self._host()
         submitted = self._worker.submit(
-            lambda: self._store.save(state, snapshot, point, host=host),
-            wait_secs=limit,
+            lambda: self._save(snapshot, point, host), wait_secs=limit
         )
         self.num_skipped += not submitted
         if wait and not self._worker.wait_idle(limit):
@@ -415,6 +415,21 @@ class FitBackup(keras.callbacks.Callback):
                 point.step,
                 limit,
             )
+
+    def _host(self) -> dict[str, Any]:
+        return {
+            "seed": keras_internals.global_seed(),
+            "states": states_of(self._kept),
+            "replicas": int(self._strategy.num_replicas_in_sync),
+            "epochs": self.params["epochs"],
+            "interval": self.interval.state(),
+        }
+
+    def _save(
+        self, snapshot: Any, point: steps.TrainingPoint, host: dict[str, Any]
+    ) -> None:
+        with self.interval.writing():
+            self._store.save(self._state, snapshot, point, host=host)
 
     def close(self) -> None:
         """Waits for a backup that is being written; ends the thread."""
