@@ -460,9 +460,27 @@ def _reads_no_labels(here, there):
     cases.fit(model, data.map(lambda *e: attached.attach(e, {"big": label})))
 
 
-def _measures_logits(here, there):
-    loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    cases.codistill(cases.linear(), loss=loss, metrics=["AUC"])
+def _measures(metric, *, from_logits=True):
+    def train(*_):
+        loss = keras.losses.BinaryCrossentropy(from_logits=from_logits)
+        given = metric() if callable(metric) else metric
+        cases.codistill(cases.linear(), loss=loss, metrics=[given])
+
+    return train
+
+
+def _ends_in_logits(*_):
+    model = tfdistill.DistributedModel(cases.linear())
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.fit(_X, _Y, verbose=0)
+
+
+def _ends_in_softmax(here, there):
+    student = cases.linear()
+    outputs = keras.layers.Softmax()(student.outputs[0])
+    student = keras.Model(student.inputs, outputs)
+    model = cases.codistill(student, cases.peers(here))
+    cases.fit(model, _X, _Y, callbacks=[_exporter(here), cases.never()])
 
 
 @pytest.mark.parametrize(
@@ -479,7 +497,19 @@ def _measures_logits(here, there):
         (_mixes_elsewhere, "Mixer reads .*here and group_1 teaches .*there"),
         (_distils_while_it_mixes, "must be the `distillation_weight` as well"),
         (_reads_no_labels, "labels of big, which no teacher reads"),
-        (_measures_logits, r"keras.metrics.AUC\(from_logits=True\)"),
+        (_measures("AUC"), r"keras.metrics.AUC\(from_logits=True\)"),
+        (_measures(keras.metrics.AUC), r"AUC\(from_logits=True\)"),
+        (_measures("accuracy"), r"BinaryAccuracy\(threshold=0\)"),
+        (_measures("Recall"), r"Recall\(thresholds=0\)"),
+        (_measures("crossentropy"), r"BinaryCrossentropy\(from_logits=True"),
+        (
+            _measures(
+                lambda: keras.metrics.AUC(from_logits=True), from_logits=False
+            ),
+            r"AUC\(from_logits=False\)",
+        ),
+        (_ends_in_logits, "student must end .*probabilities; received logits"),
+        (_ends_in_softmax, "student must end .*logits; received probabilities"),
     ],
 )
 def test_mistakes_that_train_wrongly_are_told(tmp_path, train, message):

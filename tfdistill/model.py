@@ -37,9 +37,9 @@ from tfdistill.parameter_server import trainer as server_trainer
 from tfdistill.system import keras_internals
 from tfdistill.teachers import labels as labels_lib
 from tfdistill.teachers import peers as peers_lib
+from tfdistill.teachers import scale
 from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.teachers import teacher_list
-from tfdistill.teachers import term
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
 from tfdistill.training import guards
@@ -218,6 +218,8 @@ class DistributedModel(steps.Trained, keras.Model):
         arguments["loss"] = loss
         if self._exchanges:
             _leave_out_xla(arguments)
+        for given in ("metrics", "weighted_metrics"):
+            scale.check_metrics(loss, arguments.get(given))
         super().compile(**arguments)
         is_alone = strategy.num_replicas_in_sync == 1
         optimizer = keras_internals.inner(self.optimizer)
@@ -432,6 +434,7 @@ class DistributedModel(steps.Trained, keras.Model):
         given = (x, y, y_pred, sample_weight)
         if self._own.has_loss:
             return self._own.loss(*given, training=training)
+        scale.check_student(self.loss, y_pred)
         return super().compute_loss(*given, training=training)
 
     @property
@@ -623,7 +626,6 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 "For classes: tfdistill.losses.SoftTargetCrossEntropy()."
             )
         super().compile(*args, **kwargs)
-        _check_scale(self.loss, kwargs)
         self.teachers.compile(
             distillation_loss,
             schedules.get(distillation_weight),
@@ -746,19 +748,6 @@ def _leave_out_xla(arguments: dict[str, Any]) -> None:
             f"{arguments['jit_compile']!r}. XLA cannot compile that."
         )
     arguments["jit_compile"] = False
-
-
-def _check_scale(loss: Any, arguments: Mapping[str, Any]) -> None:
-    """Warns of a metric of probabilities beside a loss of logits."""
-    given = (arguments.get("metrics"), arguments.get("weighted_metrics"))
-    has_area = any(m in ("AUC", "auc") for m in keras.tree.flatten(given))
-    logits = set(map(term.gives_logits, keras.tree.flatten(loss)))
-    if has_area and logits == {True}:
-        warnings.warn(
-            "The metric 'AUC' takes outputs for probabilities; received a loss "
-            "of logits. Pass keras.metrics.AUC(from_logits=True).",
-            stacklevel=3,
-        )
 
 
 def _check_labels(

@@ -172,6 +172,23 @@ def test_another_graph_is_loaded_once(exchange, monkeypatch):
     assert len(loads) == 1
 
 
+@keras.saving.register_keras_serializable()
+class _Elsewhere(keras.layers.Layer):
+    def call(self, inputs):
+        with tf.device("/job:elsewhere/task:0"):
+            return tf.sin(inputs)
+
+
+def test_a_graph_for_a_device_that_is_not_there_is_refused(exchange):
+    student = cases.linear(1)
+    peer = keras.Model(student.inputs, _Elsewhere()(student.outputs[0]))
+    cases.publish(exchange, peer, step=10)
+    model = cases.following(exchange, allow_other_graphs=True)
+    _settle(model)
+    assert "elsewhere" in cases.quarantined(model)[10]
+    cases.fit(model, _X, _Y)
+
+
 def _mixed():
     keras.config.set_dtype_policy("mixed_bfloat16")
     student = cases.linear(1)

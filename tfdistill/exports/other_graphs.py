@@ -56,7 +56,9 @@ class FrozenFunction:
             what=f"inputs of {directory}",
         )
         names = sorted(signature.structured_outputs)
-        ends = dict(zip(names, student_graph.ends(signature), strict=True))
+        ends = dict(
+            zip(names, student_graph.ends(signature.outputs), strict=True)
+        )
         self._dtypes = {name: spec.dtype for name, spec in wanted.items()}
         found = {
             name: spec.shape

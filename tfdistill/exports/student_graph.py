@@ -127,7 +127,7 @@ class StudentGraph:
         self.output_spec = keras.tree.map_structure(
             _batch_spec, self._concrete.structured_outputs
         )
-        self.ends = ends(self._concrete)
+        self.ends = ends(self._concrete.graph.outputs)
         contents = tables_fingerprint(self.tables)
         self.fingerprint = fingerprint(self._concrete, contents)
 
@@ -238,15 +238,15 @@ def _hash_attribute(
         digest.update(attribute.SerializeToString(deterministic=True))
 
 
-def ends(concrete: Any) -> list[str]:
-    """Tells by the last operations what a `ConcreteFunction` returns.
+def ends(outputs: Sequence[tf.Tensor]) -> list[str]:
+    """Tells by the last operations what a graph's tensors are.
 
-    For each output, flat, "Softmax" or "Sigmoid", which are probabilities,
+    For each, "Softmax" or "Sigmoid", which are probabilities,
     "Logits" for the result of a layer without an activation, or "".
     """
-    graph = concrete.graph.as_graph_def()
+    graph = outputs[0].graph.as_graph_def()
     functions = {f.signature.name: f for f in graph.library.function}
-    return [_end(t.name, graph.node, functions) for t in concrete.graph.outputs]
+    return [_end(t.name, graph.node, functions) for t in outputs]
 
 
 def _end(reference: str, nodes: Sequence[Any], functions: Any) -> str:

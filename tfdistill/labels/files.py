@@ -288,7 +288,7 @@ def _predictor(
             lambda x: keras.tree.flatten(teacher(x, training=False)),
             reduce_retracing=True,
         )
-        ends = student_graph.ends(ask.get_concrete_function(spec))
+        ends = student_graph.ends(ask.get_concrete_function(spec).outputs)
         return ask, ends, teacher.name
     if not isinstance(teacher, str | os.PathLike):
         raise ValueError(

@@ -180,3 +180,13 @@ def labels_of(targets: Any) -> np.ndarray | None:
             is_one_hot = (values.sum(axis=-1) == 1).all()
             return values.argmax(axis=-1).reshape(-1) if is_one_hot else None
     return values.astype(np.int64).reshape(-1)
+
+
+def blank(input_spec: Any) -> Any:
+    """Returns one row of zeros; None if a size is unknown."""
+    specs = keras.tree.flatten(input_spec)
+    if not all(spec.shape[1:].is_fully_defined() for spec in specs):
+        return None
+    return keras.tree.map_structure(
+        lambda spec: tf.zeros([1, *spec.shape[1:]], spec.dtype), input_spec
+    )

@@ -21,8 +21,8 @@ import keras
 import tensorflow as tf
 
 from tfdistill.system import keras_internals
+from tfdistill.teachers import scale
 from tfdistill.teachers import soft_targets
-from tfdistill.teachers import term
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def regression(loss: Any) -> keras.losses.Loss | None:
     """Returns the one task loss if it compares numbers, not classes."""
     found = keras.tree.flatten(loss)
     inner = found[0].inner if len(found) == 1 and found[0] else None
-    is_number = inner is not None and term.gives_logits(inner) is None
+    is_number = inner is not None and scale.gives_logits(inner) is None
     return inner if is_number else None
 
 
@@ -110,7 +110,7 @@ def logs(report: tf.Tensor | None, num_teachers: int) -> steps.Logs:
 
 
 def _probabilities(loss: Any, outputs: tf.Tensor) -> tf.Tensor:
-    if not term.gives_logits(loss):
+    if not scale.gives_logits(loss):
         return outputs
     is_binary = "binary" in loss.name
     return tf.sigmoid(outputs) if is_binary else tf.nn.softmax(outputs)
@@ -122,7 +122,7 @@ def _guess(loss: Any, outputs: tf.Tensor) -> tf.Tensor:
     axes = list(range(outputs.shape.rank - 1)) if of_classes else [0]
     found = _probabilities(loss, outputs)
     mean = tf.reduce_mean(found, axis=axes, keepdims=True)
-    if term.gives_logits(loss):
+    if scale.gives_logits(loss):
         rest = 1 - mean if "binary" in loss.name else tf.ones_like(mean)
         mean = tf.math.log(mean) - tf.math.log(rest)
     return tf.broadcast_to(mean, tf.shape(outputs))

@@ -314,6 +314,10 @@ class Peer(teacher.Teacher):
         losses, own = self._student.losses, self._graph.ends
         scale.check_ends(self.label, function.ends, losses, own)
         self._try_out(staged.version, function)
+        blank = canary_lib.blank(self._graph.input_spec)
+        if self.canary is None and blank is not None:
+            # Its nodes may be of a device that is not there.
+            function(blank)
         return function
 
     def swap(self, step: int | None = None) -> bool:

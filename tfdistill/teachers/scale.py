@@ -1,15 +1,20 @@
-"""Whether a teacher's outputs are what its student's are: one scale for both.
+"""One scale for teachers, student, losses and metrics: logits or probabilities.
 
 Probabilities taken for logits are nearly equal ones, and logits taken for
 probabilities are cut off: either teaches nonsense, by finite numbers.
 """
 
+import warnings
+from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdistill import losses as losses_lib
 from tfdistill.exports import student_graph
+from tfdistill.training import global_batch
 
 # Of outputs that are not one distribution over classes.
 OF_NUMBERS = (
@@ -28,6 +33,102 @@ _REMEDIES = {
     ),
     _PROBABILITIES: "Add its last activation, a softmax or a sigmoid.",
 }
+_OF_STUDENT = (
+    "The student must end as its loss takes its outputs, as {}; received {}. "
+    "Give the loss from_logits={}, or {} the student's last activation."
+)
+# Keras' metrics of probabilities, and the setting for logits.
+_SETTINGS = {
+    "AUC": "from_logits=True",
+    "BinaryAccuracy": "threshold=0",
+    "BinaryCrossentropy": "from_logits=True",
+    "CategoricalCrossentropy": "from_logits=True",
+    "Precision": "thresholds=0",
+    "Recall": "thresholds=0",
+    "SparseCategoricalCrossentropy": "from_logits=True",
+}
+_BY_NAME = {name.lower(): name for name in _SETTINGS}
+
+
+def gives_logits(task_loss: Any) -> bool | None:
+    """Whether a task loss takes logits; None if it does not say."""
+    inner = _inner(task_loss)
+    if not isinstance(inner, keras.losses.Loss):
+        return None
+    try:
+        answer = inner.get_config().get("from_logits")
+    except NotImplementedError:
+        return None
+    if answer is None and "crossentropy" in inner.name.lower():
+        # Named by a string: Keras' functions default to probabilities.
+        return False
+    return answer
+
+
+def _inner(task_loss: Any) -> Any:
+    is_global = isinstance(task_loss, global_batch.GlobalBatchLoss)
+    return task_loss.inner if is_global else task_loss
+
+
+def part(structure: Any, key: Any) -> Any:
+    """Returns what is of one output, or what is for all."""
+    try:
+        return structure[key]
+    except (KeyError, IndexError, TypeError):
+        return structure
+
+
+def check_metrics(loss: Any, metrics: Any) -> None:
+    """Warns of metrics, as `compile` takes them, of another scale."""
+    if isinstance(metrics, Mapping):
+        for key, of_output in metrics.items():
+            check_metrics(part(loss, key), of_output)
+        return
+    losses = keras.tree.flatten(loss)
+    logits = {gives_logits(each) for each in losses}
+    for metric in keras.tree.flatten(metrics) if len(logits) == 1 else ():
+        remedy = _remedy(metric, _inner(losses[0]), logits.copy().pop())
+        if remedy:
+            warnings.warn(
+                f"The metric {metric!r} and the loss must take outputs for the "
+                "same, logits or probabilities; received one of each. Pass "
+                f"keras.metrics.{remedy}.",
+                stacklevel=3,
+            )
+
+
+def _remedy(metric: Any, loss: Any, logits: bool | None) -> str | None:
+    kind = metric if isinstance(metric, str) else type(metric).__name__
+    kind = kind.lower().replace("_", "")
+    is_binary = isinstance(loss, keras.losses.BinaryCrossentropy)
+    if kind in ("acc", "accuracy") and is_binary:
+        kind = "binaryaccuracy"
+    elif kind in ("ce", "crossentropy"):
+        kind = type(loss).__name__.lower()
+    name = _BY_NAME.get(kind)
+    if name is None:
+        return None
+    config = {} if isinstance(metric, str) else metric.get_config()
+    given = config.get(_SETTINGS[name].partition("=")[0])
+    if logits is False and given is True:
+        return f"{name}(from_logits=False)"
+    is_default = given in (None, False, 0.5) and config.get("top_k") is None
+    return f"{name}({_SETTINGS[name]})" if logits and is_default else None
+
+
+def check_student(loss: Any, y_pred: Any) -> None:
+    """Warns of logits for a loss of probabilities, while a step is traced.
+
+    Of the reverse Keras warns.
+    """
+    losses, outputs = keras.tree.flatten(loss), keras.tree.flatten(y_pred)
+    is_traced = all(map(tf.is_symbolic_tensor, outputs))
+    takes_shares = {gives_logits(each) for each in losses} == {False}
+    if not is_traced or not takes_shares or len(losses) != len(outputs):
+        return
+    if student_graph.LOGITS in student_graph.ends(outputs):
+        said = _OF_STUDENT.format(_PROBABILITIES, _LOGITS, True, "add")
+        warnings.warn(said, stacklevel=2)
 
 
 def check_ends(
@@ -39,17 +140,29 @@ def check_ends(
     unknown. `losses` are the distillation losses of the outputs.
     """
     for end, loss, ours in zip(ends, losses, own, strict=False):
-        is_logits = end == student_graph.LOGITS
-        is_known = is_logits or end in student_graph.PROBABILITIES
-        if loss is None or end == ours or not is_known:
-            continue
-        # A regression from 0 to 1 may have a sigmoid.
-        may_be = end == student_graph.SIGMOID and isinstance(
-            loss, losses_lib.LogitsMeanSquaredError
-        )
-        if may_be or loss.from_logits == is_logits:
-            continue
-        raise ValueError(_told(name, wants_logits=not is_logits))
+        if end != ours and _clashes(end, loss):
+            wants_logits = end != student_graph.LOGITS
+            raise ValueError(_told(name, wants_logits=wants_logits))
+
+
+def check_own_ends(own: Sequence[str], losses: _Losses) -> None:
+    """Refuses a student of probabilities that is distilled by logits."""
+    for end, loss in zip(own, losses, strict=False):
+        if end != student_graph.LOGITS and _clashes(end, loss):
+            said = _LOGITS, _PROBABILITIES, False, "leave out"
+            raise ValueError(_OF_STUDENT.format(*said))
+
+
+def _clashes(end: str, loss: losses_lib.DistillationLoss | None) -> bool:
+    if loss is None:
+        return False
+    if end == student_graph.LOGITS:
+        return not loss.from_logits
+    # A regression from 0 to 1 may have a sigmoid.
+    is_number = isinstance(loss, losses_lib.LogitsMeanSquaredError)
+    may_be = end == student_graph.SIGMOID and is_number
+    is_share = end in student_graph.PROBABILITIES
+    return is_share and bool(loss.from_logits) and not may_be
 
 
 def checked(

@@ -21,6 +21,7 @@ from tfdistill.teachers import on_servers
 from tfdistill.teachers import own_past
 from tfdistill.teachers import peers as peers_lib
 from tfdistill.teachers import predictions
+from tfdistill.teachers import scale
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.teachers import term as term_lib
@@ -174,6 +175,7 @@ class TeacherList:
         student.names, student.weight = self.names, self.weight
         if self._term:
             student.losses = self._term.losses_of(student.graph.output_spec)
+            scale.check_own_ends(student.graph.ends, student.losses)
         student.regression = on_batches.regression(self._task_loss)
         if any(peer.canary is None for peer in self._peers):
             student.held_out = canary.of_validation(self.validation_data)

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill import losses as losses_lib
+from tfdistill.teachers import scale
 from tfdistill.teachers import soft_targets
 from tfdistill.training import global_batch
 
@@ -35,7 +36,10 @@ class DistillationTerm:
             losses = dict(enumerate(losses))
         # By name, or by place, or one for all.
         self._losses: Any = (
-            {k: _wrapped(v, _part(task_loss, k)) for k, v in losses.items()}
+            {
+                k: _wrapped(v, scale.part(task_loss, k))
+                for k, v in losses.items()
+            }
             if isinstance(losses, dict)
             else _wrapped(losses, task_loss)
         )
@@ -100,13 +104,6 @@ class DistillationTerm:
         return [losses.get(name) for name in names]
 
 
-def _part(structure: Any, key: Any) -> Any:
-    try:
-        return structure[key]
-    except (KeyError, IndexError, TypeError):
-        return structure
-
-
 def _wrapped(loss: Any, task_loss: Any) -> global_batch.GlobalBatchLoss | None:
     """Takes `from_logits` from the task loss where it was left open."""
     if loss is None:
@@ -118,7 +115,7 @@ def _wrapped(loss: Any, task_loss: Any) -> global_batch.GlobalBatchLoss | None:
             "several teachers."
         )
     if loss.from_logits is None:
-        found = map(gives_logits, keras.tree.flatten(task_loss))
+        found = map(scale.gives_logits, keras.tree.flatten(task_loss))
         answers = {answer for answer in found if answer is not None}
         if len(answers) != 1:
             raise ValueError(
@@ -128,22 +125,6 @@ def _wrapped(loss: Any, task_loss: Any) -> global_batch.GlobalBatchLoss | None:
             )
         loss = loss.with_from_logits(answers.pop())
     return global_batch.GlobalBatchLoss(loss)
-
-
-def gives_logits(task_loss: Any) -> bool | None:
-    """Whether a task loss takes logits; None if it does not say."""
-    is_global = isinstance(task_loss, global_batch.GlobalBatchLoss)
-    inner = task_loss.inner if is_global else task_loss
-    if not isinstance(inner, keras.losses.Loss):
-        return None
-    try:
-        answer = inner.get_config().get("from_logits")
-    except NotImplementedError:
-        return None
-    if answer is None and "crossentropy" in inner.name.lower():
-        # Named by a string: Keras' functions default to probabilities.
-        return False
-    return answer
 
 
 def _by_output(sample_weight: Any, count: int) -> list[Any]:
