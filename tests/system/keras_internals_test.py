@@ -77,3 +77,56 @@ def test_iterators_of_strategies_are_made_without_autotuning(two_replicas):
         for value in part
     ]
     assert sorted(found) == list(range(8))
+
+
+def _batches(context=None):
+    """Batches of a shuffled data set, the last of which is smaller."""
+    numbers = tf.data.Dataset.range(23).shuffle(23, seed=4)
+    return numbers.batch(2 if context else 4)
+
+
+_SOURCES = {
+    "plain": lambda strategy: _batches(),
+    "distributed": lambda strategy: strategy.experimental_distribute_dataset(
+        _batches()
+    ),
+    "function": lambda strategy: strategy.distribute_datasets_from_function(
+        _batches
+    ),
+}
+
+
+@pytest.mark.parametrize("make", _SOURCES.values(), ids=_SOURCES)
+def test_batches_that_are_left_out_change_none_after_them(two_replicas, make):
+    def read(iterator):
+        return [
+            [part.numpy().tolist() for part in locals_of(batch)]
+            for batch in iterator
+        ]
+
+    locals_of = two_replicas.experimental_local_results
+    expected = read(iter(make(two_replicas)))
+    assert len(expected) == 6
+    assert [len(part) for part in expected[-1]] != [
+        len(part) for part in expected[0]
+    ]
+    for num_batches in (0, 1, 5, 6):
+        # Reads `_cloned_datasets`, `_datasets` and `_input_workers` of
+        # tensorflow/python/distribute/input_lib.py: nothing public begins an
+        # iterator of a strategy after some batches.
+        source = make(two_replicas)
+        found = read(keras_internals._iterator_after(source, num_batches))
+        assert found == expected[num_batches:]
+
+
+def test_an_epoch_is_whole_after_one_that_was_resumed(two_replicas):
+    """What was left out of one iterator is in the next."""
+    source = two_replicas.distribute_datasets_from_function(_batches)
+    next(keras_internals._iterator_after(source, 4))
+    parts = [
+        part
+        for batch in source
+        for part in two_replicas.experimental_local_results(batch)
+    ]
+    numbers = [int(number) for part in parts for number in part]
+    assert sorted(numbers) == [*range(23)]
