@@ -32,7 +32,7 @@ _DISK_FULL_SECS = 5.0
 # in memory, to which the limit applies as well, and a full disk does not.
 _DISK_FULL_BYTES = 4096
 # Shorter than the time after which the launcher takes a task for stuck.
-_PAUSE_SECS = 2.0
+_PAUSE_SECS = 1.0
 _MESSAGES_SECS = 2.0
 
 

@@ -200,7 +200,7 @@ def test_a_frozen_task_is_found_in_any_phase_but_not_a_short_stop(tmp_path):
                 # Until the kernel has done so.
                 os.waitid(os.P_PID, process.pid, os.WSTOPPED)
                 found = group.go_on(
-                    3.5 if is_long else 2.75, worker_0=signs.CALLBACKS
+                    2.0 if is_long else 1.25, worker_0=signs.CALLBACKS
                 )
                 assert [(one.event, one.task) for one in found[:1]] == (
                     [("frozen", "worker_1")] if is_long else []

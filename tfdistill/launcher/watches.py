@@ -39,8 +39,10 @@ _FREE = _OF_THE_USER | {signs.IDLE}
 # A server says something twice a second, whatever the model. While one does
 # not, its chief is not blamed for what may be the server's fault.
 _SUSPICIOUS_SECS = 2.0
-# A task that a signal has stopped for so long is no longer expected to go on.
-_FROZEN_SECS = 3.0
+# A task that a signal has stopped for so long is no longer expected to go on. A
+# stop from a terminal or of a whole machine stops the launcher too; its longest
+# tick is well below this.
+_FROZEN_SECS = 1.5
 # As the kernel names that state; "t" is a debugger's stop.
 _STOPPED = "T"
 # The steps of a group stand still while a worker that was lost comes back.
