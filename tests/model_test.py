@@ -475,6 +475,12 @@ def _ends_in_logits(*_):
     model.fit(_X, _Y, verbose=0)
 
 
+def _trains_nothing(*_):
+    student = cases.linear()
+    student.trainable = False
+    cases.fit(cases.codistill(student), _X, _Y)
+
+
 def _ends_in_softmax(here, there):
     student = cases.linear()
     outputs = keras.layers.Softmax()(student.outputs[0])
@@ -508,6 +514,7 @@ def _ends_in_softmax(here, there):
             ),
             r"AUC\(from_logits=False\)",
         ),
+        (_trains_nothing, "Nothing of .* will be trained"),
         (_ends_in_logits, "student must end .*probabilities; received logits"),
         (_ends_in_softmax, "student must end .*logits; received probabilities"),
     ],

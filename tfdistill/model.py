@@ -273,6 +273,13 @@ class DistributedModel(steps.Trained, keras.Model):
             data_checks.DataError: The data are empty, faulty or too few.
             RuntimeError: The loss or a weight is not finite.
         """
+        if self.model.built and not self.model.trainable_weights:
+            warnings.warn(
+                f"Nothing of {self.model.name!r} will be trained: it has no "
+                "trainable weights. Set `trainable` of it, or of layers, to "
+                "True before `compile`.",
+                stacklevel=2,
+            )
         strategy = self.distribute_strategy
         arguments = fit_arguments.of_loop(super().fit, args, kwargs, strategy)
         callbacks = self._callbacks(arguments)

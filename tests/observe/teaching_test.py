@@ -36,10 +36,14 @@ def _train(tmp_path, caplog, *, published=True, **kwargs):
         ),
         (
             {"distillation_weight": schedules.BurnIn(steps=9)},
-            "`distillation_weight` was still 0 at step 8. Shorten the",
+            "`distillation_weight` was still 0 at step 8, and teaches above 0",
+        ),
+        (
+            {"distillation_weight": lambda step: -0.5},
+            "`distillation_weight` was still -0.5 at step 8",
         ),
     ],
-    ids=["no version", "burn-in"],
+    ids=["no version", "burn-in", "negative"],
 )
 def test_a_training_without_a_teacher_says_so(
     tmp_path, caplog, options, reason

@@ -64,10 +64,12 @@ class TeachingWatch(keras.callbacks.Callback):
         model: Any = self.model
         done = int(keras_internals.num_batches(model.optimizer).numpy())
         last = tf.constant(max(0, done - 1), tf.int64)
-        if not float(model.teachers.weight(last)):
+        weight = float(model.teachers.weight(last))
+        if not weight > 0:
             return (
-                f"`distillation_weight` was still 0 at step {done}. "
-                "Shorten the burn-in, or train for longer."
+                f"`distillation_weight` was still {weight:g} at step {done}, "
+                "and teaches above 0 only. Shorten the burn-in, or train for "
+                "longer."
             )
         teachers = "; ".join(map(_described, model.teachers.status()))
         remedy = "See what the teacher predicts of one batch of the data."
