@@ -1,6 +1,7 @@
 """Training on two replicas of one process, against plain Keras on one."""
 
 import dataclasses
+import types
 
 import keras
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 import tensorflow as tf
 
 from tests.cases import training as training_cases
+from tfdistill.cluster import replicas
 from tfdistill.training import guards
+from tfdistill.training import stragglers
 
 
 def _one_device():
@@ -33,6 +36,23 @@ def test_one_device_is_keras_to_the_bit(name):
     actual = training_cases.run(case, _one_device())
     for key, value in expected.items():
         np.testing.assert_array_equal(actual[key], value, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["masked_sequence", "momentum_clipped"])
+def test_timed_sums_are_the_same(name, two_replicas, monkeypatch):
+    # As if each replica were a worker: waits are measured among several.
+    workers = types.SimpleNamespace(
+        num_workers=lambda strategy: 2, timed=replicas.timed
+    )
+    monkeypatch.setattr(stragglers, "replicas", workers)
+    found = []
+    monkeypatch.setattr(
+        stragglers.WorkerWaits, "add", lambda self, *args: found.append(args)
+    )
+    _is_as_on_one_device(training_cases.CASES[name], two_replicas)
+    # Logs come from the first replica, as from the only one of a worker.
+    assert found
+    assert all(waits[0] > 0 for waits, _ in found)
 
 
 def test_keras_itself_clips_before_it_sums(two_replicas):

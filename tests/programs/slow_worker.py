@@ -30,8 +30,7 @@ class Notes(keras.callbacks.Callback):
         self.slow = []
 
     def on_train_batch_end(self, batch, logs=None):
-        found = self.model.trainer.worker_waits.slow
-        self.slow.append([text.split()[0] for text in found])
+        self.slow.append(list(self.model.trainer.worker_waits.slow))
 
 
 def _nap(x):

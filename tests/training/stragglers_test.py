@@ -4,7 +4,9 @@ import logging
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tfdistill.training import steps
 from tfdistill.training import stragglers
 
 _STEP = 0.030
@@ -24,7 +26,7 @@ class _Strategy:
         return self._jobs
 
 
-def _named(delays, *, num_steps=1):
+def _named(delays):
     """The workers that are slow after each execution; who is late by how much.
 
     All wait for the last one, and 2 ms for the sum.
@@ -34,8 +36,8 @@ def _named(delays, *, num_steps=1):
     for delay in np.asarray(delays):
         waits = 0.002 + delay.max() - delay
         secs = _STEP + delay.max()
-        found.add(waits * num_steps, secs * num_steps, num_steps)
-        named.append([text.split()[0] for text in found.slow])
+        found.add(list(waits), secs)
+        named.append(list(found.slow))
     return named
 
 
@@ -67,9 +69,21 @@ def test_two_of_eight_are_both_named():
     assert named[-1] == ["worker:0", "worker:5"]
 
 
-def test_several_steps_an_execution_need_ten_of_them():
-    named = _named(_delays(2, 10, w1=0.02), num_steps=10)
-    assert named == [[]] * 9 + [["worker:1"]]
+@pytest.mark.parametrize("num_steps", [1, 10])
+def test_twenty_executions_of_one_step_or_of_several(num_steps):
+    last = steps.LastExecution()
+    found = stragglers.WorkerWaits(_Strategy(2))
+    now = iter(np.arange(100) * _STEP * num_steps)
+    named = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stragglers.time, "perf_counter", lambda: next(now))
+        for _ in range(22):
+            waits = tf.constant([0.002, 0.010])
+            last.taken_from({stragglers.WAITS: waits}, num_steps=num_steps)
+            found.executed(last, num_steps)
+            named.append(list(found.slow))
+    # What an execution reports is read once the next one is under way.
+    assert named == [[]] * 20 + [["worker:0"]] * 2
 
 
 _NOISE = np.random.default_rng(0)

@@ -1,6 +1,9 @@
 """Who shares the work under a strategy: chief, workers, replicas, servers."""
 
+import contextlib
+import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -28,21 +31,10 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
     1 if one process trains: the strategy spans no other, or the coordinator
     directs the workers of a parameter-server cluster.
     """
-    return max(1, len(worker_names(strategy)))
-
-
-def worker_names(strategy: tf.distribute.Strategy) -> list[str]:
-    """Names of the tasks that train together, such as "worker:1", in order.
-
-    None if one process trains.
-    """
     jobs = keras_internals.jobs_of(strategy)
-    return [
-        f"{job}:{index}"
-        for job in ("chief", "worker")
-        for index, _ in enumerate(jobs.get(job, ()))
-        if "ps" not in jobs
-    ]
+    if "ps" in jobs:
+        return 1
+    return max(1, sum(len(jobs.get(job, ())) for job in ("chief", "worker")))
 
 
 class WorkerValues:
@@ -148,8 +140,36 @@ def summed(values: list[Any]) -> list[Any]:
     if not present:
         return values
     context = tf.distribute.get_replica_context()
-    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
+    begin = _now(present)
+    found = context.all_reduce(tf.distribute.ReduceOp.SUM, present)
+    if _timed.secs is not None:
+        _timed.secs.append(_now(found) - begin)
+    summed = iter(found)
     return [None if value is None else next(summed) for value in values]
+
+
+class _Timed(threading.local):
+    secs: list[tf.Tensor] | None = None
+
+
+_timed = _Timed()
+
+
+@contextlib.contextmanager
+def timed() -> Iterator[list[tf.Tensor]]:
+    """Yields how long each sum takes that this thread traces meanwhile."""
+    _timed.secs = []
+    try:
+        yield _timed.secs
+    finally:
+        _timed.secs = None
+
+
+def _now(after: list[Any]) -> Any:
+    if _timed.secs is None:
+        return None
+    with tf.control_dependencies(after):
+        return tf.timestamp()
 
 
 def gatherable(value: tf.Tensor) -> tf.Tensor:

@@ -34,8 +34,6 @@ EXCHANGE = "exchange"
 WORKDIR = "workdir"
 TEACHERS = "teachers"
 WORKERS = "workers"
-# The end of a group's metrics, which holds a line at least.
-_METRICS_BYTES = 64 * 1024
 _CONTENT = b"written by tfdistill-doctor, and may be removed\n"
 _REMEDY = (
     "Give the user that runs the tasks a directory of its own and the right to "
@@ -275,7 +273,7 @@ def _meet_at_each_address(
 
 
 def of_storage(cluster: identity.Cluster) -> Iterator[Result]:
-    """Checks the exchange and the workdir of a task."""
+    """Checks exchange and workdir, and what is there of slow workers."""
     for name, root in (
         (EXCHANGE, cluster.exchange),
         (WORKDIR, cluster.workdir),
@@ -284,30 +282,14 @@ def of_storage(cluster: identity.Cluster) -> Iterator[Result]:
             yield skipped(name, f"no {name} is set")
         else:
             yield of_root(root, name=name)
-
-
-def of_run(cluster: identity.Cluster) -> Iterator[Result]:
-    """Looks for a worker that makes its group wait, if the group has trained.
-
-    Its chief writes that into the metrics.
-    """
-    if cluster.group_dir is None:
+    path = pathlib.Path(cluster.group_dir or os.curdir, run_files.METRICS)
+    if cluster.group_dir is None or not path.is_file():
         return
-    path = pathlib.Path(cluster.group_dir, run_files.METRICS)
-    try:
-        lines = untrusted.Tail(path, last_bytes=_METRICS_BYTES).read()
-    except OSError:
-        return  # `of_storage` has said so.
-    found = [line["slow_workers"] for line in lines if "slow_workers" in line]
-    for text in found[-1] if found else ():
-        yield warning(
-            WORKERS,
-            text,
-            "Look at what else runs on its host (top), at how fast that host "
-            "reads the data, and at callbacks that only this task has.",
-        )
-    if found and not found[-1]:
-        yield ok(WORKERS, "no worker makes its group wait")
+    for line in untrusted.Tail(path, last_bytes=2**16).read()[-1:]:
+        for text in line.get("slow_workers", ()):
+            yield warning(
+                WORKERS, text, "Look at its host, its data and its callbacks."
+            )
 
 
 def of_root(

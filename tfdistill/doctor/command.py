@@ -40,12 +40,6 @@ def _asked_for(
         limit_secs,
         _SLOW_STORAGE,
     )
-    yield checks.Check(
-        checks.WORKERS,
-        lambda: checks.of_run(cluster),
-        limit_secs,
-        _SLOW_STORAGE,
-    )
     if options.no_tensorflow:
         return
     yield checks.Check(checks.TENSORFLOW, checks.of_tensorflow, limit_secs)

@@ -207,7 +207,7 @@ class RunLog(steps.SteppedCallback):
         now = time.time()
         then, examples = self._written
         is_taught = isinstance(self.model, steps.Codistilled)
-        waits = self.model.trainer.worker_waits
+        slow = list(self.model.trainer.worker_waits.slow.values())
         line = {
             "step": self.step,
             "epoch": self._epoch,
@@ -216,7 +216,7 @@ class RunLog(steps.SteppedCallback):
             "teachers": self.model.teachers.status() if is_taught else [],
             "published": self._exporter.published if self._exporter else None,
             **({"mixing": self._mixer.totals} if self._mixer else {}),
-            **({"slow_workers": waits.slow} if waits.secs else {}),
+            **({"slow_workers": slow} if slow else {}),
             **{key: _plain(value) for key, value in (logs or {}).items()},
         }
         if now > then and self._num_examples > examples:

@@ -264,17 +264,9 @@ class Summaries(steps.SteppedCallback):
                 **_of_mixing(self._mixer),
                 **_of_goodput(self._run_log),
                 **self._pace.take(),
-                **self._waits(),
                 "host/rss_bytes": processes.resident_bytes(),
             }
         )
-
-    def _waits(self) -> dict[str, float]:
-        found = self.model.trainer.worker_waits.secs.items()
-        return {
-            f"workers/{name.replace(':', '_')}/wait_secs": secs
-            for name, secs in found
-        }
 
     def _taught(self, status: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The share of rows that each teacher taught in the last step."""

@@ -22,7 +22,6 @@ import tensorflow as tf
 
 from tfdistill.cluster import replicas
 from tfdistill.system import keras_internals
-from tfdistill.training import stragglers
 
 
 class _Active(threading.local):
@@ -97,7 +96,7 @@ class GlobalBatch:
     def averaged(self, values: Sequence[Any]) -> list[Any]:
         """Averages replicas' losses or gradients by their rows; None stays."""
         cleaned = self.cleaned(values)
-        return stragglers.summed([_times(v, self.share) for v in cleaned])
+        return replicas.summed([_times(v, self.share) for v in cleaned])
 
     @staticmethod
     def alone_here() -> "GlobalBatch | None":
@@ -162,7 +161,7 @@ def _times(value: Any, share: tf.Tensor) -> Any:
 
 def _sum(value: tf.Tensor) -> tf.Tensor:
     """Sums over the replicas what a loss is divided by: a constant of it."""
-    return tf.stop_gradient(stragglers.summed([value])[0])
+    return tf.stop_gradient(replicas.summed([value])[0])
 
 
 def num_rows(inputs: Any) -> tuple[tf.Tensor, bool]:

@@ -219,14 +219,9 @@ def first(
     return next((c for c in callbacks if isinstance(c, kind)), None)
 
 
-_PREFIX = "_tfdistill/"
+HIDDEN = "_tfdistill/"
 # Number of examples in the step's batch.
 EXAMPLES = "_examples"
-
-
-def hidden_key(name: str) -> str:
-    """Returns the key of logs that `fit` does not show."""
-    return f"{_PREFIX}{name}"
 
 
 def hidden(name: str, values: tf.Tensor) -> Logs:
@@ -235,7 +230,7 @@ def hidden(name: str, values: tf.Tensor) -> Logs:
     Callbacks read them by `LastExecution.detail(name)`.
     """
     return {
-        hidden_key(f"{name}/{index:04d}"): value
+        f"{HIDDEN}{name}/{index:04d}": value
         for index, value in enumerate(tf.unstack(values))
     }
 
@@ -266,7 +261,7 @@ class LastExecution:
 
     def taken_from(self, logs: Logs, *, num_steps: int = 1) -> Logs:
         """Keeps the details of an execution's last step; returns the rest."""
-        shown = {k: v for k, v in logs.items() if not k.startswith(_PREFIX)}
+        shown = {k: v for k, v in logs.items() if not k.startswith(HIDDEN)}
         self._details = {}
         for key in sorted(logs.keys() - shown.keys()):
             name = key.split("/")[1]

@@ -183,7 +183,7 @@ class ReplicaTrainer(Trainer):
         gradients = tape.gradient(loss, variables)
         if replicas.in_replica():
             distinct = [_has_distinct_rows(g) for g in gradients]
-            summed = stragglers.summed(batch.cleaned(gradients))
+            summed = replicas.summed(batch.cleaned(gradients))
             gradients = [
                 table_rows.sum_per_row(gradient) if is_distinct else gradient
                 for gradient, is_distinct in zip(summed, distinct, strict=True)
@@ -367,7 +367,6 @@ class _Execution:
         return self._finish(logs)
 
     def _next_step(self, iterator: Any, step: tf.Tensor, logs: Logs) -> Any:
-        logs = stragglers.shared(logs, self._strategy.num_replicas_in_sync)
         step, logs = self._step_if_data(iterator, step, logs)
         return step, self._finish(logs)
 
@@ -378,10 +377,7 @@ class _Execution:
         data = iterator.get_next_as_optional()
         return tf.cond(
             data.has_value(),
-            lambda: (
-                step + 1,
-                stragglers.added(self._run(data.get_value()), logs),
-            ),
+            lambda: (step + 1, self._run(data.get_value())),
             lambda: (tf.constant(self._model.steps_per_execution), logs),
         )
 
@@ -391,7 +387,8 @@ class _Execution:
         )
 
     def _finish(self, logs: Logs) -> Logs:
-        summed = self._strategy.run(lambda: _summed_results(self._model, logs))
+        waits = [logs[name] for name in logs if name == stragglers.WAITS]
+        summed = self._strategy.run(lambda: _summed_results(self._model, waits))
         return {key: summed.get(key, logs[key]) for key in logs}
 
     def _of_first_replica(self, logs: Logs) -> Logs:
@@ -415,21 +412,17 @@ def _gathers_in_graph() -> bool:
     return any(op.type.startswith("CollectiveGather") for op in operations)
 
 
-def _summed_results(model: keras.Model, logs: Logs) -> Logs:
-    """Results of all metrics from states summed over the replicas.
-
-    And what `logs` say of the waits, in the same collective.
-    """
+def _summed_results(model: keras.Model, waits: list[Any]) -> Logs:
+    """Results of all metrics, and workers' waits, summed over the replicas."""
     variables = [v for m in model.metrics for v in m.variables]
     # `identity` places the value on this replica's device, without which
     # MultiWorkerMirroredStrategy finds no destination for the sum.
-    local = [tf.identity(v.value) for v in variables]
-    waits = [logs[stragglers.WAITS]] if stragglers.WAITS in logs else []
-    sums = replicas.summed([*local, *map(tf.identity, waits)])
-    state = zip(variables, sums, strict=not waits)
+    local = [tf.identity(v) for v in (*(v.value for v in variables), *waits)]
+    sums = iter(replicas.summed(local))
+    state = [(variable, next(sums)) for variable in variables]
     with keras.StatelessScope(state_mapping=state):
         results = model.get_metrics_result()
-    return {**results, stragglers.WAITS: sums[-1]} if waits else results
+    return {**results, **dict(zip([stragglers.WAITS], sums, strict=False))}
 
 
 def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
