@@ -8,6 +8,7 @@ steps after the burn-in in which it had a teacher.
 """
 
 import dataclasses
+import statistics
 import tempfile
 import threading
 import time
@@ -26,6 +27,8 @@ _KINDS = (
     *("dead_25", "dead_137", "offset"),
 )
 _READ_SECS = 2.0
+# The share of steps that an honest peer teaches; and in nats, what others cost.
+_LEAST_TAUGHT, _MOST_WORSE = 0.75, 0.01
 
 
 class _Turns(keras.callbacks.Callback):
@@ -209,9 +212,27 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
             found.setdefault(kind, []).append(
                 {key: result[key] for key in ("log_loss", "taught")}
             )
+            measure.log(f"{kind}, seed {seed}: {found[kind][-1]}")
+    judged = {kind: _judged(kind, found) for kind in options.kinds}
     record.update(
-        benchmark="bad_peers", config=vars(options), kinds=found, met=True
+        benchmark="bad_peers",
+        config=vars(options),
+        kinds=found,
+        judged=judged,
+        met=all(each["met"] for each in judged.values()),
     )
+
+
+def _judged(kind: str, found: dict[str, Any]) -> dict[str, Any]:
+    """An honest peer teaches; any other one costs nothing beside no teacher."""
+    mean = {
+        key: statistics.fmean(each[key] for each in found[kind])
+        for key in ("log_loss", "taught")
+    }
+    if kind == "honest":
+        return measure.judge(mean["taught"], at_least=_LEAST_TAUGHT)
+    alone = statistics.fmean(each["log_loss"] for each in found["alone"])
+    return measure.judge(mean["log_loss"] - alone, at_most=_MOST_WORSE)
 
 
 def _add_options(options: programs.Flags) -> None:

@@ -354,7 +354,7 @@ class TeacherList:
             if int(versions[index]) != each.standing().step:
                 continue
             if losses is not None:
-                self._records[index].add(losses, index, last.examples)
+                self._records[index].add(losses, index, float(last.examples))
             if math.isnan(share):
                 continue
             # Rows that somebody else did not send are no fault of a version.
