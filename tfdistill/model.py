@@ -794,7 +794,7 @@ def _check_roles(
             continue
         is_here = os.path.realpath(each.exchange.root) == here
         own = cluster.group
-        if is_here and exporter.group == own and own in each.groups:
+        if is_here and exporter.group == own and own in each.places.groups:
             raise ValueError(
                 f"`peers` must be other groups; received {own}, which "
                 "is this one. Leave `peers` out for all others."

@@ -96,6 +96,48 @@ def test_the_newest_version_is_proposed_staged_and_taken():
     assert reader.state == follower.PENDING
 
 
+def test_what_is_proposed_is_not_looked_at_again():
+    exchange, asked = _Exchange(10, 20), []
+    reader = _reader(exchange, screen=lambda version: None)
+    reader.wanted = lambda step: asked.append(step) or True
+    for _ in range(3):
+        reader.look()
+    # Once in the exchange, and once more as it is proposed.
+    assert asked == [20, 20]
+    exchange.published.append(30)
+    reader.look()
+    assert reader.newest == 30
+
+
+def test_another_group_is_followed_from_its_first_version():
+    groups = {1: [40, 50], 2: [10]}
+    exchange = _Exchange()
+    exchange._version = lambda step: versions.Version(
+        2 if step < 40 else 1, step, f"memory/{step}", _Manifest()
+    )
+
+    def read(version):
+        if version.step == 50:
+            # Meanwhile the group is given up.
+            reader.follow(2)
+            exchange.published = groups[2]
+            reader.announce(50)
+        return version.step
+
+    reader = _reader(exchange, read=read)
+    exchange.published = [40]
+    _round(reader)
+    reader.take()
+    reader.reject(45, "it is bad.")
+    exchange.published = groups[1]
+    _round(reader)
+    # What was read of the one before is that one's.
+    assert (reader.group, reader.current, reader.rejected) == (2, -1, {})
+    reader.announce(-1)
+    _round(reader)
+    assert reader.take().version.group == 2 and reader.current == 10
+
+
 @pytest.mark.parametrize(
     ("errors", "read", "reason"),
     [

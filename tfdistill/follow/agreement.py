@@ -19,9 +19,9 @@ from tfdistill.cluster import replicas
 from tfdistill.follow import follower
 
 _log = logging.getLogger(__name__)
-# What a worker says of each follower: the newest version in sight of the chief
-# and its group, whether its own is read, and whether it could not be.
-_FIELDS = 4
+# What a worker says of each follower: the newest version in sight of the chief,
+# whether its own is read, and whether it could not be.
+_FIELDS = 3
 # How long storage that fails is tried for a version that was asked for, and the
 # time between two tries.
 _READ_TIMEOUT_SECS, _RETRY_SECS = 60.0, 0.2
@@ -59,7 +59,6 @@ class News:
     Attributes:
         newest: For each follower, the newest version that could be used, -1
             for none.
-        groups: The groups of these versions.
         ready: Followers whose announced version every worker has read.
         failed: Followers whose announced version some worker could not read,
             and which all have rejected.
@@ -67,7 +66,6 @@ class News:
     """
 
     newest: Sequence[int]
-    groups: Sequence[int]
     ready: Sequence[int]
     failed: Sequence[int]
     said: Sequence[int]
@@ -106,17 +104,15 @@ class Agreement:
         """
         mine = self._no_news()
         for index, each in enumerate(self._followers):
-            state, (group, step) = each.state, each.proposal
-            mine[0, index] = (step + 1) * self._is_chief
-            mine[3, index] = group * self._is_chief
+            state = each.state
+            mine[0, index] = (each.newest + 1) * self._is_chief
             mine[1, index] = state == follower.READY
             mine[2, index] = state == follower.FAILED
-        (newest, ready, failed, groups), sums = self._summed(mine, said)
+        (newest, ready, failed), sums = self._summed(mine, said)
         for index in map(int, np.flatnonzero(failed)):
             self._reject(index)
         return News(
             newest=[int(step) - 1 for step in newest],
-            groups=groups.tolist(),
             ready=[int(i) for i in np.flatnonzero(ready == self._num_workers)],
             failed=[int(i) for i in np.flatnonzero(failed)],
             said=sums,

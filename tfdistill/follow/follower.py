@@ -6,16 +6,13 @@ and checks it in the background); once all have it, all swap it in at the same
 step. A version that any worker cannot use is rejected by all.
 """
 
-import collections
 import dataclasses
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
-from typing import NamedTuple
 
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
@@ -58,24 +55,8 @@ class Staged:
         return self.version.manifest.graph_fingerprint
 
 
-class Target(NamedTuple):
-    """A version to be read, by its group and its step, -1 for none."""
-
-    group: int
-    step: int = -1
-
-
 class Follower:
-    """Follows one peer. The training thread and one other may share it.
-
-    Attributes:
-        group: The peer. It changes if a version of another group is taken.
-        current: The step of its version in use, or -1.
-        wanted: Of the steps of versions, which may be proposed at present.
-        yields_after: The step that the version of another group must exceed
-            to take this one's place. Default: to none.
-        look_further: Called after each look at the peer.
-    """
+    """Follows one peer. The training thread and one other may share it."""
 
     def __init__(
         self,
@@ -100,19 +81,17 @@ class Follower:
         """
         self.group = group
         self.current = -1
+        # Of the steps of versions, which may be proposed at present.
         self.wanted: Callable[[int], bool] = lambda step: True
-        self.yields_after = math.inf
-        self.look_further: Callable[[], None] = lambda: None
-        self._rejected: dict[int, dict[int, str]] = collections.defaultdict(
-            dict
-        )
+        self.rejected: dict[int, str] = {}
         self._exchange = exchange
         self._read = read
         self._screen = screen
         self._alone = alone
         self._max_attempts = max_attempts
         self._lock = threading.Lock()
-        self._proposal = self._announced = Target(group)
+        self._proposal = -1
+        self._announced = -1
         self._staged: Staged | None = None
         self._failure: str | None = None
         self._attempts = self._doubts = 0
@@ -124,59 +103,46 @@ class Follower:
 
     def look(self) -> None:
         """Looks for the newest version that is neither in use nor rejected."""
+        # What is proposed already is not opened again, until it is announced.
         newest = self._exchange.latest(
-            self.group, newer_than=self.current, wanted=self.is_usable
+            self.group,
+            newer_than=max(self.current, self.newest),
+            wanted=self._is_usable,
         )
         with self._lock:
             # Again: it may have been taken or rejected while the storage was
             # asked.
-            if not self._is_leaving:
-                is_usable = newest is not None and self.is_usable(newest)
-                step = newest.step if newest and is_usable else -1
-                self._proposal = Target(self.group, step)
-            if self._alone and self._announced.step < 0:
+            if newest is not None and self._is_usable(newest):
+                self._proposal = newest.step
+            if self._alone and self._announced < 0:
                 self._announce(self._proposal)
-        self.look_further()
 
-    @property
-    def _is_leaving(self) -> bool:
-        """Whether a version of another group is proposed, and still wanted."""
-        group, step = self._proposal
-        return group != self.group and step > self.yields_after
-
-    def propose(self, version: versions.Version) -> None:
-        """Proposes another group's version to take the place of the peer's."""
-        with self._lock:
-            self._proposal = Target(version.group, version.step)
-
-    def is_usable(self, version: versions.Version) -> bool:
-        """Whether a version is new here, and nothing speaks against it."""
-        group, step = version.group, version.step
-        is_new = group != self.group or step > self.current
-        is_new &= step not in self._rejected[group]
-        return is_new and self.wanted(step)
+    def _is_usable(self, version: versions.Version) -> bool:
+        step = version.step
+        is_new = step > self.current and step not in self.rejected
+        return is_new and version.group == self.group and self.wanted(step)
 
     def stage(self) -> None:
         """Reads the announced version, if there is one still to read."""
         with self._lock:
-            target = self._announced
-            if target.step < 0 or self._staged or self._failure:
+            group, step = self.group, self._announced
+            if step < 0 or self._staged or self._failure:
                 return
             if not self._pause.is_over:
                 return
         staged, failure = None, None
         try:
-            version = self._exchange.open(*target)
+            version = self._exchange.open(group, step)
             self._screen(version)
             with self._exchange.readable(version) as readable:
                 staged = Staged(version, self._read(readable))
         except Exception as error:  # TensorFlow's readers raise many kinds.
-            failure = self._judged(target, error)
+            failure = self._judged(step, error)
         with self._lock:
-            if self._announced == target:
+            if (self.group, self._announced) == (group, step):
                 self._staged, self._failure = staged, failure
 
-    def _judged(self, target: Target, error: Exception) -> str | None:
+    def _judged(self, step: int, error: Exception) -> str | None:
         """Returns why a version is given up; None if it is tried again."""
         if isinstance(error, _CONTRADICTIONS):
             self._doubts += 1
@@ -184,29 +150,29 @@ class Follower:
         if isinstance(error, ValueError):
             return str(error)
         self._attempts += 1
-        _log.info("Reading version %d failed: %s", target.step, error)
+        _log.info("Reading version %d failed: %s", step, error)
         if self._attempts < self._max_attempts:
             return None
-        if isinstance(error, OSError) and not self._has_newer(target):
-            self._put_off(target, error)
+        if isinstance(error, OSError) and not self._has_newer(step):
+            self._put_off(step, error)
             return None
         return f"{type(error).__name__}: {error}"
 
-    def _has_newer(self, target: Target) -> bool:
+    def _has_newer(self, step: int) -> bool:
         try:
-            newest = self._exchange.latest(target.group)
+            newest = self._exchange.latest(self.group)
         except OSError:
             return False
-        return newest is not None and newest.step > target.step
+        return newest is not None and newest.step > step
 
-    def _put_off(self, target: Target, error: OSError) -> None:
+    def _put_off(self, step: int, error: OSError) -> None:
         """Lets a version be tried again: its group may publish no other."""
         if self._attempts == self._max_attempts:
             _log.warning(
                 "The version %d of group %d cannot be read yet, and is tried "
                 "again: %s: %s. Training continues without it.",
-                target.step,
-                target.group,
+                step,
+                self.group,
                 type(error).__name__,
                 error,
             )
@@ -215,37 +181,21 @@ class Follower:
     # ---- training thread ----
 
     @property
-    def proposal(self) -> Target:
-        """What could be announced."""
+    def newest(self) -> int:
+        """The newest version that could be announced, or -1."""
         with self._lock:
             return self._proposal
 
     @property
-    def newest(self) -> int:
-        """The step of the version that could be announced, or -1."""
-        return self.proposal.step
-
-    @property
     def announced(self) -> int:
         """The step of the version being staged, or -1."""
-        return self._announced.step
-
-    @property
-    def groups(self) -> set[int]:
-        """The peer, and the group that is about to take its place."""
-        with self._lock:
-            return {self.group, self._proposal.group, self._announced.group}
-
-    @property
-    def rejected(self) -> dict[int, str]:
-        """Why versions of the peer are quarantined, by their steps."""
-        return self._rejected[self.group]
+        return self._announced
 
     @property
     def state(self) -> int:
         """Whether the announced version is READY, FAILED or PENDING here."""
         with self._lock:
-            if self._announced.step < 0:
+            if self._announced < 0:
                 return PENDING
             if self._failure is not None:
                 return FAILED
@@ -258,22 +208,19 @@ class Follower:
             return self._staged
 
     def follow(self, group: int) -> None:
-        """Follows another group from now on, before anything was taken."""
+        """Follows another group from now on, as if it were the first."""
         with self._lock:
-            self.group = group
-            self._proposal = Target(group)
-            self._announce(Target(group))
+            self.group, self.current = group, -1
+            self.rejected, self._proposal = {}, -1
+            self._announce(-1)
 
-    def announce(self, step: int, group: int | None = None) -> None:
-        """Makes `step` the version that all workers stage; -1 for none.
-
-        Of another group, if one is given; it takes the place of the peer.
-        """
+    def announce(self, step: int) -> None:
+        """Makes `step` the version that all workers stage; -1 for none."""
         with self._lock:
-            self._announce(Target(self.group if group is None else group, step))
+            self._announce(step)
 
-    def _announce(self, target: Target) -> None:
-        self._announced = target
+    def _announce(self, step: int) -> None:
+        self._announced = step
         self._staged = self._failure = None
         self._attempts = self._doubts = 0
         self._pause.succeeded()
@@ -286,42 +233,36 @@ class Follower:
                 raise RuntimeError(
                     f"group {self.group}: no version is ready to be taken."
                 )
-            has_moved = self._announced.group != self.group
-            self.group, self.current = self._announced
-            group, step = self._proposal
-            if has_moved or (group == self.group and step <= self.current):
-                self._proposal = Target(self.group)
-            self._announce(Target(self.group))
+            self.current = staged.version.step
+            if self._proposal <= self.current:
+                self._proposal = -1
+            self._announce(-1)
             return staged
 
-    def reject(
-        self, step: int, reason: str | None = None, *, group: int | None = None
-    ) -> None:
+    def reject(self, step: int, reason: str | None = None) -> None:
         """Quarantines a version: its step is never proposed again.
 
-        By default of the group whose version is announced. The log warns, but
-        once only for the same reason, by default what this worker found.
+        The log warns, but once only for the same reason, by default what this
+        worker found.
         """
         with self._lock:
             reason = reason or self._failure or "another worker refused it"
-            group = self._announced.group if group is None else group
-            rejected = self._rejected[group]
-            if step not in rejected:
+            if step not in self.rejected:
                 # Every later version may have the same fault.
-                known = reason in rejected.values()
+                known = reason in self.rejected.values()
                 _log.log(
                     logging.INFO if known else logging.WARNING,
                     "Quarantined version %d of group %d: %s "
                     "Training continues without this version.",
                     step,
-                    group,
+                    self.group,
                     reason,
                 )
-            rejected.setdefault(step, reason)
-            if self._proposal == (group, step):
-                self._proposal = Target(self.group)
-            if self._announced == (group, step):
-                self._announce(Target(self.group))
+            self.rejected.setdefault(step, reason)
+            if self._proposal == step:
+                self._proposal = -1
+            if self._announced == step:
+                self._announce(-1)
 
 
 class Following(threading.Thread):

@@ -207,7 +207,10 @@ class ServerCopy:
     ) -> saved_model.Snapshot:
         """Reads a version into the half that is not in use."""
         self._wait_until_free()
-        half, prefix = self._next_half, f"{version.path}/variables/variables"
+        half, prefix = (
+            1 - self.num_installs % 2,
+            f"{version.path}/variables/variables",
+        )
         keys = list(expected)
         dense = saved_model.read_variables(
             version.path,
@@ -230,16 +233,12 @@ class ServerCopy:
 
     def try_out(self, values: Any, inputs: Any) -> list[Any]:
         """Runs the version in the half that is not in use."""
-        half = tf.constant(self._next_half, tf.int64)
+        half = tf.constant(1 - self.num_installs % 2, tf.int64)
         return list(self._on_trial(half, inputs))
 
     def install(self, values: saved_model.Snapshot) -> None:
         """Puts the version in use that was read into the other half."""
         self.num_installs += 1
-
-    @property
-    def _next_half(self) -> int:
-        return (self.num_installs + 1) % 2
 
 
 def _infer(

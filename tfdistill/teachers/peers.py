@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import math
 import threading
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -58,10 +57,9 @@ class Peers(teacher.Teacher):
     while the student's distillation weight was 0, is never read. One that has
     grown old loses its weight.
 
-    Of many groups, `at_most` some are followed at a time, so that neither a
-    step nor the exchange costs more with more groups. A group goes on to teach
-    until there is a reason for another: it has published nothing, it fades,
-    its versions are refused, or the other is far ahead of it.
+    With `at_most`, neither a step nor the exchange costs more with more groups.
+    Another group takes the place of one that publishes nothing, fades, is
+    refused twice, or is far behind it.
 
     Under parameter servers, peers must train the student's own graph.
 
@@ -133,19 +131,16 @@ class Peers(teacher.Teacher):
         self.allow_other_graphs = allow_other_graphs
 
     def members(self, cluster: identity.Cluster) -> Sequence[teacher.Teacher]:
-        """Returns a teacher for each group, or for each place."""
+        """Returns a teacher for each group, or for `at_most` of them."""
         groups = cluster.peers if self.peers is None else self.peers
         exchange = exchange_for(self.exchange, groups, cluster)
         canary = None
         if self.canary is not None and groups:
             canary = canary_lib.Canary(self.canary)
-        if self.at_most is None or self.at_most >= len(groups):
-            return [Peer(group, exchange, self, canary) for group in groups]
-        # Each group prefers others, so that all are listened to.
-        groups = sorted(
-            groups, key=lambda group: (group < cluster.group, group)
-        )
         places = places_lib.Places(exchange, groups)
+        if self.at_most is not None and self.at_most < len(groups):
+            # Each group prefers others, so that all are listened to.
+            groups = sorted(groups, key=lambda g: (g < cluster.group, g))
         return [
             Peer(group, exchange, self, canary, places)
             for group in groups[: self.at_most]
@@ -171,7 +166,7 @@ def exchange_for(
 class Peer(teacher.Teacher):
     """One other group: its version in use, and what that still counts.
 
-    Or a place for one of several groups; in logs it has the group's name.
+    With `at_most`, another group may take its place: logs name that one.
     """
 
     def __init__(
@@ -180,17 +175,15 @@ class Peer(teacher.Teacher):
         exchange: publisher.Exchange,
         options: Peers,
         canary: canary_lib.Canary | None,
-        places: places_lib.Places | None = None,
+        places: places_lib.Places,
     ) -> None:
-        """Reads nothing yet."""
-        name = run_files.group_name(group)
+        """Reads nothing yet; `group` is the first that it follows."""
         super().__init__(
-            name=f"place_of_{name}" if places else name, weight=options.weight
+            name=run_files.group_name(group), weight=options.weight
         )
-        self.groups = places.groups if places else [group]
-        self._first_group, self.exchange = group, exchange
+        self.places, self.exchange = places, exchange
         self.canary = canary
-        self._options, self._places = options, places
+        self._options, self._first_group = options, group
         self._num_waits = 0
         self._silence = staleness.Silence()
         self._merit: merit_lib.Merit | None = None
@@ -244,8 +237,7 @@ class Peer(teacher.Teacher):
             alone=student.num_workers == 1,
         )
         self.follower.wanted = lambda step: not student.in_burn_in(step)
-        if self._places is not None:
-            self._places.add(self.follower)
+        self.places.followers.append(self.follower)
 
     # ---- in the step ----
 
@@ -267,18 +259,16 @@ class Peer(teacher.Teacher):
         with self._reading, self._reads.measured():
             values = self._own_place.read(version, expected)
         if is_own:
-            self._try_out(
-                version, functools.partial(self._own_place.try_out, values)
-            )
+            self._try_out(functools.partial(self._own_place.try_out, values))
         return values
 
-    def _try_out(self, version: versions.Version, predict: Any) -> None:
+    def _try_out(self, predict: Any) -> None:
         """Has a version predict the canary batch, if there is one."""
         if self.canary is None:
             return
         outputs = self.canary.check(predict, self._graph.output_spec)
         if self._merit is not None:
-            self._merit.check(run_files.group_name(version.group), outputs)
+            self._merit.check(self.label, outputs)
 
     # ---- between steps, on all workers at the same step ----
 
@@ -313,7 +303,7 @@ class Peer(teacher.Teacher):
         function.check(staged.values)
         losses, own = self._student.losses, self._graph.ends
         scale.check_ends(self.label, function.ends, losses, own)
-        self._try_out(staged.version, function)
+        self._try_out(function)
         blank = canary_lib.blank(self._graph.input_spec)
         if self.canary is None and blank is not None:
             # Its nodes may be of a device that is not there.
@@ -326,12 +316,7 @@ class Peer(teacher.Teacher):
         Returns whether its graph is another one, so that steps must be traced
         again.
         """
-        before, found = self.label, self.standing()
         staged = self.follower.take()
-        if self.label != before:
-            self._log_change(before, found)
-            self._silence = staleness.Silence()
-            self._logged = teacher.GOOD, False
         changed = self._next is not None
         if self._next is not None:
             self._place, self._next = self._next, None
@@ -348,42 +333,49 @@ class Peer(teacher.Teacher):
     def drop(self, reason: str) -> None:
         """Quarantines the version in use; its group's next one may teach."""
         if self._in_use:
-            group, step = self.follower.group, self.follower.current
-            self.follower.reject(step, reason, group=group)
+            self.follower.reject(self.follower.current, reason)
             self._drop_reason = reason
             self._num_dropped += 1
 
     def doubt(self, record: on_batches.Record) -> str:
         """Returns why the version in use should not count, or ""."""
-        if self._merit and self.name in self._merit.outgrown:
-            return self._merit.outgrown[self.name]
+        if self._merit and self.label in self._merit.outgrown:
+            return self._merit.outgrown[self.label]
         version, now = self.follower.current, self._now or 0
         late = self._silence.intervals(now, version=version) >= _LATE_INTERVALS
         return record.doubt(is_late=late) if self.is_judged or late else ""
 
     def refresh(self, step: int | None) -> None:
         """Notes the student's step; logs each change of health, once."""
-        if step is not None and self._in_use:
-            self._now = step
-            self._silence.refreshed(step)
-            self._log_health()
-        if step is not None and self._places is not None:
-            self.follower.yields_after = self._yields_after(step)
+        if step is None:
+            return
+        if not self._in_use:
+            self._num_waits += not self._student.in_burn_in(step)
+            return
+        self._now, self._num_waits = step, 0
+        self._silence.refreshed(step)
+        self._log_health()
 
-    def _yields_after(self, step: int) -> float:
-        """The step that another group must pass to take this one's place."""
-        current, found = self.follower.current, self.standing()
-        self._num_waits += current < 0 and not self._student.in_burn_in(step)
+    def next_group(self) -> int:
+        """Returns the group that should take its place, on a chief, or -1."""
+        current, interval = self.follower.current, self._silence.interval
         num_refused = sum(each > current for each in self.follower.rejected)
-        is_free = (
-            found.share < 1 if current >= 0 else self._num_waits > _PATIENCE
-        )
-        if is_free or num_refused >= _MOST_REFUSED:
-            return -1
-        interval = self._silence.interval
+        is_free = self._num_waits > _PATIENCE or num_refused >= _MOST_REFUSED
+        is_free |= current >= 0 and self.standing().share < 1
+        if is_free or self.on_trial:
+            return self.places.best(newer_than=-1)
         if current < 0 or interval is None:
-            return math.inf
-        return current + _FAR_AHEAD * interval
+            return -1
+        return self.places.best(newer_than=current + _FAR_AHEAD * interval)
+
+    def follow(self, group: int) -> None:
+        """Makes room for another group, which teaches once it is read."""
+        before, found = self.label, self.standing()
+        self.follower.follow(group)
+        why = self.on_trial or found.reason or f"{found.health}, but behind"
+        _log.info("%s takes the place of %s: %s.", self.label, before, why)
+        self._silence, self._logged = staleness.Silence(), (teacher.GOOD, False)
+        self._drop_reason, self.on_trial, self._num_waits = "", "", 0
 
     # ---- what the version counts ----
 
@@ -410,17 +402,6 @@ class Peer(teacher.Teacher):
     def label(self) -> str:
         """The name of the group that it follows."""
         return run_files.group_name(self.follower.group)
-
-    def _log_change(self, before: str, found: teacher.Standing) -> None:
-        has_version = "is far behind" if found.step >= 0 else "has no version"
-        _log.info(
-            "The teacher %s takes the place of %s, which %s.",
-            self.label,
-            before,
-            f"is {found.health}: {found.reason}"
-            if found.reason
-            else has_version,
-        )
 
     def _log_health(self) -> None:
         found = self.standing()
@@ -465,15 +446,15 @@ class Peer(teacher.Teacher):
             "step": self.standing().step,
             "now": self._now,
             "silence": self._silence.state(),
-            **(self._places.state() if self._places else {}),
+            "group": self.follower.group,
         }
 
     def recall(self, state: Mapping[str, Any]) -> int:
         """Follows the group of a state again; returns its version, or -1."""
-        step = state.get("step", -1)
-        if self._places is None:
-            return step
-        return step if self._places.recall(self.follower, state) else -1
+        group = state.get("group", self.follower.group)
+        if group in self.places.groups and group != self.follower.group:
+            self.follower.follow(group)
+        return state.get("step", -1) if group == self.follower.group else -1
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned, once its version was read again."""

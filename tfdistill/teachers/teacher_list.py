@@ -198,7 +198,7 @@ class TeacherList:
         self._agreement = agreement.Agreement(
             student.strategy,
             [peer.follower for peer in self._peers],
-            num_said=2 * len(self._teachers),
+            num_said=2 * len(self._teachers) + len(self._peers),
         )
         self._publish()
 
@@ -276,8 +276,14 @@ class TeacherList:
         self._following = follower.Following(
             [peer.follower for peer in self._peers],
             proposes=self._student.is_chief,
+            also=self._look_further,
         )
         self._following.start()
+
+    def _look_further(self) -> None:
+        if self._student.is_chief:
+            for places in {peer.places for peer in self._peers}:
+                places.look()
 
     def stop(self) -> None:
         """Stops looking; waits for a read in progress, 30 s at most."""
@@ -313,9 +319,9 @@ class TeacherList:
             for each, record in zip(self._teachers, self._records, strict=True)
         ]
         decides = self._student.is_chief
-        news = self._agreement.exchange_news(
-            [*bad, *(decides and bool(doubt) for doubt in doubts)]
-        )
+        doubted = [decides and bool(doubt) for doubt in doubts]
+        moves = [peer.next_group() + 1 for peer in self._peers]
+        news = self._agreement.exchange_news([*bad, *doubted, *moves])
         for index, each in enumerate(self._teachers):
             is_on_trial = bool(news.said[len(self) + index])
             self._put_on_trial(
@@ -330,16 +336,23 @@ class TeacherList:
         for index, peer in enumerate(self._peers):
             is_free = index not in news.failed and peer.follower.announced < 0
             if is_free and news.newest[index] >= 0:
-                peer.follower.announce(news.newest[index], news.groups[index])
+                peer.follower.announce(news.newest[index])
         ready = self._load_graphs(news.ready)
         self._swap(ready, step)
+        for peer, move in zip(
+            self._peers, news.said[2 * len(self) :], strict=True
+        ):
+            if move:
+                peer.follow(move - 1)
+                index = self._teachers.index(peer)
+                self._records[index] = on_batches.Record(peer.label)
         if not self.has_exporter:
             for each in self._teachers:
                 each.exported(step or 0, {})
         for each in self._teachers:
             each.refresh(step)
         self._publish()
-        return [self._peers[index].name for index in ready]
+        return [self._peers[index].label for index in ready]
 
     def _count_bad(self) -> None:
         """Looks at what the last step said of the versions in use."""
@@ -365,11 +378,11 @@ class TeacherList:
         if doubt and not each.on_trial:
             _log.warning(
                 "The teacher %s has no weight until it is better: %s",
-                each.name,
+                each.status()["name"],
                 doubt,
             )
         elif each.on_trial and not doubt:
-            _log.info("The teacher %s has weight again.", each.name)
+            _log.info("The teacher %s has weight again.", each.status()["name"])
         each.on_trial = doubt
 
     def _load_graphs(self, ready: Sequence[int]) -> Sequence[int]:
