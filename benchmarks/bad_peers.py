@@ -232,7 +232,8 @@ def _judged(kind: str, found: dict[str, Any]) -> dict[str, Any]:
     if kind == "honest":
         return measure.judge(mean["taught"], at_least=_LEAST_TAUGHT)
     alone = statistics.fmean(each["log_loss"] for each in found["alone"])
-    return measure.judge(mean["log_loss"] - alone, at_most=_MOST_WORSE)
+    cost = max(0.0, mean["log_loss"] - alone)
+    return measure.judge(cost, at_most=_MOST_WORSE)
 
 
 def _add_options(options: programs.Flags) -> None:
