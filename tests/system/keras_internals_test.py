@@ -1,6 +1,7 @@
 """Fails on the day a private Keras name that we rely on changes."""
 
 import inspect
+import pathlib
 
 import keras
 import pytest
@@ -9,6 +10,7 @@ from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.optimizers import base_optimizer
 
+from tests.cases import codistillation as cases
 from tfdistill import data
 from tfdistill.system import keras_internals
 
@@ -28,6 +30,18 @@ def test_another_backend_is_refused(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(RuntimeError, match="received the backend 'jax'"):
         keras_internals.check_keras()
+
+
+def test_determinism_can_be_asked_for():
+    assert not keras_internals.is_deterministic()
+    done = cases.run_python(
+        "import tensorflow as tf\n"
+        "from tfdistill.system import keras_internals\n"
+        "tf.config.experimental.enable_op_determinism()\n"
+        "print(keras_internals.is_deterministic())",
+        cwd=pathlib.Path(__file__).parents[2],
+    )
+    assert done.strip() == "True"
 
 
 def test_fit_still_builds_through_the_method_that_we_replace():

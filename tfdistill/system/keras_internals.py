@@ -17,6 +17,7 @@ from keras.src.export import export_utils
 from keras.src.losses import loss as loss_module
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import values as distributed_values
+from tensorflow.python.framework import config as framework_config
 
 _TESTED_KERAS = (3, 12), (3, 16)
 
@@ -53,6 +54,15 @@ def prepare() -> None:
     ):
         original = getattr(loss_module, name)
         setattr(loss_module, name, _with_switch(original))
+
+
+def is_deterministic() -> bool:
+    """Whether operations without a determined result are refused.
+
+    `tf.config.experimental.enable_op_determinism` has no public counterpart
+    that asks.
+    """
+    return framework_config.is_op_determinism_enabled()
 
 
 def inner(optimizer: keras.Optimizer) -> keras.Optimizer:
