@@ -13,6 +13,7 @@ from tests.cases import codistillation as peers
 from tests.cases import servers
 from tfdistill.backup import callback as callback_lib
 from tfdistill.parameter_server import variables
+from tfdistill.teachers import on_batches
 from tfdistill.training import steps
 
 
@@ -243,8 +244,10 @@ def test_the_teachers_are_those_of_the_backup(tmp_path, stopped_while_taught):
 
 
 def test_a_silent_teacher_fades_as_if_training_had_never_stopped(
-    tmp_path, exchange
+    tmp_path, exchange, monkeypatch
 ):
+    # Whatever its weights are worth.
+    monkeypatch.setattr(on_batches, "_LEAST_REPORTS", 99)
     peers.publish(exchange, cases.student(), step=1, extras={"every_steps": 1})
     case = cases.Case(
         epochs=5,

@@ -1,5 +1,7 @@
 """Fit, evaluate and predict on servers, with a coordinator of this process."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -23,7 +25,10 @@ def _dataset():
 )
 def test_what_does_not_fit_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        trainer.ServerTrainer(None).fit({"x": _dataset(), **arguments}, None)
+        alone = types.SimpleNamespace(
+            distribute_strategy=tf.distribute.get_strategy()
+        )
+        trainer.ServerTrainer(alone).fit({"x": _dataset(), **arguments}, None)
 
 
 FIT = {"epochs": 2, "steps_per_epoch": 7, "verbose": 0}

@@ -423,7 +423,8 @@ def test_half_a_connection_holds_up_nobody_and_the_oldest_go(two, monkeypatch):
         halves = [stack.enter_context(connected(one)) for _ in range(12)]
         for half in halves[:2]:
             assert half.recv(1) == b""
-        assert one.box.num_forged == {"crowd": 2}
+        # And a third, if the other worker has connected by now.
+        assert one.box.num_forged["crowd"] in (2, 3)
         halves[-1].sendall(b"\0")
         answers = both(one, other, 0)
         assert all(answer is not None for answer in answers)

@@ -95,10 +95,13 @@ def regression(loss: Any) -> keras.losses.Loss | None:
     return inner if is_number else None
 
 
-def logs(report: tf.Tensor | None, num_teachers: int) -> steps.Logs:
+def logs(
+    report: tf.Tensor | None, num_teachers: int, num_rows: tf.Tensor
+) -> steps.Logs:
     """Returns what a step logs of its report.
 
-    `teacher_loss` is the mean of those that are known, and how many these are.
+    `teacher_loss` is the mean of those that are known, and what it counts
+    beside other replicas and steps: the rows, or 0 if none is known.
     """
     if report is None:
         return {"teacher_loss": (tf.zeros([]), tf.zeros([]))}
@@ -106,7 +109,8 @@ def logs(report: tf.Tensor | None, num_teachers: int) -> steps.Logs:
     known = tf.boolean_mask(losses, tf.math.is_finite(losses))
     count = tf.cast(tf.size(known), tf.float32)
     mean = tf.math.divide_no_nan(tf.reduce_sum(known), count)
-    return {"teacher_loss": (mean, count), **steps.hidden(REPORT, report)}
+    rows = tf.where(count > 0, tf.cast(num_rows, tf.float32), 0.0)
+    return {"teacher_loss": (mean, rows), **steps.hidden(REPORT, report)}
 
 
 def _probabilities(loss: Any, outputs: tf.Tensor) -> tf.Tensor:

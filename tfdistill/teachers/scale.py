@@ -112,7 +112,9 @@ def _remedy(metric: Any, loss: Any, logits: bool | None) -> str | None:
     given = config.get(_SETTINGS[name].partition("=")[0])
     if logits is False and given is True:
         return f"{name}(from_logits=False)"
-    is_default = given in (None, False, 0.5) and config.get("top_k") is None
+    # Not by equality: a threshold of 0 is right, and equals False.
+    is_default = given is None or given is False or given == 0.5
+    is_default &= config.get("top_k") is None
     return f"{name}({_SETTINGS[name]})" if logits and is_default else None
 
 

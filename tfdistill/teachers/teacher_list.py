@@ -244,7 +244,7 @@ class TeacherList:
         return loss, {
             "distillation_weight": weight,
             "teacher_staleness": soft.staleness,
-            **on_batches.logs(report, len(self)),
+            **on_batches.logs(report, len(self), tf.shape(batch.flat[0])[0]),
             **steps.hidden(_ROWS, soft.taught_rows),
             **steps.hidden(_VERSIONS, soft.steps),
         }
