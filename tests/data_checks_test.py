@@ -13,8 +13,6 @@ from tests.cases import servers as parameter_server_cases
 from tests.programs import commands
 from tests.programs import data_errors as program
 from tfdistill import data_checks
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
 
 # Keras warns before we raise.
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -244,13 +242,9 @@ def test_a_loader_that_has_nobody_to_follow_is_told_of(monkeypatch):
 @pytest.mark.timeout_secs(400)
 @pytest.mark.usefixtures("no_process_left")
 def test_two_workers_end_alike_whatever_one_of_them_lacks(tmp_path):
-    topology = local_cluster.LocalCluster(
-        command=commands.of(program, tmp_path),
-        workdir=str(tmp_path / "run"),
-        workers_per_group=2,
-    )
-    with local_run.LocalRun(topology) as run:
-        result = run.wait(timeout_secs=380)
+    result = commands.launched(
+        program, tmp_path, timeout_secs=380, workers_per_group=2
+    ).result()
     assert result.exit_code == 0, result.groups
     first, second = (
         json.loads((tmp_path / f"worker_{worker}.json").read_text())

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from types import ModuleType
 
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
 from tfdistill.launcher import parent
 from tfdistill.launcher import task_process
 
@@ -43,6 +45,29 @@ def of(
     place = [] if cwd is None else [f"--in={cwd}"]
     words = [*place, program, *arguments]
     return (sys.executable, "-m", "tests.programs", *map(str, words))
+
+
+def launched(
+    program: ModuleType,
+    directory: pathlib.Path,
+    *,
+    timeout_secs: float,
+    **cluster: int,
+) -> local_run.LocalRun:
+    """Runs a program on the tasks of a cluster until all have ended.
+
+    It gets the directory, and has its workdir in `directory`/run. `cluster` are
+    arguments of `LocalCluster`, such as workers_per_group=2. The run has its
+    `result`, and the process ids of its tasks.
+    """
+    topology = local_cluster.LocalCluster(
+        command=of(program, directory),
+        workdir=str(directory / "run"),
+        **cluster,
+    )
+    with local_run.LocalRun(topology) as run:
+        run.wait(timeout_secs=timeout_secs)
+    return run
 
 
 class Process:

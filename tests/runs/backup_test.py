@@ -6,8 +6,6 @@ import pytest
 from tests.cases import backup as backup_cases
 from tests.programs import backup as backup_program
 from tests.programs import commands
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -18,15 +16,14 @@ pytestmark = [
 
 def test_a_killed_training_ends_as_if_it_had_never_been(tmp_path):
     """In one process, tests/backup/callback_test.py has it to the bit."""
-    topology = local_cluster.LocalCluster(
-        command=commands.of(backup_program, tmp_path),
-        workdir=str(tmp_path / "run"),
+    result = commands.launched(
+        backup_program,
+        tmp_path,
+        timeout_secs=300,
         num_groups=2,
         workers_per_group=2,
         max_restarts=1,
-    )
-    with local_run.LocalRun(topology) as run:
-        result = run.wait(timeout_secs=300)
+    ).result()
     assert result.exit_code == 0, result
     assert [group.group_restarts for group in result.groups] == [0, 1]
     seen = np.zeros(backup_cases.NUM_EXAMPLES)

@@ -10,8 +10,6 @@ import pytest
 from tests.cases import training as training_cases
 from tests.programs import callback as callback_program
 from tests.programs import commands
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -24,19 +22,15 @@ pytestmark = [
 def workers(tmp_path_factory):
     """What each of two workers noted, where their files are, what one said."""
     directory = tmp_path_factory.mktemp("callbacks")
-    topology = local_cluster.LocalCluster(
-        command=commands.of(callback_program, directory),
-        workdir=str(directory / "run"),
-        workers_per_group=2,
+    run = commands.launched(
+        callback_program, directory, timeout_secs=240, workers_per_group=2
     )
-    with local_run.LocalRun(topology) as run:
-        result = run.wait(timeout_secs=240)
-    assert result.exit_code, "The last line of the program is an error."
+    assert run.result().exit_code, "The last line of the program is an error."
     notes = [
         json.loads((directory / f"worker_{w}.json").read_text())
         for w in range(2)
     ]
-    log = topology.logs_dir / "group_0_worker_0.log"
+    log = directory / "run" / "logs" / "group_0_worker_0.log"
     return directory, notes, log.read_text(errors="replace")
 
 

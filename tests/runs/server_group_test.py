@@ -18,8 +18,6 @@ from tests.cases import servers
 from tests.cases import training as training_cases
 from tests.programs import commands
 from tests.programs import server_group as server_group_program
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -54,14 +52,10 @@ def found(tmp_path_factory, published):
     """What the group found."""
     directory = tmp_path_factory.mktemp("group")
     shutil.copytree(published, directory, dirs_exist_ok=True)
-    topology = local_cluster.LocalCluster(
-        command=commands.of(server_group_program, directory),
-        workdir=str(directory / "run"),
-        ps_per_group=2,
+    run = commands.launched(
+        server_group_program, directory, timeout_secs=360, ps_per_group=2
     )
-    with local_run.LocalRun(topology) as run:
-        result = run.wait(timeout_secs=360)
-    assert result.exit_code == 0, result.groups
+    assert run.result().exit_code == 0, run.result().groups
     assert not any(psutil.pid_exists(pid) for pid in run.pids.values())
     return Found(directory)
 

@@ -7,8 +7,6 @@ import pytest
 from tests.cases import runs
 from tests.programs import commands
 from tests.programs import slow_worker as program
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -18,14 +16,10 @@ pytestmark = [
 
 
 def test_whatever_slows_a_worker_it_is_named_within_20_steps(tmp_path):
-    topology = local_cluster.LocalCluster(
-        command=commands.of(program, tmp_path),
-        workdir=str(tmp_path / "run"),
-        workers_per_group=2,
+    run = commands.launched(
+        program, tmp_path, timeout_secs=240, workers_per_group=2
     )
-    with local_run.LocalRun(topology) as run:
-        result = run.wait(timeout_secs=240)
-    assert result.exit_code == 0, result
+    assert run.result().exit_code == 0, run.result()
     for worker in range(2):
         path = tmp_path / f"worker_{worker}.json"
         slow = json.loads(path.read_text())
