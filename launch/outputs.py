@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 RESULTS = "results.json"
 STUDENT = "student.keras"
-_TAIL_BYTES = 65536
 _AGREEMENT: Mapping[str, str] = {
     "disagreement": "label_churn",
     "mean_absolute_churn": "churn",
@@ -181,7 +180,7 @@ def _write_run(workdir: str, groups: Sequence[dict[str, Any]]) -> pathlib.Path:
 def _last_step(directory: pathlib.Path) -> int | None:
     """Returns the last step that a group has logged."""
     path = directory / run_files.METRICS
-    records = untrusted.Tail(path, last_bytes=_TAIL_BYTES).read()
+    records = untrusted.last_records(path)
     steps = [r["step"] for r in records if isinstance(r.get("step"), int)]
     return steps[-1] if steps else None
 

@@ -80,9 +80,8 @@ def _gather_of(strategy: Any) -> Any:
 
 # What all workers of a group do together; the end of the program is the first.
 _CALLS = ("leave", "fit", "evaluate", "predict")
-_MEETINGS: weakref.WeakKeyDictionary[tf.distribute.Strategy, WorkerValues] = (
-    weakref.WeakKeyDictionary()
-)
+# The strategies whose workers check that they are together.
+_MEETING: weakref.WeakSet[tf.distribute.Strategy] = weakref.WeakSet()
 
 
 class NotTogetherError(ValueError):
@@ -91,8 +90,8 @@ class NotTogetherError(ValueError):
 
 def prepare_to_meet(strategy: tf.distribute.Strategy) -> None:
     """Has all workers meet by one collective, traced before any other."""
-    _MEETINGS[strategy] = WorkerValues(strategy)
-    _MEETINGS[strategy].gathered(0)
+    _MEETING.add(strategy)
+    WorkerValues(strategy).gathered(0)
 
 
 def meet(strategy: tf.distribute.Strategy, call: str) -> None:
@@ -101,10 +100,10 @@ def meet(strategy: tf.distribute.Strategy, call: str) -> None:
     Otherwise each would wait for the others in collectives that are not
     theirs, which is an error that names no cause, or none at all.
     """
-    workers = _MEETINGS.get(strategy)
-    if workers is None:
+    if strategy not in _MEETING:
         return
-    found = [_CALLS[code] for code in workers.gathered(_CALLS.index(call))]
+    codes = WorkerValues(strategy).gathered(_CALLS.index(call))
+    found = [_CALLS[code] for code in codes]
     others = sorted({other for other in found if other != call})
     if others:
         said = {"leave": "ended their program"}

@@ -285,7 +285,7 @@ def of_storage(cluster: identity.Cluster) -> Iterator[Result]:
     path = pathlib.Path(cluster.group_dir or os.curdir, run_files.METRICS)
     if cluster.group_dir is None or not path.is_file():
         return
-    for line in untrusted.Tail(path, last_bytes=2**16).read()[-1:]:
+    for line in untrusted.last_records(path)[-1:]:
         for text in line.get("slow_workers", ()):
             yield warning(
                 WORKERS, text, "Look at its host, its data and its callbacks."

@@ -246,13 +246,17 @@ def ends(outputs: Sequence[tf.Tensor]) -> list[str]:
     """
     graph = outputs[0].graph.as_graph_def()
     functions = {f.signature.name: f for f in graph.library.function}
-    return [_end(t.name, graph.node, functions) for t in outputs]
+    nodes = _by_name(graph.node)
+    return [_end(t.name, nodes, functions) for t in outputs]
 
 
-def _end(reference: str, nodes: Sequence[Any], functions: Any) -> str:
-    by_name = {node.name: node for node in nodes}
+def _by_name(nodes: Iterable[Any]) -> dict[str, Any]:
+    return {node.name: node for node in nodes}
+
+
+def _end(reference: str, nodes: Mapping[str, Any], functions: Any) -> str:
     name, _, output = reference.partition(":")
-    node, index = by_name.get(name), int(output.rpartition(":")[2] or 0)
+    node, index = nodes.get(name), int(output.rpartition(":")[2] or 0)
     if node is None:
         return ""
     if node.op in _SAME:
@@ -261,10 +265,10 @@ def _end(reference: str, nodes: Sequence[Any], functions: Any) -> str:
     if node.op.endswith("PartitionedCall"):
         body = functions[node.attr["f"].func.name]
         returned = body.signature.output_arg[index].name
-        return _end(body.ret[returned], body.node_def, functions)
+        return _end(body.ret[returned], _by_name(body.node_def), functions)
     if node.op in ("Add", "AddV2"):
         # One unit's bias; else it may be anything.
-        summed = by_name.get(node.input[0].partition(":")[0])
+        summed = nodes.get(node.input[0].partition(":")[0])
         return LOGITS if summed is not None and summed.op in _SUMS else ""
     if node.op in _SUMS:
         return LOGITS

@@ -19,7 +19,6 @@ from tfdistill.system import untrusted
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
-_TAIL_BYTES = 65536
 
 
 class TeachingWatch(keras.callbacks.Callback):
@@ -264,7 +263,7 @@ def add_to(
 
 def _last_line(path: pathlib.Path) -> dict[str, Any] | None:
     """Returns the last whole line of a log, if it has one."""
-    lines = untrusted.Tail(path, last_bytes=_TAIL_BYTES).read()
+    lines = untrusted.last_records(path)
     return next((x for x in reversed(lines) if {"step", "time"} <= {*x}), None)
 
 

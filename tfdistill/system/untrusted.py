@@ -12,6 +12,8 @@ _CONTROL = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f"
     r"\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+# More than a long line of metrics.
+_END_BYTES = 65536
 
 
 def without_control(text: str) -> str:
@@ -43,6 +45,11 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def last_records(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the records that end a file, of its last 64 KiB; may be none."""
+    return Tail(path, last_bytes=_END_BYTES).read()
 
 
 class Tail:

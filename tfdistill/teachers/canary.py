@@ -93,24 +93,28 @@ class Yardstick:
     ) -> None:
         """Finds out by the student's outputs what can be compared."""
         self._from_logits = student.from_logits
-        self._regression, self._labels = student.regression, None
-        if not self._regression:
-            self._labels = labels_of(targets)
+        self._regression: Any
+        self._labels: np.ndarray | None
+        self._regression = self._labels = None
+        self.base = 0.0
+        if not student.regression:
+            self._take_labels(labels_of(targets))
         elif np.size(targets) == np.size(outputs[0]) and len(outputs) == 1:
-            flat = tf.reshape(targets, outputs[0].shape)
-            self._targets = tf.cast(flat, outputs[0].dtype)
-            mean = tf.reduce_mean(self._targets, axis=0, keepdims=True)
-            means = tf.broadcast_to(mean, self._targets.shape)
-            self.base = float(
-                np.mean(self._regression.call(self._targets, means))
-            )
-        else:
-            self._regression = None
-        self.base = self.base if self._regression else 0.0
-        if self._labels is not None:
-            _, counts = np.unique(self._labels, return_counts=True)
+            self._regression = student.regression
+            self._take_numbers(targets, outputs[0])
+
+    def _take_labels(self, labels: np.ndarray | None) -> None:
+        self._labels = labels
+        if labels is not None:
+            _, counts = np.unique(labels, return_counts=True)
             rates = counts / counts.sum()
             self.base = float(-(rates * np.log(rates)).sum())
+
+    def _take_numbers(self, targets: Any, like: tf.Tensor) -> None:
+        self._targets = tf.cast(tf.reshape(targets, like.shape), like.dtype)
+        mean = tf.reduce_mean(self._targets, axis=0, keepdims=True)
+        means = tf.broadcast_to(mean, self._targets.shape)
+        self.base = float(np.mean(self._regression.call(self._targets, means)))
 
     def losses(self, outputs: list[tf.Tensor]) -> np.ndarray | None:
         """Returns the loss of each example; None if there is none."""

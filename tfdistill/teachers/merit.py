@@ -25,10 +25,10 @@ from tfdistill.teachers import teacher
 # labels of which half are wrong 0.58 to 0.77, which a student that learns from
 # it makes more. Of clicks, where skills are small, honest peers have less by
 # chance: hence so many standard errors of the differences by example.
-_LEAST_SHARE, _NUM_ERRORS = 0.9, 2.0
+LEAST_SHARE, _NUM_ERRORS = 0.9, 2.0
 # A student with less skill than this is no yardstick; a version whose loss is
 # so many times that of base rates needs none.
-_LEAST_SKILL, _WORSE_THAN_BASE = 0.05, 1.5
+LEAST_SKILL, _WORSE_THAN_BASE = 0.05, 1.5
 _WORSE = "on the canary batch, it is clearly worse than the student."
 _Losses = np.ndarray
 
@@ -103,9 +103,9 @@ def is_worse(losses: _Losses, own: _Losses, base: float) -> bool:
     By example, beside those of base rates.
     """
     saved = base - np.mean(own)
-    if saved < _LEAST_SKILL * base:
+    if saved < LEAST_SKILL * base:
         return bool(np.mean(losses) > _WORSE_THAN_BASE * base > 0)
     differences = losses - own
     error = np.std(differences) / len(differences) ** 0.5
     surely = np.mean(differences) - _NUM_ERRORS * error
-    return bool(surely > (1 - _LEAST_SHARE) * saved)
+    return bool(surely > (1 - LEAST_SHARE) * saved)

@@ -21,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill.system import keras_internals
+from tfdistill.teachers import merit
 from tfdistill.teachers import scale
 from tfdistill.teachers import soft_targets
 from tfdistill.training import steps
@@ -32,13 +33,12 @@ REPORT = "losses"
 _NUM_COMMON = 3
 # How many predictions are compared, which bounds the cost.
 _MAX_ROWS = 256
-# Reports that are averaged: at least so many, and the last ones. A student of
-# less skill than this is no yardstick.
-_LEAST_REPORTS, _MOST_REPORTS, _LEAST_SKILL = 3, 5, 0.05
+# Reports that are averaged: at least so many, and the last ones.
+_LEAST_REPORTS, _MOST_REPORTS = 3, 5
 # Of what the student saves of the guess's loss, the share that a peer must save
 # to count (0.3 is honest beside a student that has learned its clicks by
-# heart), and the share below which it is warned of.
-_SOME_SHARE, _LEAST_SHARE = 0.15, 0.9
+# heart). Below the share that a canary asks for it is warned of.
+_SOME_SHARE = 0.15
 # How far the mean of clicks may be off, on the logit, and in standard errors.
 _MOST_OFF, _NUM_ERRORS = 0.25, 4.0
 
@@ -173,11 +173,13 @@ class Record:
         text = f"on the student's batches its loss is {theirs:.3g}, "
         # No single report outweighs the others.
         saved = [max(-1.0, 1 - each[0] / each[2]) for each in self._losses]
-        can_judge = own < (1 - _LEAST_SKILL) * guess
-        least = _SOME_SHARE * (1 - own / guess) if can_judge else -_LEAST_SKILL
+        can_judge = own < (1 - merit.LEAST_SKILL) * guess
+        least = (
+            _SOME_SHARE * (1 - own / guess) if can_judge else -merit.LEAST_SKILL
+        )
         if sum(saved) / len(saved) < least:
             return f"{text}that of base rates {guess:.3g}."
-        if not can_judge or guess - theirs > _LEAST_SHARE * (guess - own):
+        if not can_judge or guess - theirs > merit.LEAST_SHARE * (guess - own):
             return ""
         text += f"the student's {own:.3g}"
         if is_late:

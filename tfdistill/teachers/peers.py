@@ -426,7 +426,6 @@ class Peer(teacher.Teacher):
         rejected = self.follower.rejected
         return {
             **super().status(),
-            "name": self.label,
             "swaps": self._num_swaps,
             "bytes": self._num_bytes,
             "last_bytes": self._last_num_bytes,

@@ -252,6 +252,11 @@ class Teacher:
         self.weight = float(weight)
         self._drop_reason = ""
 
+    @property
+    def label(self) -> str:
+        """What logs call it: its name, but of a peer its present group's."""
+        return self.name
+
     # ---- before training ----
 
     def members(self, cluster: identity.Cluster) -> Sequence["Teacher"]:
@@ -374,7 +379,7 @@ class Teacher:
                 found, health=DROPPED, reason=self.on_trial, share=0.0
             )
         return {
-            "name": self.name,
+            "name": self.label,
             "step": found.step,
             "health": found.health,
             "reason": found.reason,

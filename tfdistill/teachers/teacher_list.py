@@ -378,11 +378,11 @@ class TeacherList:
         if doubt and not each.on_trial:
             _log.warning(
                 "The teacher %s has no weight until it is better: %s",
-                each.status()["name"],
+                each.label,
                 doubt,
             )
         elif each.on_trial and not doubt:
-            _log.info("The teacher %s has weight again.", each.status()["name"])
+            _log.info("The teacher %s has weight again.", each.label)
         each.on_trial = doubt
 
     def _load_graphs(self, ready: Sequence[int]) -> Sequence[int]:

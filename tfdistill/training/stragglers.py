@@ -8,9 +8,9 @@ number a worker, so all of them know.
 
 import collections
 import logging
+import statistics
 import time
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -87,16 +87,17 @@ class WorkerWaits:
 
     def add(self, waits: list[float], secs: float) -> None:
         """Takes in the waits of the last step of an execution, of `secs`."""
-        typical = _median(waits)
+        typical = statistics.median_high(waits)
         self._steps.append((secs, [typical - wait for wait in waits]))
         if len(self._steps) == _NUM_EXECUTIONS:
             all_secs, late = zip(*self._steps, strict=True)
             by_worker = zip(self._names, zip(*late, strict=True), strict=True)
+            step_secs = statistics.median_high(all_secs)
             for name, times in by_worker:
-                self._judge(name, sorted(times), _median(all_secs))
+                self._judge(name, sorted(times), step_secs)
 
     def _judge(self, name: str, late: list[float], secs: float) -> None:
-        median = late[len(late) // 2]
+        median = statistics.median_high(late)
         was_slow = self.slow.pop(name, None)
         # Nearly all name a worker, and half of them clear it.
         least = median if was_slow else late[_NUM_OTHERWISE]
@@ -110,8 +111,3 @@ class WorkerWaits:
                 _log.warning("%s.", text)
         elif was_slow:
             _log.warning("%s makes its group wait no longer.", name)
-
-
-def _median(values: Sequence[float]) -> float:
-    """Of an even number of values, the larger one in the middle."""
-    return sorted(values)[len(values) // 2]
