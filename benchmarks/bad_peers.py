@@ -24,8 +24,9 @@ from tfdistill.system import programs
 
 _KINDS = (
     *("honest", "base_rates", "rotated", "half_rotated", "learning_rate_0"),
-    *("dead_25", "dead_137", "offset"),
+    *("dead_25", "dead_137", "nan", "offset"),
 )
+_RATES = {"learning_rate_0": 0.0, "nan": 1e30}
 _READ_SECS = 2.0
 # The share of steps that an honest peer teaches; and in nats, what others cost.
 _LEAST_TAUGHT, _MOST_WORSE = 0.75, 0.01
@@ -114,27 +115,31 @@ def _changed(data: tf.data.Dataset, kind: str, num_classes: int) -> Any:
             tf.random.uniform(tf.shape(y)) < is_rotated, rotated, y
         )
 
-    return data if kind in ("honest", "learning_rate_0") else data.map(change)
+    return data if kind in ("honest", *_RATES) else data.map(change)
 
 
-def _fit(
-    workload: Any, group: int, kind: str, lock: Any, root: str, validated: bool
+def _made(
+    workload: Any, group: int, kind: str, root: str, validated: bool
 ) -> dict[str, Any]:
+    """Makes a group, on the thread of all: seeds are of the process."""
     cluster = tfdistill.Cluster(group=group, num_groups=2, exchange=root)
     keras.utils.set_random_seed(1000 * workload.seed + group)
     train, validation = workload.datasets(cluster)
-    exchange = tfdistill.Exchange(root)
     alone = kind == "alone"
-    peers = tfdistill.teachers.Peers(exchange, peers=[1 - group])
     model = tfdistill.CodistillModel(
-        workload.model(), teachers=None if alone else peers
+        workload.model(),
+        teachers=None
+        if alone
+        else tfdistill.teachers.Peers(
+            tfdistill.Exchange(root), peers=[1 - group]
+        ),
     )
     bad = kind if group == 1 else "honest"
     loss = workload.loss
     loss = loss if isinstance(loss, keras.losses.Loss) else loss(train)
     optimizer = workload.optimizer()
-    if bad == "learning_rate_0":
-        optimizer = keras.optimizers.SGD(0.0)
+    if bad in _RATES:
+        optimizer = keras.optimizers.SGD(_RATES[bad])
     model.compile(
         optimizer,
         loss,
@@ -142,40 +147,42 @@ def _fit(
         or tfdistill.losses.SoftTargetCrossEntropy(from_logits=True),
         distillation_weight=workload.distillation_weight,
     )
-    train = _changed(train, bad, int(model.student.output_shape[-1]))
-    num_steps = workload.num_steps
-    if bad.startswith("dead"):
-        num_steps = int(bad.split("_")[1])
+    is_dead = bad.startswith("dead")
+    return {
+        "model": model,
+        "x": _changed(train, bad, int(model.student.output_shape[-1])),
+        "steps_per_epoch": int(bad.split("_")[1])
+        if is_dead
+        else workload.num_steps,
+        "held_out": validation,
+        "validation_data": validation if validated else None,
+    }
+
+
+def _fit(
+    made: dict[str, Any], workload: Any, group: int, lock: _Lock, root: str
+) -> dict[str, Any]:
+    """Trains a group by turns; a dead one just ends."""
+    model, held_out = made.pop("model"), made.pop("held_out")
     exporter = tfdistill.callbacks.StudentExporter(
-        exchange,
+        tfdistill.Exchange(root),
         every_steps=workload.every_steps,
         group=group,
         **workload.exporter,
     )
     turns = _Turns(lock, group, exporter)
-    callbacks = [
-        exporter,
-        turns,
-        tfdistill.callbacks.TeacherLoader(
-            every_steps=workload.refresh_every_steps
-        ),
-    ]
+    loader = tfdistill.callbacks.TeacherLoader(
+        every_steps=workload.refresh_every_steps
+    )
     lock.begin(group)
     try:
-        model.fit(
-            train,
-            steps_per_epoch=num_steps,
-            validation_data=validation if validated else None,
-            callbacks=callbacks,
-            verbose=0,
-        )
-        # As a dead group does, it says nothing more.
+        model.fit(**made, callbacks=[exporter, turns, loader], verbose=0)
     finally:
         lock.end(group)
+    if group == 1:
+        return {}
     return {
-        "log_loss": float(model.evaluate(validation, verbose=0))
-        if group == 0
-        else None,
+        "log_loss": float(model.evaluate(held_out, verbose=0)),
         "taught": turns.num_taught / max(turns.num_steps, 1),
         "status": model.teachers.status(),
     }
@@ -184,16 +191,16 @@ def _fit(
 def one(workload: Any, kind: str, *, validated: bool) -> dict[str, Any]:
     """Trains both groups; returns what became of group 0."""
     lock, found = _Lock(), {}
+    groups = [0] if kind == "alone" else [0, 1]
     with tempfile.TemporaryDirectory() as root:
+        made = [_made(workload, g, kind, root, validated) for g in groups]
 
         def train(group: int) -> None:
-            found[group] = _fit(workload, group, kind, lock, root, validated)
+            found[group] = _fit(made[group], workload, group, lock, root)
 
         if kind == "alone":
             lock.end(1)
-            train(0)
-            return found[0]
-        threads = [threading.Thread(target=train, args=(g,)) for g in (0, 1)]
+        threads = [threading.Thread(target=train, args=(g,)) for g in groups]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -160,7 +160,6 @@ def test_without_teachers_it_trains_as_keras_does():
     expected_logs, expected = run(False)
     assert logs.keys() - expected_logs.keys() == {
         "task_loss",
-        "teacher_loss",
         "distillation_weight",
         "teacher_staleness",
         "distillation_loss",

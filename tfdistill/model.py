@@ -62,7 +62,7 @@ _LOOPS = (
     "predict",
 )
 # What is logged of the loss besides `loss` itself.
-_PARTS = ("task_loss", "distillation_loss", "teacher_loss")
+_PARTS = ("task_loss", "distillation_loss")
 
 
 def _of_the_model_inside(name: str) -> Any:
@@ -519,8 +519,8 @@ class CodistillModel(steps.Codistilled, DistributedModel):
     was compiled.
 
     `fit` logs `loss`, `task_loss`, `distillation_loss` (unweighted),
-    `teacher_loss` (the task loss of the teachers in use, by some rows of each
-    step; 0 if none is, or if there are several outputs),
+    `teacher_loss` (with teachers: the mean task loss of those in use, on rows
+    of the batches before the last five refreshes; NaN if there is none),
     `distillation_weight` (the weight in force at the last step),
     `teacher_staleness` (mean over peers, and one's own past, in use at the
     last step, in steps; NaN while there is none) and the compiled metrics.
@@ -643,7 +643,6 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         if self._task_tracker is None:
             self._task_tracker = keras.metrics.Mean("task_loss")
             self._distillation_tracker = keras.metrics.Mean("distillation_loss")
-            self._teacher_tracker = keras.metrics.Mean("teacher_loss")
 
     @property
     def _exchanges(self) -> bool:
@@ -715,7 +714,6 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         shares = {"loss": loss, "task_loss": task_loss}
         if term:
             shares["distillation_loss"] = distillation_loss
-            self._teacher_tracker.update_state(*logs.pop("teacher_loss"))
         else:
             logs = {
                 "distillation_weight": tf.zeros([], task_loss.dtype),

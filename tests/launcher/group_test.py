@@ -46,11 +46,15 @@ train(50)
         for attempt, victim in enumerate(["worker_1", "worker_0"], start=1):
             name = f"group_0_{victim}"
 
-            def stepped(name=name, attempt=attempt):
+            log = topology.logs_dir / f"{name}.log"
+
+            def stepped(name=name, attempt=attempt, log=log):
                 starts = _events(topology, "start")
+                # Since the last kill, too: the attempt before was quicker.
+                is_connected = log.read_text().count("address") == attempt
                 steps = _steps(topology, name)
                 return len(starts) == 2 + 2 * attempt and (
-                    len(steps) > 10 * attempt
+                    is_connected and len(steps) > 10 * attempt
                 )
 
             tasks.poll_until(run, stepped)

@@ -78,8 +78,8 @@ class _Group:
             active=tf.constant(True),
         )
         logs = {
-            **steps.hidden("taught_rows", soft.taught_rows),
-            **steps.hidden("versions", soft.steps),
+            **steps.hidden("taught_rows", [soft.taught_rows]),
+            **steps.hidden("versions", [soft.steps]),
         }
         return soft.outputs[0][0], soft.weights, logs
 

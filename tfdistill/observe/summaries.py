@@ -270,7 +270,7 @@ class Summaries(steps.SteppedCallback):
 
     def _taught(self, status: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The share of rows that each teacher taught in the last step."""
-        found = self.model.trainer.last.detail(labels.TAUGHT_ROWS) or ()
+        (found,) = self.model.trainer.last.detail(labels.TAUGHT_ROWS) or [()]
         return {
             f"teachers/{_of_name(one['name'])}/taught_rows": float(share)
             for one, share in zip(status, found, strict=False)
@@ -341,6 +341,7 @@ def _of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> _Scalars:
             "version": version,
             "health": _HEALTH_CODES[teacher["health"]],
             "share": teacher["share"],
+            "loss": teacher["teacher_loss"],
             "num_quarantined": teacher["num_quarantined"],
             "num_swaps": teacher["swaps"],
             "read_secs": teacher["read_secs"],

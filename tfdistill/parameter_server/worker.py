@@ -102,7 +102,7 @@ class TrainResult:
     num_steps: int  # Fewer than asked for if the data ended.
     num_examples: float
     worker: int
-    logs: dict[str, float]  # Of the last step, without the metrics.
+    logs: dict[str, Any]  # Of the last step, without the metrics.
     added: np.ndarray  # To the metrics, for `MetricTotals.add`.
 
 
@@ -134,9 +134,9 @@ class TrainFunction:
         self._num_steps = num_steps
         self._run = self._unrolled if endless else self._loop
         self._metric_names = set(totals.results())
-        # A vector of a step's logs leaves them out. Only a trace of the step
-        # shows them, and all traces show the same.
-        self._log_names: list[str] = []
+        # By name the shapes of what a step logs, which a vector leaves out.
+        # Only a trace of the step shows them, and all traces show the same.
+        self._log_shapes: dict[str, list[int]] = {}
         self.function = tf.function(self._execute, autograph=False)
 
     def _execute(
@@ -158,8 +158,7 @@ class TrainFunction:
             num_steps=int(num_steps),
             num_examples=float(num_examples),
             worker=int(index),
-            # None if the data had ended before its first step.
-            logs=dict(zip(self._log_names, logs.tolist(), strict=False)),
+            logs=self._unpacked(logs),
             added=added,
         )
 
@@ -172,10 +171,28 @@ class TrainFunction:
         if examples is None:
             examples = worker_data.num_rows(data)
         kept = {k: v for k, v in logs.items() if k not in self._metric_names}
-        self._log_names = sorted(kept)
-        values = [tf.cast(kept[name], tf.float64) for name in self._log_names]
-        packed = tf.reshape(tf.stack(values), [-1]) if values else _nothing()
+        values = [tf.cast(value, tf.float64) for value in kept.values()]
+        self._log_shapes = {
+            name: [-1 if size is None else size for size in value.shape]
+            for name, value in zip(kept, values, strict=True)
+        }
+        sizes = [tf.cast(tf.size(value), tf.float64) for value in values]
+        flat = [tf.reshape(value, [-1]) for value in values]
+        packed = tf.concat([sizes, *flat], 0) if kept else _nothing()
         return states, tf.cast(examples, tf.float64), packed
+
+    def _unpacked(self, packed: np.ndarray) -> Logs:
+        """Returns what `_one` packed: floats, and arrays."""
+        if not packed.size:  # The data had ended before its first step.
+            return {}
+        count = len(self._log_shapes)
+        parts = np.split(packed[count:], packed[:count].astype(int).cumsum())
+        return {
+            name: part.reshape(shape) if shape else float(part[0])
+            for (name, shape), part in zip(
+                self._log_shapes.items(), parts, strict=False
+            )
+        }
 
     def _unrolled(self, iterator: Any, first_step: tf.Tensor) -> tf.Tensor:
         states = self._totals.initial()

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 _log = logging.getLogger(__name__)
@@ -81,67 +80,6 @@ class Canary:
         return outputs
 
 
-class Yardstick:
-    """The labels of a canary batch, and the loss of base rates there.
-
-    Attributes:
-        base: That loss, a mean by example; 0 without labels.
-    """
-
-    def __init__(
-        self, targets: Any, student: Any, outputs: list[tf.Tensor]
-    ) -> None:
-        """Finds out by the student's outputs what can be compared."""
-        self._from_logits = student.from_logits
-        self._regression: Any
-        self._labels: np.ndarray | None
-        self._regression = self._labels = None
-        self.base = 0.0
-        if not student.regression:
-            self._take_labels(labels_of(targets))
-        elif np.size(targets) == np.size(outputs[0]) and len(outputs) == 1:
-            self._regression = student.regression
-            self._take_numbers(targets, outputs[0])
-
-    def _take_labels(self, labels: np.ndarray | None) -> None:
-        self._labels = labels
-        if labels is not None:
-            _, counts = np.unique(labels, return_counts=True)
-            rates = counts / counts.sum()
-            self.base = float(-(rates * np.log(rates)).sum())
-
-    def _take_numbers(self, targets: Any, like: tf.Tensor) -> None:
-        self._targets = tf.cast(tf.reshape(targets, like.shape), like.dtype)
-        mean = tf.reduce_mean(self._targets, axis=0, keepdims=True)
-        means = tf.broadcast_to(mean, self._targets.shape)
-        self.base = float(np.mean(self._regression.call(self._targets, means)))
-
-    def losses(self, outputs: list[tf.Tensor]) -> np.ndarray | None:
-        """Returns the loss of each example; None if there is none."""
-        if self._regression:
-            losses = self._regression.call(self._targets, outputs[0])
-            return np.reshape(losses, [len(self._targets), -1]).mean(axis=1)
-        if self._labels is None:
-            return None
-        logits = logits_of(outputs, from_logits=self._from_logits)
-        labels, num_classes = self._labels, logits.shape[-1]
-        fits = len(labels) == len(logits) and len(outputs) == 1
-        if fits and labels.min() >= 0 and labels.max() < num_classes:
-            return tf.nn.sparse_softmax_cross_entropy_with_logits(
-                labels, logits
-            ).numpy()
-        # The labels are at fault, not these versions.
-        self._labels = None
-        _log.warning(
-            "To compare teachers with the student, it must have one output, "
-            "and the labels of held-out examples must be %d numbers in 0 to "
-            "%d; received %d, from %d to %d. Versions are not compared.",
-            *(len(logits), num_classes - 1),
-            *(len(labels), labels.min(), labels.max()),
-        )
-        return None
-
-
 def of_validation(data: Any) -> Canary | None:
     """Returns the canary in `validation_data` of `fit`, if it can be read.
 
@@ -154,36 +92,6 @@ def of_validation(data: Any) -> Canary | None:
     except Exception as error:  # `fit` reads them too, and knows what to say.
         _log.info("No canary could be made of the validation data: %s", error)
         return None
-
-
-def logits_of(outputs: list[tf.Tensor], *, from_logits: bool) -> tf.Tensor:
-    """Returns a logit for each class, `[rows, classes]`, of the first output.
-
-    One number a row is the logit, or the probability, of class 1.
-    """
-    values = tf.cast(outputs[0], tf.float32)
-    values = tf.reshape(values, [-1, values.shape[-1]])
-    if values.shape[-1] == 1:
-        other = tf.zeros_like(values) if from_logits else 1 - values
-        values = tf.concat([other, values], axis=-1)
-    if from_logits:
-        return values
-    return tf.math.log(tf.clip_by_value(values, 1e-12, 1.0))
-
-
-def labels_of(targets: Any) -> np.ndarray | None:
-    """Returns targets as a vector of class indices; None if they are none."""
-    flat = keras.tree.flatten(targets)
-    if len(flat) != 1:
-        return None
-    values = np.asarray(flat[0])
-    if values.dtype.kind not in "iub":
-        if not np.isin(values, (0, 1)).all():
-            return None
-        if values.ndim > 1 and values.shape[-1] > 1:
-            is_one_hot = (values.sum(axis=-1) == 1).all()
-            return values.argmax(axis=-1).reshape(-1) if is_one_hot else None
-    return values.astype(np.int64).reshape(-1)
 
 
 def blank(input_spec: Any) -> Any:

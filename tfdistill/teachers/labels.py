@@ -117,7 +117,7 @@ class LabelTeacher(teacher.Teacher):
         found, rows = super().status(), math.nan
         taught = self._student.last.detail(TAUGHT_ROWS)
         if taught is not None:
-            rows = float(taught[self._student.names.index(self.name)])
+            rows = float(taught[0][self._student.names.index(self.name)])
         if not math.isnan(rows):
             found["share"] = rows
         if rows == 0:

@@ -1,13 +1,11 @@
-"""Whether a version of a peer is clearly worse than the student: the one rule.
+"""Whether a version of a peer is clearly worse than the student, on a canary.
 
-Both predict the same labelled canary batch. The skill of a model is the share
-of the loss of base rates that it saves: 0 for whoever knows only how often
-each class occurs, or the mean, and 1 without any loss. Skills compare across
-data sets; losses do not. What teachers are worth without a canary:
-`on_batches`.
+Both predict the same labelled canary batch. What teachers are worth without a
+canary: `on_batches`.
 """
 
 import functools
+import logging
 from collections.abc import Callable
 
 import keras
@@ -19,29 +17,20 @@ from tfdistill.follow import screen
 from tfdistill.teachers import canary as canary_lib
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import teacher
+from tfdistill.teachers import yardstick
 
-# A version is worse if it surely has less than this share of the student's
-# skill. On digits an honest peer has 0.98 of it, and one that learns from
-# labels of which half are wrong 0.58 to 0.77, which a student that learns from
-# it makes more. Of clicks, where skills are small, honest peers have less by
-# chance: hence so many standard errors of the differences by example.
-LEAST_SHARE, _NUM_ERRORS = 0.9, 2.0
-# A student with less skill than this is no yardstick; a version whose loss is
-# so many times that of base rates needs none.
-LEAST_SKILL, _WORSE_THAN_BASE = 0.05, 1.5
+_log = logging.getLogger(__name__)
 _WORSE = "on the canary batch, it is clearly worse than the student."
-_Losses = np.ndarray
 
 
 class Merit:
     """Compares the versions of peers with the student, on the chief.
 
     The training thread takes the student's values; the thread that reads
-    versions finds all losses, the student's once for all peers. Labels are
-    class indices, 0 and 1, one-hot rows, or the numbers of a regression.
+    versions finds all losses, the student's once for all peers.
 
     Attributes:
-        can_compare: Whether the canary has labels of these kinds.
+        can_compare: Whether the canary has labels that the task loss takes.
         outgrown: By peer, why its version in use should not count: it is worse
             by now, and so is its next one.
     """
@@ -51,30 +40,62 @@ class Merit:
     ) -> None:
         """Traces the student: the other thread must not run its code."""
         graph, inputs = student.graph, canary.inputs
+        self._targets = canary.targets
         self._writer = saved_model.SavedModelWriter(graph)
         self._run = (
             on_servers.student_runner(graph, inputs)
             if student.on_servers
             else lambda values: keras.tree.flatten(graph(values, inputs))
         )
-        outputs = self._run(self._writer.snapshot())
-        self._yardstick = canary_lib.Yardstick(canary.targets, student, outputs)
-        self.can_compare = self._yardstick.losses(outputs) is not None
+        self._yardstick = student.yardstick
+        self.can_compare = self._can_compare()
         # By peer, of its last version, and of the last that was good enough.
-        self._before: dict[str, _Losses] = {}
-        self._good: dict[str, _Losses] = {}
+        self._before: dict[str, np.ndarray] = {}
+        self._good: dict[str, np.ndarray] = {}
         self.outgrown: dict[str, str] = {}
         self.forget()
 
+    def _can_compare(self) -> bool:
+        if self._targets is None:
+            return False
+        try:
+            _, base = self._student_losses(self._writer.snapshot())
+        except Exception as error:  # Losses raise whatever they like.
+            why = str(error)
+        else:
+            if np.isfinite(base):
+                return True
+            why = "they give no finite loss."
+        _log.warning(
+            "To compare teachers with the student, it must have one output and "
+            "a task loss that takes the labels of held-out examples. Versions "
+            "are not compared: %s",
+            why,
+        )
+        return False
+
+    def _losses(self, outputs: list[tf.Tensor]) -> np.ndarray:
+        if self._yardstick is None or len(outputs) != 1:
+            raise ValueError(f"received {len(outputs)} outputs, or no loss.")
+        return self._yardstick.losses(self._targets, outputs[0]).numpy()
+
+    def _student_losses(
+        self, values: saved_model.Snapshot
+    ) -> tuple[np.ndarray, float]:
+        outputs = self._run(values)
+        guesses = [self._yardstick.guess(outputs[0])] if self._yardstick else []
+        return self._losses(outputs), float(np.mean(self._losses(guesses)))
+
     def forget(self) -> None:
         """Compares nothing until `take`."""
-        self._own: Callable[[], _Losses | None] = lambda: None
+        self._own: Callable[[], tuple[np.ndarray, float] | None] = lambda: None
 
     def take(self) -> None:
         """Takes the student's values; their loss is found if somebody asks."""
-        values = self._writer.snapshot()
-        find = self._yardstick.losses
-        self._own = functools.cache(lambda: find(self._run(values)))
+        if self.can_compare:
+            self._own = functools.cache(
+                functools.partial(self._student_losses, self._writer.snapshot())
+            )
 
     def check(self, peer: str, outputs: list[tf.Tensor]) -> None:
         """Refuses a version with these outputs if it is clearly worse.
@@ -82,30 +103,17 @@ class Merit:
         Models with batch normalization may be much worse for the time of one
         version: the losses of the peer's version before are averaged in.
         """
-        losses, own = self._yardstick.losses(outputs), self._own()
-        if losses is None or own is None:
+        found = self._own()
+        if found is None:
             return
+        losses, (own, base) = self._losses(outputs), found
         before = self._before.get(peer, losses)
         self._before[peer] = losses
         least = min(losses, (losses + before) / 2, key=np.mean)
-        if not is_worse(least, own, self._yardstick.base):
+        if not yardstick.is_worse(least, own, base):
             self._good[peer] = losses
             self.outgrown.pop(peer, None)
             return
-        if is_worse(self._good.get(peer, own), own, self._yardstick.base):
+        if yardstick.is_worse(self._good.get(peer, own), own, base):
             self.outgrown[peer] = _WORSE
         raise screen.Refused(_WORSE)
-
-
-def is_worse(losses: _Losses, own: _Losses, base: float) -> bool:
-    """Whether losses are clearly worse than the student's `own`.
-
-    By example, beside those of base rates.
-    """
-    saved = base - np.mean(own)
-    if saved < LEAST_SKILL * base:
-        return bool(np.mean(losses) > _WORSE_THAN_BASE * base > 0)
-    differences = losses - own
-    error = np.std(differences) / len(differences) ** 0.5
-    surely = np.mean(differences) - _NUM_ERRORS * error
-    return bool(surely > (1 - LEAST_SHARE) * saved)

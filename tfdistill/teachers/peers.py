@@ -99,9 +99,9 @@ class Peers(teacher.Teacher):
             canary: Held-out examples that each version must predict before it
                 is used: a dataset as `fit` takes it, or arrays `(x, y)`, of
                 which the first 256 examples are taken. A version is refused if
-                its outputs are not finite or have another shape, and, if the
-                targets are class indices, 0 and 1, or one-hot rows, if it is
-                clearly worse than the student. Default: the `validation_data`
+                its outputs are not finite or have another shape, and, if there
+                are targets, if by the task loss it is clearly worse than the
+                student. Default: the `validation_data`
                 of `fit`, if these are a dataset or arrays.
             schema: What peers' labels, vocabularies and columns must be; see
                 `follow.screen.digests`. Default: nothing is compared.
@@ -337,13 +337,16 @@ class Peer(teacher.Teacher):
             self._drop_reason = reason
             self._num_dropped += 1
 
-    def doubt(self, record: on_batches.Record) -> str:
+    def doubt(self) -> str:
         """Returns why the version in use should not count, or ""."""
         if self._merit and self.label in self._merit.outgrown:
             return self._merit.outgrown[self.label]
         version, now = self.follower.current, self._now or 0
         late = self._silence.intervals(now, version=version) >= _LATE_INTERVALS
-        return record.doubt(is_late=late) if self.is_judged or late else ""
+        found = self.record.doubt(self.label, is_late=late)
+        if found is None:
+            return self.on_trial
+        return found if self.is_judged or late else ""
 
     def refresh(self, step: int | None) -> None:
         """Notes the student's step; logs each change of health, once."""
@@ -376,6 +379,7 @@ class Peer(teacher.Teacher):
         _log.info("%s takes the place of %s: %s.", self.label, before, why)
         self._silence, self._logged = staleness.Silence(), (teacher.GOOD, False)
         self._drop_reason, self.on_trial, self._num_waits = "", "", 0
+        self.record = on_batches.Record()
 
     # ---- what the version counts ----
 

@@ -52,20 +52,21 @@ _BY_NAME = {name.lower(): name for name in _SETTINGS}
 
 def gives_logits(task_loss: Any) -> bool | None:
     """Whether a task loss takes logits; None if it does not say."""
-    inner = _inner(task_loss)
-    if not isinstance(inner, keras.losses.Loss):
+    loss = inner(task_loss)
+    if not isinstance(loss, keras.losses.Loss):
         return None
     try:
-        answer = inner.get_config().get("from_logits")
+        answer = loss.get_config().get("from_logits")
     except NotImplementedError:
         return None
-    if answer is None and "crossentropy" in inner.name.lower():
+    if answer is None and "crossentropy" in loss.name.lower():
         # Named by a string: Keras' functions default to probabilities.
         return False
     return answer
 
 
-def _inner(task_loss: Any) -> Any:
+def inner(task_loss: Any) -> Any:
+    """Returns the loss that `compile` was given."""
     is_global = isinstance(task_loss, global_batch.GlobalBatchLoss)
     return task_loss.inner if is_global else task_loss
 
@@ -87,7 +88,7 @@ def check_metrics(loss: Any, metrics: Any) -> None:
     losses = keras.tree.flatten(loss)
     logits = {gives_logits(each) for each in losses}
     for metric in keras.tree.flatten(metrics) if len(logits) == 1 else ():
-        remedy = _remedy(metric, _inner(losses[0]), logits.copy().pop())
+        remedy = _remedy(metric, inner(losses[0]), logits.copy().pop())
         if remedy:
             warnings.warn(
                 f"The metric {metric!r} and the loss must take outputs for the "

@@ -22,6 +22,8 @@ from tfdistill.cluster import replicas
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.teachers import copies
+from tfdistill.teachers import on_batches
+from tfdistill.teachers import yardstick as yardstick_lib
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -98,7 +100,7 @@ class Student:
             empty if the student has none.
         last: What the last execution reported.
         names: The names of its teachers, in order.
-        regression: The task loss, if it compares numbers, not classes.
+        yardstick: The task loss of single predictions, if there is one loss.
         merits: By canary, what compares versions with the student on it.
         remote: What makes places on parameter servers, and tells workers.
         held_out: The canary of peers that were given none, if there is one.
@@ -113,7 +115,7 @@ class Student:
         default_factory=steps.LastExecution
     )
     names: Sequence[str] = ()
-    regression: keras.losses.Loss | None = None
+    yardstick: yardstick_lib.Yardstick | None = None
     merits: dict[Any, Any] = dataclasses.field(default_factory=dict)
     remote: Any = None
     held_out: Any = None
@@ -210,6 +212,7 @@ class Teacher:
             found to be worse than no teacher. Empty (default) if it counts.
         is_judged: Whether it is, by the student's own batches. Default False;
             True for other groups without a labelled canary.
+        record: What is known of it by these batches.
 
     Example:
         >>> class ClassPriors(Teacher):
@@ -251,6 +254,7 @@ class Teacher:
         self.name = name or kind.lower()
         self.weight = float(weight)
         self._drop_reason = ""
+        self.record = on_batches.Record()
 
     @property
     def label(self) -> str:
@@ -324,12 +328,10 @@ class Teacher:
     def stop(self) -> None:
         """Ends what it does beside training; `fit` ends."""
 
-    def doubt(self, record: Any) -> str:
-        """Returns why it should be on trial, as the chief sees it; or "".
-
-        `record` is what is known of its losses on the student's batches.
-        """
-        return record.doubt() if self.is_judged else ""
+    def doubt(self) -> str:
+        """Returns why it should be on trial, as the chief sees it; or ""."""
+        found = self.record.doubt(self.label) if self.is_judged else ""
+        return self.on_trial if found is None else found
 
     def refresh(self, step: int | None) -> None:
         """Takes what changed since the last refresh.
@@ -371,7 +373,8 @@ class Teacher:
             `age_steps`; how many versions were put in use (`swaps`), their
             `bytes` and the `last_bytes` of these, and the `read_secs` of the
             last read, None without one; `num_dropped`; `num_quarantined`, and
-            the newest `quarantined` versions with their reasons.
+            the newest `quarantined` versions with their reasons; `teacher_loss`
+            beside the student's `own_loss`, and the `base_loss` of a guess.
         """
         found = self.standing()
         if self.on_trial:
@@ -392,6 +395,7 @@ class Teacher:
             "num_dropped": int(bool(self._drop_reason)),
             "num_quarantined": 0,
             "quarantined": {},
+            **self.record.status(),
         }
 
     # ---- for a backup ----

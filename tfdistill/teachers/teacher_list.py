@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdistill.cluster import identity
@@ -25,12 +26,13 @@ from tfdistill.teachers import scale
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.teachers import term as term_lib
+from tfdistill.teachers import yardstick
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
 # What a step reports of each teacher: the share of rows that it taught, and the
 # version that did.
-_ROWS, _VERSIONS = labels_lib.TAUGHT_ROWS, "versions"
+_TAUGHT, _VERSIONS = labels_lib.TAUGHT_ROWS, "versions"
 # A version that answers NaN or infinity before so many refreshes in a row is
 # dropped: one may be the student's own overflow.
 _MAX_BAD = 3
@@ -109,7 +111,7 @@ class TeacherList:
         self._report: Any = None
         self._num_bad = [0] * len(self._teachers)
         self._task_loss: Any = None
-        self._records = [on_batches.Record(name) for name in self.names]
+        self._reports: on_batches.Reports | None = None
 
     def __len__(self) -> int:
         return len(self._teachers)
@@ -172,11 +174,14 @@ class TeacherList:
             self._student.weight = self.weight
             return
         self._student = student
+        student.last.also["teacher_loss"] = math.nan
         student.names, student.weight = self.names, self.weight
         if self._term:
             student.losses = self._term.losses_of(student.graph.output_spec)
             scale.check_own_ends(student.graph.ends, student.losses)
-        student.regression = on_batches.regression(self._task_loss)
+        student.yardstick = yardstick.of_task(self._task_loss)
+        if student.yardstick and student.is_chief:
+            self._reports = on_batches.Reports(student.yardstick)
         if any(peer.canary is None for peer in self._peers):
             student.held_out = canary.of_validation(self.validation_data)
         if student.on_servers:
@@ -198,7 +203,7 @@ class TeacherList:
         self._agreement = agreement.Agreement(
             student.strategy,
             [peer.follower for peer in self._peers],
-            num_said=2 * len(self._teachers) + len(self._peers),
+            num_said=2 * len(self._teachers) + len(self._peers) + 1,
         )
         self._publish()
 
@@ -236,17 +241,17 @@ class TeacherList:
                 losses=self._term.losses_of(y_pred),
             )
             soft = self.ask(batch, active=weight > 0)
-            report = on_batches.compare(
-                self._task_loss, y, y_pred, sample_weight, soft
+            rows = on_batches.rows(
+                y, y_pred, sample_weight, soft.is_asked, soft.outputs
             )
         loss = self._term(soft, y_pred, sample_weight)
         weight *= tf.cast(soft.strength, dtype)
         return loss, {
             "distillation_weight": weight,
             "teacher_staleness": soft.staleness,
-            **on_batches.logs(report, len(self), tf.shape(batch.flat[0])[0]),
-            **steps.hidden(_ROWS, soft.taught_rows),
-            **steps.hidden(_VERSIONS, soft.steps),
+            **steps.hidden(on_batches.ROWS, rows),
+            **steps.hidden(_TAUGHT, [soft.taught_rows]),
+            **steps.hidden(_VERSIONS, [soft.steps]),
         }
 
     def ask(
@@ -314,14 +319,15 @@ class TeacherList:
             merit.take()
         self._count_bad()
         bad = [count >= _MAX_BAD for count in self._num_bad]
-        doubts = [
-            each.doubt(record)
-            for each, record in zip(self._teachers, self._records, strict=True)
-        ]
+        doubts = [each.doubt() for each in self._teachers]
         decides = self._student.is_chief
         doubted = [decides and bool(doubt) for doubt in doubts]
         moves = [peer.next_group() + 1 for peer in self._peers]
-        news = self._agreement.exchange_news([*bad, *doubted, *moves])
+        # By its bits: all workers show the same.
+        loss = int(self._mean_loss().view(np.int32)) if decides else 0
+        news = self._agreement.exchange_news([*bad, *doubted, *moves, loss])
+        shown = np.int32(news.said[-1]).view(np.float32)
+        self._student.last.also["teacher_loss"] = float(shown)
         for index, each in enumerate(self._teachers):
             is_on_trial = bool(news.said[len(self) + index])
             self._put_on_trial(
@@ -340,12 +346,10 @@ class TeacherList:
         ready = self._load_graphs(news.ready)
         self._swap(ready, step)
         for peer, move in zip(
-            self._peers, news.said[2 * len(self) :], strict=True
+            self._peers, news.said[2 * len(self) : -1], strict=True
         ):
             if move:
                 peer.follow(move - 1)
-                index = self._teachers.index(peer)
-                self._records[index] = on_batches.Record(peer.label)
         if not self.has_exporter:
             for each in self._teachers:
                 each.exported(step or 0, {})
@@ -357,22 +361,30 @@ class TeacherList:
     def _count_bad(self) -> None:
         """Looks at what the last step said of the versions in use."""
         last = self._student.last
-        rows, versions = last.detail(_ROWS), last.detail(_VERSIONS)
+        rows, versions = last.detail(_TAUGHT), last.detail(_VERSIONS)
         if rows is None or versions is None or rows is self._report:
             return
-        self._report = rows
-        losses = last.detail(on_batches.REPORT)
-        for index, each in enumerate(self._teachers):
-            share = float(rows[index])
-            if int(versions[index]) != each.standing().step:
-                continue
-            if losses is not None:
-                self._records[index].add(losses, index, float(last.examples))
-            if math.isnan(share):
-                continue
+        self._report, shares = rows, np.asarray(rows[0])
+        in_use = np.asarray(versions[0]) == [t.standing().step for t in self]
+        report = last.detail(on_batches.ROWS)
+        if report and self._reports:
+            self._reports.read(report, self._teachers, in_use)
+        for index in map(int, np.flatnonzero(in_use & ~np.isnan(shares))):
+            each = self._teachers[index]
             # Rows that somebody else did not send are no fault of a version.
-            is_bad = each.answers_every_row and each.weight > 0 and share < 1
+            is_bad = each.answers_every_row and each.weight > 0
+            is_bad &= bool(shares[index] < 1)
             self._num_bad[index] = self._num_bad[index] + 1 if is_bad else 0
+
+    def _mean_loss(self) -> np.float32:
+        """Returns the mean task loss of the teachers in use; NaN for none."""
+        found = [
+            each.record.status()["teacher_loss"]
+            for each in self._teachers
+            if each.standing().share
+        ]
+        known = [loss for loss in found if loss is not None]
+        return np.float32(np.mean(known) if known else np.nan)
 
     def _put_on_trial(self, each: teacher_lib.Teacher, doubt: str) -> None:
         if doubt and not each.on_trial:
@@ -435,10 +447,7 @@ class TeacherList:
         """
         if self._student is None:
             return []
-        return [
-            {**each.status(), **record.status()}
-            for each, record in zip(self._teachers, self._records, strict=True)
-        ]
+        return [each.status() for each in self._teachers]
 
     # ---- for a backup ----
 
@@ -450,12 +459,8 @@ class TeacherList:
     def state(self) -> dict[str, Any]:
         """Returns by name what each teacher keeps, as JSON."""
         return {
-            each.name: {
-                **each.state(),
-                "on_trial": each.on_trial,
-                "on_batches": record.state(),
-            }
-            for each, record in zip(self._teachers, self._records, strict=True)
+            each.name: {**each.state(), "on_trial": each.on_trial}
+            for each in self._teachers
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -482,11 +487,10 @@ class TeacherList:
         }
         if self._peers:
             self._swap(self._load_graphs(self._agreement.read(wanted)))
-        for each, record in zip(self._teachers, self._records, strict=True):
+        for each in self._teachers:
             if each.name in state:
                 each.restore(state[each.name])
                 each.on_trial = state[each.name].get("on_trial", "")
-                record.restore(state[each.name].get("on_batches", {}))
         if was_following:
             self._start_following()
         self._publish()

@@ -224,14 +224,14 @@ HIDDEN = "_tfdistill/"
 EXAMPLES = "_examples"
 
 
-def hidden(name: str, values: tf.Tensor) -> Logs:
-    """Returns logs that `fit` does not show, one for each of `[count]` values.
+def hidden(name: str, values: Sequence[tf.Tensor]) -> Logs:
+    """Returns logs that `fit` does not show, one for each of some tensors.
 
     Callbacks read them by `LastExecution.detail(name)`.
     """
     return {
         f"{HIDDEN}{name}/{index:04d}": value
-        for index, value in enumerate(tf.unstack(values))
+        for index, value in enumerate(values)
     }
 
 
@@ -244,18 +244,24 @@ def flat(logs: Logs) -> Logs:
 
 
 class LastExecution:
-    """What the last execution reported besides the logs that `fit` shows."""
+    """What the last execution reported besides the logs that `fit` shows.
+
+    Attributes:
+        examples: A float scalar; None before the first, and if the step reports
+            none.
+        also: Numbers that `fit` shows beside what steps log.
+    """
 
     def __init__(self) -> None:
-        # A float scalar; None before the first, and if the step reports none.
         self.examples: Any = None
+        self.also: dict[str, float] = {}
         self._details: dict[str, list[Any]] = {}
 
     def detail(self, name: str) -> list[Any] | None:
         """Returns what the last step reported by `hidden`, in order.
 
-        Float scalars; reading their values waits for the device. None if the
-        step reported nothing of this name.
+        Reading values waits for the device. None if the step reported nothing
+        of this name.
         """
         return self._details.get(name)
 
@@ -268,7 +274,7 @@ class LastExecution:
             self._details.setdefault(name, []).append(logs[key])
         if EXAMPLES in shown:
             self.examples = shown.pop(EXAMPLES) * num_steps
-        return shown
+        return {**shown, **self.also}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

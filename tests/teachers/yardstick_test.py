@@ -1,0 +1,110 @@
+"""What predictions lose, and who is clearly worse than the student."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdistill.teachers import yardstick
+
+_SHARES = np.array([[0.01, 0.01, 0.98]] * 2)
+_CLICKS = np.array([[0.98]] * 2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "outputs", "expected"),
+    [
+        ("SparseCategoricalCrossentropy", [2, 2], _SHARES, 0.98),
+        ("SparseCategoricalCrossentropy", [0, 0], _SHARES, 0.01),
+        ("CategoricalCrossentropy", [[0, 0, 1]] * 2, _SHARES, 0.98),
+        ("BinaryCrossentropy", [1, 1], _CLICKS, 0.98),
+    ],
+)
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_logits_and_probabilities_have_the_same_loss(
+    loss, labels, outputs, expected, from_logits
+):
+    found = yardstick.Yardstick(
+        getattr(keras.losses, loss)(from_logits=from_logits)
+    )
+    given = outputs
+    if from_logits:
+        rest = 1 - outputs if "Binary" in loss else 1.0
+        given = np.log(outputs / rest)
+    losses = found.losses(np.array(labels), given)
+    np.testing.assert_allclose(losses, [-np.log(expected)] * 2, rtol=1e-4)
+    np.testing.assert_allclose(found.probabilities(given), outputs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("is_binary", [True, False])
+def test_a_guess_loses_the_entropy_of_what_the_student_expects(
+    from_logits, is_binary
+):
+    """Of a student that is sure, and right: that of the labels."""
+    labels = np.array([0, 0, 0, 1])
+    kind = "Binary" if is_binary else "SparseCategorical"
+    loss = getattr(keras.losses, f"{kind}Crossentropy")(from_logits=from_logits)
+    shares = labels[:, np.newaxis] if is_binary else np.eye(2)[labels]
+    shares = np.clip(shares, 1e-6, 1 - 1e-6)
+    rest = 1 - shares if is_binary else 1.0
+    outputs = np.log(shares / rest) if from_logits else shares
+    found = yardstick.Yardstick(loss)
+    losses = found.losses(labels, found.guess(outputs))
+    entropy = -0.25 * np.log(0.25) - 0.75 * np.log(0.75)
+    np.testing.assert_allclose(np.mean(losses), entropy, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("student", "teacher", "is_worse"),
+    [
+        # Measured on digits, held-out rows: honest, half of the labels
+        # rotated, all rotated, learning rate 0; early and late.
+        (0.94, 0.89, False),
+        (0.20, 0.18, False),
+        (0.20, 1.09, True),
+        (0.20, 2.4, True),
+        # The student knows nothing yet: only what is wrong is told apart.
+        (2.35, 2.5, False),
+        (2.35, 7.5, True),
+    ],
+)
+def test_a_version_needs_most_of_the_students_skill(student, teacher, is_worse):
+    noise = np.random.default_rng(0).normal(scale=0.3, size=256)
+    own, theirs = np.full(256, student), teacher + noise
+    assert yardstick.is_worse(theirs, own, np.log(10)) == is_worse
+
+
+def test_small_skills_need_more_than_chance_to_be_told_apart():
+    """Of clicks: base rates save nothing, and an honest peer a bit less."""
+    noise = np.random.default_rng(0).normal(scale=0.3, size=1024)
+    noise -= noise.mean()
+    own = np.full(1024, 0.44)
+    for theirs, is_worse in (0.46, False), (0.51, True):
+        found = yardstick.is_worse(theirs + noise, own, 0.52)
+        assert found == is_worse
+
+
+def test_numbers_are_compared_with_their_mean():
+    targets = np.linspace(-1, 1, 64).astype("float32")[:, np.newaxis]
+    found = yardstick.Yardstick(keras.losses.MeanSquaredError())
+    base = np.mean(found.losses(targets, found.guess(targets)))
+    np.testing.assert_allclose(base, np.var(targets), rtol=1e-5)
+    for error, is_worse in (0.1, False), (0.5, True):
+        losses = found.losses(targets, targets + error).numpy()
+        np.testing.assert_allclose(losses, np.full(64, error**2), rtol=1e-4)
+        assert yardstick.is_worse(losses, np.zeros(64), base) == is_worse
+
+
+def test_only_one_loss_is_a_yardstick():
+    assert yardstick.of_task(keras.losses.MeanSquaredError()) is not None
+    for loss in None, [None], [keras.losses.MeanSquaredError()] * 2:
+        assert yardstick.of_task(loss) is None
+
+
+def test_an_ignored_class_loses_nothing():
+    loss = keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, ignore_class=-1
+    )
+    losses = yardstick.Yardstick(loss).losses([0, -1], tf.zeros([2, 4]))
+    np.testing.assert_allclose(losses, [np.log(4), 0.0], rtol=1e-5)

@@ -1,0 +1,95 @@
+"""How good predictions are: their task loss, beside that of a guess."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.teachers import scale
+
+# A model is worse than the student if it surely saves less than this share of
+# what the student saves of a guess's loss. On digits an honest peer has 0.98 of
+# it, and one that learns from labels of which half are wrong 0.58 to 0.77,
+# which a student that learns from it makes more. Of clicks, where little is
+# saved, honest peers have less by chance: hence so many standard errors of the
+# differences by prediction.
+_LEAST_SHARE, _NUM_ERRORS = 0.9, 2.0
+# A student that saves less than this share of a guess's loss is no yardstick;
+# a model whose loss is so many times that of the guess needs none.
+_LEAST_SKILL, _WORSE_THAN_GUESS = 0.05, 1.5
+
+
+class Yardstick:
+    """The loss of each prediction of a model's one output.
+
+    Attributes:
+        is_binary: Whether predictions are of a thing that is so or not.
+
+    Example:
+        >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        >>> found = Yardstick(loss).losses([0, 1], tf.zeros([2, 4]))
+        >>> found.numpy().round(2).tolist()
+        [1.39, 1.39]
+    """
+
+    def __init__(self, loss: keras.losses.Loss) -> None:
+        """Takes the task loss, of whatever reduction."""
+        self._loss, self._takes_logits = loss, scale.gives_logits(loss)
+        kind = f"{type(loss).__name__} {loss.name}".lower()
+        self.is_binary = "binary" in kind
+        self._of_classes = "categorical" in kind
+
+    def losses(self, targets: Any, outputs: Any) -> tf.Tensor:
+        """Returns a float32 vector, in the order of the predictions."""
+        given = (tf.cast(value, tf.float32) for value in (targets, outputs))
+        return tf.reshape(self._loss.call(*given), [-1])
+
+    def probabilities(self, outputs: Any) -> tf.Tensor:
+        """Returns outputs as probabilities, if they can be taken for those."""
+        outputs = tf.cast(outputs, tf.float32)
+        if not self._takes_logits:
+            return outputs
+        to_shares = tf.sigmoid if self.is_binary else tf.nn.softmax
+        return to_shares(outputs)
+
+    def guess(self, outputs: Any) -> tf.Tensor:
+        """Returns the same answer for all: the mean of the student's.
+
+        Base rates, for any number of classes; the mean of a regression.
+        """
+        found = self.probabilities(outputs)
+        axes = list(range(found.shape.rank - 1)) if self._of_classes else [0]
+        mean = tf.reduce_mean(found, axis=axes, keepdims=True)
+        if self._takes_logits:
+            rest = 1 - mean if self.is_binary else tf.ones_like(mean)
+            mean = tf.math.log(mean) - tf.math.log(rest)
+        return tf.broadcast_to(mean, tf.shape(outputs))
+
+
+def of_task(loss: Any) -> Yardstick | None:
+    """Returns one for the task losses of `compile`; None if not for one."""
+    found = [scale.inner(each) for each in keras.tree.flatten(loss)]
+    is_one = len(found) == 1 and isinstance(found[0], keras.losses.Loss)
+    return Yardstick(found[0]) if is_one else None
+
+
+def is_worse(
+    losses: np.ndarray,
+    own: np.ndarray,
+    base: float,
+    *,
+    least_share: float = _LEAST_SHARE,
+    num_errors: float = _NUM_ERRORS,
+) -> bool:
+    """Whether losses are clearly worse than the student's `own`.
+
+    Both by prediction, `[count]`; `base` is the mean loss of the guess.
+    """
+    saved = base - np.mean(own)
+    if saved < _LEAST_SKILL * base:
+        return bool(np.mean(losses) > _WORSE_THAN_GUESS * base > 0)
+    differences = losses - own
+    error = np.std(differences) / len(differences) ** 0.5
+    surely = np.mean(differences) - num_errors * error
+    return bool(surely > (1 - least_share) * saved)
