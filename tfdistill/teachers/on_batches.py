@@ -28,13 +28,14 @@ ROWS = "rows"
 # How many predictions are compared, and how many sequences of unknown length.
 _MAX_ROWS, _FEW = 256, 8
 # The last reports are pooled: so many, and more of small batches. Fewer
-# predictions, or reports, say nothing.
-_NUM_REPORTS, _LEAST_REPORTS, _LEAST_PREDICTIONS = 5, 3, 128
+# predictions say nothing, and few reports must be surer.
+_NUM_REPORTS, _FEW_REPORTS, _LEAST_PREDICTIONS = 5, 2, 64
 # Of what the student saves of the guess's loss, the share that a peer must save
 # to count: 0.3 is honest beside a student that has learned its clicks by heart.
-# By the mean alone: a peer that knows nothing learns from the student, and so
-# must be found early. Below the share that a canary asks for it is warned of.
-_SOME_SHARE = 0.15
+# Of one that knows nothing from its own labels, the student's teaching makes
+# half a model: so it is judged early, and must save more to count again. Below
+# the share that a canary asks for a peer is warned of.
+_SOME_SHARE, _MOST_OF_IT = 0.15, 0.75
 # How far the mean of clicks may be off, on the logit, and in standard errors.
 _MOST_OFF, _NUM_ERRORS = 0.25, 4.0
 
@@ -180,21 +181,26 @@ class Record:
             for name, losses in zip(names, self._losses, strict=True)
         }
 
-    def doubt(self, name: str, *, is_late: bool = False) -> str | None:
+    def doubt(
+        self, name: str, *, before: str = "", is_late: bool = False
+    ) -> str:
         """Returns why the teacher may not count, "" if it may.
 
-        None if too little is known. `is_late` is whether no newer version of it
-        is in sight.
+        `before` is what was returned last, and again if too little is known;
+        `is_late` whether no newer version of it is in sight.
         """
         self._check_clicks(name)
-        is_known = self._num_predictions >= _LEAST_PREDICTIONS
-        if len(self._reports) < _LEAST_REPORTS or not is_known:
-            return None
+        if self._num_predictions < _LEAST_PREDICTIONS:
+            return before
         theirs, own, guess = self._losses
         base = float(np.mean(guess))
         text = f"on the student's batches its loss is {np.mean(theirs):.3g}, "
         if yardstick_lib.is_worse(
-            theirs, own, base, least_share=_SOME_SHARE, num_errors=0.0
+            theirs,
+            own,
+            base,
+            least_share=_MOST_OF_IT if before else _SOME_SHARE,
+            num_errors=float(len(self._reports) <= _FEW_REPORTS),
         ):
             return f"{text}that of base rates {base:.3g}."
         if not yardstick_lib.is_worse(theirs, own, base):

@@ -343,9 +343,9 @@ class Peer(teacher.Teacher):
             return self._merit.outgrown[self.label]
         version, now = self.follower.current, self._now or 0
         late = self._silence.intervals(now, version=version) >= _LATE_INTERVALS
-        found = self.record.doubt(self.label, is_late=late)
-        if found is None:
-            return self.on_trial
+        found = self.record.doubt(
+            self.label, before=self.on_trial, is_late=late
+        )
         return found if self.is_judged or late else ""
 
     def refresh(self, step: int | None) -> None:

@@ -330,8 +330,9 @@ class Teacher:
 
     def doubt(self) -> str:
         """Returns why it should be on trial, as the chief sees it; or ""."""
-        found = self.record.doubt(self.label) if self.is_judged else ""
-        return self.on_trial if found is None else found
+        if not self.is_judged:
+            return ""
+        return self.record.doubt(self.label, before=self.on_trial)
 
     def refresh(self, step: int | None) -> None:
         """Takes what changed since the last refresh.
