@@ -36,6 +36,13 @@ class Places:
         self._newest: dict[int, int] = {}
         self._alive: dict[int, int] = {}
 
+    def move(self, place: follower.Follower, group: int) -> None:
+        """Has a place follow a group; two that want one change places."""
+        for other in self.followers:
+            if other.group == group:
+                other.follow(place.group)
+        place.follow(group)
+
     def look(self) -> None:
         """Looks at one group that is not followed, if it is time for that."""
         others = {*self.groups} - {each.group for each in self.followers}
