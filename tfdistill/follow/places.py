@@ -52,7 +52,7 @@ class Places:
         self._alive.pop(group, None)
         # What cannot be looked at is no better.
         with contextlib.suppress(OSError):
-            newest = max(self._exchange.steps(group), default=-1)
+            newest = max(self._exchange.listed(group), default=-1)
             if newest > self._newest.get(group, newest):
                 self._alive[group] = newest
             self._newest[group] = newest

@@ -373,6 +373,7 @@ class Peer(teacher.Teacher):
         before, found = self.label, self.standing()
         self.places.move(self.follower, group)
         why = self.on_trial or found.reason or f"{found.health}, but behind"
+        why = why.rstrip(".")
         _log.warning("%s takes the place of %s: %s.", self.label, before, why)
         self._silence, self._logged = staleness.Silence(), (teacher.GOOD, False)
         self._drop_reason, self.on_trial, self._num_waits = "", "", 0
