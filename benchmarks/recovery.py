@@ -1,186 +1,153 @@
-"""Seconds to notice a task that is dead, frozen or stuck, and to come back.
+"""What a recovery takes, part by part, after a task dies, freezes or hangs.
 
-Two groups of two workers, then one group with a parameter server, train a tiny
-model under the launcher; group 0 is broken in one way after the other. The
-worst pause of group 1 meanwhile, on a machine that starts processes at the same
-time, is reported beside its worst pause without faults.
+Two groups of two workers, then one group with a parameter server, train as in
+the soak; group 0 is broken in one way after the other. A recovery lasts until
+the group makes a step that it had not made before. The longest pause of group 1
+meanwhile, on a machine that starts processes at the same time, is reported
+beside its longest pause without faults.
 """
 
-import os
+import itertools
 import pathlib
 import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import measure
-from benchmarks import recovery_task
-from tfdistill.launcher import files
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
+from benchmarks import soak
+from benchmarks import soak_task
+from benchmarks.punish import run_view
 from tfdistill.launcher import parent
 from tfdistill.launcher import restarts
 from tfdistill.status import run_events
 from tfdistill.system import programs
 
 _LIMIT_SECS = 300.0
-_STEPS_BETWEEN = 60
-_KINDS = ("dead", "frozen", "stuck")
-# By kind, the event that tells of it.
-_EVENTS = {"dead": "exit", "frozen": "frozen", "stuck": "stuck"}
-_TARGETS = {"dead": 1.0, "frozen": 5.0, "stuck": 10.0, "recovery": 10.0}
+_TASK_FLAGS = ("--num_steps=100000000", "--steps_per_second=5")
+# By kind, the event that tells of it, and the most seconds until then.
+_KINDS = {"dead": ("exit", 1.0), "frozen": ("frozen", 5.0)}
+_KINDS["stuck"] = ("stuck", 10.0)
 
 
-class BrokenRun:
-    """A run in progress, and the faults it is given."""
+def _until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + _LIMIT_SECS
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise RuntimeError("The run did not go on.")
+        time.sleep(0.05)
+    return found
 
-    def __init__(
-        self, run: local_run.LocalRun, topology: local_cluster.LocalCluster
-    ) -> None:
-        """Watches a run.
 
-        Args:
-            run: The run.
-            topology: What it runs.
-        """
-        self._run = run
-        self._topology = topology
+class _BrokenGroup:
+    """Group 0 of a run in progress, and the faults it is given."""
 
-    def steps(self, group: int) -> list[tuple[int, float]]:
-        """Returns the steps of a group so far, with their times."""
-        name = f"group_{group}_steps.txt"
-        path = pathlib.Path(self._topology.workdir, name)
-        text = path.read_text("utf-8") if path.exists() else ""
-        lines = text.split("\n")[:-1]
-        return [(int(n), float(t)) for n, t in map(str.split, lines)]
+    def __init__(self, view: run_view.RunView) -> None:
+        self._view = view
 
-    def await_steps(self) -> None:
-        """Lets group 0 train for long enough to be restarted without delay."""
-        wanted = len(self.steps(0)) + _STEPS_BETWEEN
-        healthy = time.monotonic() + restarts.HEALTHY_SECS
-        self._until(
-            lambda: len(self.steps(0)) >= wanted and time.monotonic() > healthy
-        )
+    def steps(self, group: int = 0) -> list[soak.Step]:
+        """Returns the steps that a group's chief has noted."""
+        path = self._view.group_dir(group) / soak_task.STEPS.format(0)
+        return soak.read_steps(path) if path.exists() else []
 
-    def breaks(self, kind: str, task: str) -> dict[str, float]:
-        """Breaks a task of group 0, and waits until the group is past it.
+    def rest(self) -> float:
+        """Lets it train until a restart isn't delayed; returns since when."""
+        begin = time.time()
+        wanted = len(self.steps()) + 1
+        _until(lambda: len(self.steps()) > wanted)
+        time.sleep(restarts.HEALTHY_SECS)
+        return begin
 
-        Args:
-            kind: One of `_KINDS`.
-            task: Its name.
-
-        Returns:
-            Seconds to detection and recovery, and the steps done again.
-        """
-        steps = self.steps(0)
-        failing, begin = steps[-1][0] + 1, time.monotonic()
+    def recover(self, kind: str, victim: str) -> dict[str, float]:
+        """Breaks a task; returns the seconds of each part of the recovery."""
+        pid, begin = self.steps()[-1][0], time.time()
         if kind == "stuck":
-            pathlib.Path(self._topology.workdir, f"{task}.hang").touch()
+            (self._view.workdir / soak_task.HANG.format(victim)).touch()
         else:
             number = signal.SIGKILL if kind == "dead" else signal.SIGSTOP
-            os.kill(self._run.pids[task], number)
-        self._until(lambda: self._told(kind, begin) is not None)
-        detected = self._told(kind, begin) or 0.0
-        self._until(
-            lambda: any(
-                n > failing and t > detected for n, t in self.steps(0)[-50:]
-            )
-        )
-        after = [(n, t) for n, t in self.steps(0) if t > detected]
-        past = next(t for n, t in after if n > failing)
-        return {
-            "detection": detected - begin,
-            "recovery": past - begin,
-            "steps_redone": float(failing - after[0][0]),
+            tasks = {task.name: task for task in self._view.tasks(0)}
+            tasks[victim].process.send_signal(number)
+        _until(lambda: self._new_steps(pid))
+        events = run_events.read(self._view.workdir / "logs" / run_events.NAME)
+        events = [e for e in events if e["time"] > begin and e["group"] == 0]
+
+        def first(name: str) -> float:
+            return next(e["time"] for e in events if e["event"] == name)
+
+        path = self._view.group_dir(0) / soak_task.PHASES
+        marks = [line.split() for line in path.read_text().splitlines()]
+        later = [(when, step) for who, step, when in self.steps() if who != pid]
+        ends = {
+            "detection": first(_KINDS[kind][0]),
+            "end_of_others": first("start"),
+            **{n: float(t) for n, t in marks if float(t) > begin},
+            "first_step": next(when for when, _ in later if when > begin),
+            "repeated_steps": self._new_steps(pid)[0],
         }
+        pairs = itertools.pairwise([begin, *ends.values()])
+        parts = [after - before for before, after in pairs]
+        return dict(zip(ends, parts, strict=True))
 
-    def _told(self, kind: str, since: float) -> float | None:
-        path = files.events_path(self._topology)
-        for event in run_events.read(path):
-            late = event["monotonic"] > since
-            if event["event"] == _EVENTS[kind] and late:
-                return float(event["monotonic"])
-        return None
-
-    def _until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _LIMIT_SECS
-        while not condition():
-            if self._run.over or time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"the run did not go on: {self._run.result()}"
-                )
-            self._run.poll(0.02)
+    def _new_steps(self, pid: int) -> list[float]:
+        """Returns when steps were made that the process `pid` had not made."""
+        steps = self.steps()
+        last = max(i for i, (who, _, _) in enumerate(steps) if who == pid)
+        furthest = max(step for _, step, _ in steps[: last + 1])
+        return [when for _, step, when in steps[last:] if step > furthest]
 
 
-def longest_gap(
-    steps: Sequence[tuple[int, float]], *, since: float, until: float
-) -> float:
-    """Returns the longest pause between two steps of a period."""
-    times = [when for _, when in steps if since <= when <= until]
-    return max(b - a for a, b in zip(times, times[1:], strict=False))
-
-
-def measure_strategy(
-    victims: dict[str, str], rounds: int, **fields: Any
-) -> Any:
-    """Breaks a run in each way, a number of times.
-
-    Args:
-        victims: The task to break, by kind of fault.
-        rounds: How often each.
-        **fields: Of the `LocalCluster`.
-
-    Returns:
-        The figures by kind, and the longest pauses of group 1 if there is one.
-    """
-    found: dict[str, Any] = {kind: [] for kind in victims}
+def _measured(
+    victims: Mapping[str, str], rounds: int, flags: Sequence[str]
+) -> dict[str, Any]:
+    """Breaks a run in each way, a number of times; `victims` are by kind."""
+    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in victims}
     with tempfile.TemporaryDirectory() as directory:
-        topology = local_cluster.LocalCluster(
-            command=(sys.executable, "-m", "benchmarks.recovery_task"),
-            workdir=directory,
-            max_restarts=100,
-            **fields,
-        )
-        with local_run.LocalRun(topology) as run:
-            broken = BrokenRun(run, topology)
-            broken.await_steps()
-            quiet = time.monotonic()
-            broken.await_steps()
-            begin = time.monotonic()
-            for _ in range(rounds):
-                for kind, task in victims.items():
-                    figures = broken.breaks(kind, task)
-                    measure.log(f"{kind}: {figures}")
-                    found[kind].append(figures)
-                    broken.await_steps()
-            end = time.monotonic()
-            others = broken.steps(1)
-            run.interrupt()
-            run.wait(timeout_secs=60)
-    result = {kind: _summary(kind, values) for kind, values in found.items()}
+        workdir = pathlib.Path(directory, "run")
+        launcher = soak.launch(workdir, flags, _TASK_FLAGS)
+        try:
+            group = _BrokenGroup(soak.view_of(workdir))
+            _until(group.steps)
+            group.rest()
+            quiet, begin = group.rest(), time.time()
+            for kind, victim in list(victims.items()) * rounds:
+                parts = group.recover(kind, victim)
+                measure.log(f"{kind}: {parts}")
+                found[kind].append(parts)
+                group.rest()
+            others = group.steps(1)
+        finally:
+            launcher.terminate()
+            launcher.wait()
+    result: dict[str, Any] = {k: _summary(k, v) for k, v in found.items()}
     if others:
         result["other_group_longest_gap_secs"] = {
-            "quiet": longest_gap(others, since=quiet, until=begin),
-            "under_faults": longest_gap(others, since=begin, until=end),
+            "quiet": _longest_gap(others, quiet, begin),
+            "under_faults": _longest_gap(others, begin, time.time()),
         }
     return result
 
 
-def _summary(kind: str, values: Sequence[dict[str, float]]) -> dict[str, Any]:
-    detection = [value["detection"] for value in values]
-    recovery = [value["recovery"] for value in values]
+def _longest_gap(
+    steps: Sequence[soak.Step], since: float, until: float
+) -> float:
+    times = [when for _, _, when in steps if since <= when <= until]
+    return max(b - a for a, b in itertools.pairwise(times))
+
+
+def _summary(kind: str, found: Sequence[dict[str, float]]) -> dict[str, Any]:
+    total = [sum(parts.values()) for parts in found]
+    detection = statistics.median(parts["detection"] for parts in found)
     return {
-        "detection_secs": measure.summary(detection),
-        "recovery_secs": measure.summary(recovery),
-        "steps_redone": max(value["steps_redone"] for value in values),
-        "detected_in_time": statistics.median(detection) <= _TARGETS[kind],
-        "restart_secs": measure.summary(
-            [r - d for r, d in zip(recovery, detection, strict=True)]
-        ),
+        "recovery_secs": measure.summary(total),
+        "median_secs_of_parts": {
+            name: round(statistics.median(p[name] for p in found), 3)
+            for name in found[0]
+        },
+        "detected_in_time": detection <= _KINDS[kind][1],
     }
 
 
@@ -201,38 +168,20 @@ def _add_options(options: programs.Flags) -> None:
     )
 
 
-def _run(options: programs.Options) -> int:
-    rounds = options.rounds
-    with measure.one_json_line() as report:
-        report["machine"] = measure.machine()
-        report["backup_steps"] = recovery_task.BACKUP_STEPS
-        report["targets_secs"] = _TARGETS
-        report["workers"] = measure_strategy(
-            dict.fromkeys(options.kinds, "group_0_worker_1"),
-            rounds,
-            num_groups=2,
-            workers_per_group=2,
-            start=options.start,
-        )
-        victims = dict.fromkeys(options.kinds, "group_0_ps_0")
-        if "stuck" in victims:  # A server makes no steps.
-            victims["stuck"] = "group_0_chief_0"
-        report["parameter_servers"] = measure_strategy(
-            victims,
-            rounds,
-            workers_per_group=2,
-            ps_per_group=1,
-            start=options.start,
-        )
-    return 0
+def _run(options: programs.Options, record: dict[str, Any]) -> None:
+    start, rounds = f"--start={options.start}", options.rounds
+    victims = dict.fromkeys(options.kinds, "group_0_worker_1")
+    flags = [start, "--workers_per_group=2"]
+    record["machine"] = measure.machine()
+    record["workers"] = _measured(victims, rounds, [*flags, "--num_groups=2"])
+    victims = dict.fromkeys(options.kinds, "group_0_ps_0")
+    if "stuck" in victims:  # A server makes no steps.
+        victims["stuck"] = "group_0_chief_0"
+    flags += ["--ps_per_group=1", "--num_groups=1"]
+    record["parameter_servers"] = _measured(victims, rounds, flags)
 
 
-PROGRAM = programs.Program(
-    name="python -m benchmarks.recovery",
-    about=__doc__,
-    define=_add_options,
-    run=_run,
-)
+PROGRAM = measure.program("recovery", __doc__, define=_add_options, run=_run)
 main = PROGRAM.main
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 from benchmarks import measure
 from benchmarks import soak_task
@@ -40,27 +41,37 @@ _START_LIMIT_SECS = 300.0
 _END_LIMIT_SECS = 1200.0
 
 
-def _launch(
-    options: programs.Options,
+class Step(NamedTuple):
+    """A step that a worker noted: its process, the number and Unix seconds."""
+
+    pid: int
+    number: int
+    time: float
+
+
+def read_steps(path: pathlib.Path) -> list[Step]:
+    """Returns what a worker noted, over all its starts."""
+    lines = path.read_text().split("\n")[:-1]
+    return [
+        Step(int(pid), int(number), float(when))
+        for pid, number, when in map(str.split, lines)
+    ]
+
+
+def launch(
     workdir: pathlib.Path,
-    *,
-    seed: int,
-    steps_per_second: float,
+    launcher_flags: Sequence[str],
+    task_flags: Sequence[str],
 ) -> subprocess.Popen:
+    """Starts groups of `soak_task` that are restarted whenever they fail."""
     temporary = workdir / "tmp"
     temporary.mkdir(parents=True)
     command = [
         *[sys.executable, "-m", "launch.local", f"--workdir={workdir}"],
-        f"--num_groups={options.num_groups}",
-        f"--workers_per_group={options.workers_per_group}",
-        *_exchange(options, workdir),
+        *launcher_flags,
         f"--max_restarts={_MAX_RESTARTS}",
         *["--on_group_failure=continue", "--"],
-        *[sys.executable, "-m", "benchmarks.soak_task"],
-        f"--num_steps={_num_steps(options)}",
-        f"--steps_per_second={steps_per_second}",
-        f"--seed={seed}",
-        f"--by={options.by}",
+        *[sys.executable, "-m", "benchmarks.soak_task", *task_flags],
     ]
     with (workdir / "launcher.log").open("wb") as log:
         return subprocess.Popen(
@@ -73,11 +84,27 @@ def _launch(
         )
 
 
-def _exchange(options: programs.Options, workdir: pathlib.Path) -> list[str]:
-    """Returns the launcher's option: a place of its own for each run."""
-    if not options.exchange:
-        return []
-    return [f"--exchange={options.exchange.rstrip('/')}/{workdir.name}"]
+def _launch(
+    options: programs.Options,
+    workdir: pathlib.Path,
+    *,
+    seed: int,
+    steps_per_second: float,
+) -> subprocess.Popen:
+    launcher_flags = [
+        f"--num_groups={options.num_groups}",
+        f"--workers_per_group={options.workers_per_group}",
+    ]
+    if options.exchange:  # Each run has a place of its own.
+        place = f"{options.exchange.rstrip('/')}/{workdir.name}"
+        launcher_flags.append(f"--exchange={place}")
+    task_flags = [
+        f"--num_steps={_num_steps(options)}",
+        f"--steps_per_second={steps_per_second}",
+        f"--seed={seed}",
+        f"--by={options.by}",
+    ]
+    return launch(workdir, launcher_flags, task_flags)
 
 
 def _num_steps(options: programs.Options) -> int:
@@ -86,18 +113,21 @@ def _num_steps(options: programs.Options) -> int:
     return 100 * max(1, round(secs * options.steps_per_second / 100))
 
 
-def _punish(options: programs.Options, workdir: pathlib.Path) -> dict[str, Any]:
+def view_of(workdir: pathlib.Path) -> run_view.RunView:
+    """Returns a view of a run that has just been launched."""
     deadline = time.monotonic() + _START_LIMIT_SECS
     while True:
         try:
-            view = run_view.RunView(str(workdir))
-            break
+            return run_view.RunView(str(workdir))
         except run_view.NoRunError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
+
+
+def _punish(options: programs.Options, workdir: pathlib.Path) -> dict[str, Any]:
     return round_lib.Round(
-        view,
+        view_of(workdir),
         round_lib.Options(
             faults=options.faults.split(","),
             seed=options.seed,
@@ -122,7 +152,7 @@ class _Timeline:
     """When a group stepped, as its first worker noted it.
 
     Attributes:
-        lines: The process, the step and the time of each, in order.
+        lines: What the worker noted, in order.
         good: The spans of time in which the group made new steps: between two
             steps of one process, the second of which was never made before,
             and not more than a second after the first.
@@ -131,10 +161,7 @@ class _Timeline:
 
     def __init__(self, path: pathlib.Path, start: float, end: float) -> None:
         """Reads the file; counts from `start` to `end`, in Unix seconds."""
-        self.lines = [
-            (int(pid), int(step), float(when))
-            for pid, step, when in map(str.split, path.open())
-        ]
+        self.lines = read_steps(path)
         self.good: list[tuple[float, float]] = []
         self.num_new, furthest = 0, 0
         self._start, self._end = start, end
@@ -202,10 +229,9 @@ def _count(
                 outages["+".join(names) or "none"].append(last - first)
     before, after = (
         sum(
-            (
-                goodput.of_group(workdir, group, until=until)
-                for group in range(options.num_groups)
-            ),
+            goodput.of_groups(
+                workdir, range(options.num_groups), until=until
+            ).values(),
             goodput.Goodput(),
         )
         for until in (start, start + secs)

@@ -7,6 +7,7 @@ and the restart of one would slow down the others for no reason of ours.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import hashlib
 import json
@@ -25,26 +26,63 @@ QUALITY = "quality.json"
 # Of each worker, in its group's directory: what it counted, and what it became.
 STEPS = "steps_{}.txt"
 DIGEST = "digest_{}.txt"
+# Of each chief, in its group's directory: when it got on at its starts.
+PHASES = "phases.txt"
+# In the run's directory: a task hangs once this is there.
+HANG = "{}.hang"
 _BATCH_SIZE = 64
 _STEPS_PER_EPOCH = 100
 _WAIT_SECS = 0.5
 
 
-class Pace(keras.callbacks.Callback):
-    """Makes steps take a given time at least."""
+class Phases:
+    """Notes what a task is done with, and when, if it is a group's chief."""
 
-    def __init__(self, steps_per_second: float) -> None:
+    def __init__(self, cluster: tfdistill.Cluster) -> None:
+        """Makes the group's directory."""
+        self.directory = pathlib.Path(
+            str(cluster.workdir), f"group_{cluster.group}"
+        )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._is_chief = cluster.is_chief
+
+    def note(self, name: str) -> None:
+        """Adds a line."""
+        if self._is_chief:
+            with contextlib.suppress(OSError):
+                with (self.directory / PHASES).open("a") as file:
+                    file.write(f"{name} {time.time()}\n")
+
+
+class Pace(keras.callbacks.Callback):
+    """Makes steps take a given time at least, and hangs when it is told to."""
+
+    def __init__(
+        self, steps_per_second: float, phases: Phases, hang: pathlib.Path
+    ) -> None:
         """Takes the pace.
 
         Args:
             steps_per_second: At most so many; 0 for no limit.
+            phases: Of the task.
+            hang: A file; once it is there, a step never ends.
         """
         super().__init__()
+        self._note, self._hang = phases.note, hang
         self._secs = 1 / steps_per_second if steps_per_second else 0.0
         self._next = 0.0
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Notes that the weights are restored."""
+        self._note("restore")
+
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Waits until the step is due; a late one is not made up for."""
+        if not self._next:
+            self._note("data")
+        if self._hang.exists():
+            self._hang.unlink()
+            ctypes.PyDLL(None).sleep(600)  # With Python's lock held.
         now = time.monotonic()
         time.sleep(max(0.0, self._next - now))
         self._next = max(now, self._next) + self._secs
@@ -95,9 +133,12 @@ def _teachers(by: str, exchange: tfdistill.Exchange) -> Any:
     return tfdistill.teachers.PeerPredictions(exchange, wait_secs=_WAIT_SECS)
 
 
-def _train(options: programs.Options) -> None:
+def _train(options: programs.Options) -> int:
     cluster = tfdistill.Cluster.from_env()
+    phases = Phases(cluster)
+    phases.note("start")
     strategy = tfdistill.make_strategy(cluster)
+    phases.note("connect")
     by_predictions, mixes = (
         options.by == x for x in ("predictions", "weights")
     )
@@ -130,8 +171,9 @@ def _train(options: programs.Options) -> None:
                 steps=1 if by_predictions else 200
             ),
         )
-    directory = pathlib.Path(str(cluster.workdir), f"group_{cluster.group}")
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = phases.directory
+    task = f"{directory.name}_{cluster.task_type}_{cluster.task_index}"
+    phases.note("build")
     model.fit(
         train,
         steps_per_epoch=_STEPS_PER_EPOCH,
@@ -145,7 +187,11 @@ def _train(options: programs.Options) -> None:
             if mixes
             else tfdistill.callbacks.TeacherLoader(every_steps=5),
             Steps(directory / STEPS.format(cluster.task_index)),
-            Pace(options.steps_per_second),
+            Pace(
+                options.steps_per_second,
+                phases,
+                directory.parent / HANG.format(task),
+            ),
         ],
         verbose=0,
     )
@@ -154,6 +200,7 @@ def _train(options: programs.Options) -> None:
     if cluster.is_chief:
         found["steps"] = int(model.optimizer.iterations.numpy())
         (directory / QUALITY).write_text(json.dumps(found))
+    return 0
 
 
 def _add_options(options: programs.Flags) -> None:
@@ -168,16 +215,11 @@ def _add_options(options: programs.Flags) -> None:
     options.add("seed", "of data and weights", 0)
 
 
-def _run(options: programs.Options) -> int:
-    _train(options)
-    return 0
-
-
 PROGRAM = programs.Program(
     name="python -m benchmarks.soak_task",
     about=__doc__,
     define=_add_options,
-    run=_run,
+    run=_train,
 )
 main = PROGRAM.main
 

@@ -149,11 +149,9 @@ def write_results_so_far(
 def _write_run(workdir: str, groups: Sequence[dict[str, Any]]) -> pathlib.Path:
     done = [group for group in groups if "metrics" in group]
     directories = [group_dir(workdir, group["group"]) for group in done]
-    now = time.time()
-    spent = {
-        group["group"]: goodput.of_group(workdir, group["group"], until=now)
-        for group in groups
-    }
+    spent = goodput.of_groups(
+        workdir, [group["group"] for group in groups], until=time.time()
+    )
     groups = [
         # Of a group that no launcher and no training has written of, nothing.
         {**g, "goodput": spent[g["group"]].to_json()}

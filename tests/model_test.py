@@ -15,6 +15,7 @@ from tests.cases import servers
 from tfdistill import contrib
 from tfdistill import losses
 from tfdistill import mixing
+from tfdistill import teachers
 from tfdistill.labels import attached
 
 _X, _Y = cases.data()
@@ -415,8 +416,8 @@ def _exporter(exchange):
     )
 
 
-def _mixer(kind=mixing.WeightMixer, **kwargs):
-    return kind(mixing.ModelAveraging(), every_steps=100, peers=[1], **kwargs)
+def _mixer(kind=mixing.WeightMixer, peers=(1,), **kwargs):
+    return kind(mixing.ModelAveraging(), every_steps=100, peers=peers, **kwargs)
 
 
 def _twice(make):
@@ -427,9 +428,22 @@ def _twice(make):
     return run
 
 
-def _learns_from_itself(here, there):
-    model = cases.codistill(cases.linear(), cases.peers(here, [0, 1]))
-    cases.fit(model, _X, _Y, callbacks=[_exporter(here), cases.never()])
+def _learns_from_itself(kind, *, group=0):
+    """By the environment it is group 0, and by the exporter another one."""
+
+    def run(here, there):
+        model = cases.codistill(cases.linear(), kind(here, peers=[group, 7]))
+        exporter = tfdistill.callbacks.StudentExporter(
+            here, every_steps=100, group=group
+        )
+        cases.fit(model, _X, _Y, callbacks=[exporter, cases.never()])
+
+    return run
+
+
+def _mixes_with_itself(here, there):
+    mixers = [_exporter(here), _mixer(peers=[0, 1])]
+    cases.fit(cases.codistill(cases.linear()), _X, _Y, callbacks=mixers)
 
 
 def _gives_a_class(here, there):
@@ -437,10 +451,9 @@ def _gives_a_class(here, there):
     cases.fit(cases.codistill(cases.linear()), _X, _Y, callbacks=callbacks)
 
 
-def _mixes_elsewhere(here, there):
+def _publishes_elsewhere(here, there):
     model = cases.codistill(cases.linear(), cases.peers(there))
-    callbacks = [_exporter(here), _mixer(), cases.never()]
-    cases.fit(model, _X, _Y, callbacks=callbacks)
+    cases.fit(model, _X, _Y, callbacks=[_exporter(here), cases.never()])
 
 
 def _distils_while_it_mixes(here, there):
@@ -494,12 +507,18 @@ def _ends_in_softmax(here, there):
         (_twice(_mixer), "one Mixer at most; .* WeightMixer, WeightMixer"),
         (_twice(cases.never), "one Loader at most; received TeacherLoader, Te"),
         (_twice(lambda: _exporter(None)), "one Exporter at most"),
+        (_learns_from_itself(teachers.Peers), "and this is group 0. Leave"),
+        (_learns_from_itself(teachers.Peers, group=3), "and this is group 3."),
         (
-            _learns_from_itself,
-            "must be other groups; received 0, which is this",
+            _learns_from_itself(teachers.PeerPredictions),
+            r"received \[0, 7\], and this is group 0. Leave",
         ),
+        (_mixes_with_itself, r"received \[0, 1\], and this is group 0. Leave"),
         (_gives_a_class, r"received the class Backup. .*Backup\(...\)"),
-        (_mixes_elsewhere, "Mixer reads .*here and group_1 teaches .*there"),
+        (
+            _publishes_elsewhere,
+            "publishes in .*here, and group_1 teaches from .*there. Give both",
+        ),
         (_distils_while_it_mixes, "must be the `distillation_weight` as well"),
         (_reads_no_labels, "labels of big, which no teacher reads"),
         (_measures("AUC"), r"keras.metrics.AUC\(from_logits=True\)"),

@@ -30,6 +30,7 @@ from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
+from tfdistill.follow import follower
 from tfdistill.labels import attached
 from tfdistill.observe import run_log
 from tfdistill.observe import summaries
@@ -790,18 +791,13 @@ def _check_roles(
     for each in teachers if exporter else ():
         if not isinstance(each, peers_lib.Peer):
             continue
-        is_here = os.path.realpath(each.exchange.root) == here
-        own = cluster.group
-        if is_here and exporter.group == own and own in each.places.groups:
-            raise ValueError(
-                f"`peers` must be other groups; received {own}, which "
-                "is this one. Leave `peers` out for all others."
-            )
-        if not is_here and steps.first(callbacks, steps.Mixer):
+        if os.path.realpath(each.exchange.root) == here:
+            follower.checked_groups(each.places.groups, own=exporter.group)
+        else:
             warnings.warn(
-                f"The WeightMixer reads from {exporter.exchange.root} and "
-                f"{each.name} teaches from {each.exchange.root}. Give both the "
-                "same exchange.",
+                f"The StudentExporter publishes in {exporter.exchange.root}, "
+                f"and {each.name} teaches from {each.exchange.root}. Give both "
+                "the same exchange.",
                 stacklevel=4,
             )
     moves = teachers.follows_peers or teachers.past_moves_at_refreshes

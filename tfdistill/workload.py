@@ -201,11 +201,12 @@ def _in_memory(train: Any, validation: Any) -> Callable[..., tuple[Any, Any]]:
         batches = data.shuffled_indices(
             len(leaves[0]), seed=seed, group=cluster.group
         ).batch(batch_size, drop_remainder=True)
-        batches = batches.map(
-            lambda rows: tf.nest.map_structure(
-                lambda array: tf.gather(array, rows), own
-            )
-        )
+
+        @tf.autograph.experimental.do_not_convert  # A tenth of a start.
+        def read(rows: Any) -> Any:
+            return tf.nest.map_structure(lambda x: tf.gather(x, rows), own)
+
+        batches = batches.map(read)
         held_out = tf.data.Dataset.from_tensor_slices(validation)
         return batches.prefetch(tf.data.AUTOTUNE), held_out.batch(batch_size)
 

@@ -174,8 +174,10 @@ def test_two_tasks_with_swapped_addresses_are_told():
 
 
 def test_an_exchange_that_works_is_left_as_it_was(tmp_path):
-    assert checks.of_root(str(tmp_path / "hub")).status == checks.OK
-    assert os.listdir(tmp_path / "hub") == []
+    missing = checks.of_root(str(tmp_path / "hub" / "deep"))
+    assert missing.status == checks.OK
+    assert f"which a run makes in {tmp_path}: wrote, " in missing.seen
+    assert os.listdir(tmp_path) == []
     mount = storage_cases.NoDirectoryRename()
     assert checks.of_root(str(tmp_path), file_system=mount).status == checks.OK
     store = storage_cases.MemoryFileSystem()

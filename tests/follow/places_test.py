@@ -16,7 +16,7 @@ class _Exchange:
         self.newest, self.looks = dict.fromkeys(_GROUPS, 0), []
         self.unreachable = ()
 
-    def steps(self, group):
+    def listed(self, group):
         self.looks.append(group)
         if group in self.unreachable:
             raise PermissionError("out of reach")

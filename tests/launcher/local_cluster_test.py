@@ -96,6 +96,9 @@ def test_trackers_get_one_run_a_group_with_the_group_as_a_tag(tmp_path):
         ({"exchange": 1}, "`exchange` must be a string or None; received 1"),
         ({"command": "python x"}, "`command` must be a list"),
         ({"command": None}, "`command` must be a list"),
+        ({"command": ["python", 3]}, "`command` must be a list"),
+        ({"env": "2"}, "`env` must be a dict of .*; received '2'"),
+        ({"env": {"A": None}}, "`env` must be .*; received {'A': None}"),
         ({"workdir": "gs://b/x"}, "URL may be given as `exchange`"),
     ],
 )

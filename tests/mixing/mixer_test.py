@@ -406,7 +406,7 @@ def test_a_rule_of_ones_own_needs_one_method(tmp_path):
     [
         ({"rule": "mean"}, "`rule` must be one of tfdistill.mixing"),
         ({"wait_secs": -1.0}, "`wait_secs` must be finite and >= 0"),
-        ({"peers": ["a"]}, "`peers` must hold group indices"),
+        ({"peers": ["a"]}, "`peers` must hold indices of other groups"),
     ],
 )
 def test_arguments_are_checked(options, message):

@@ -7,6 +7,8 @@ import contextlib
 import gc
 import logging
 import socket
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -139,8 +141,9 @@ def put(worker, data, other, *, shown=None):
             assert connection.recv(1) == b""
 
 
-def connected(worker, host="127.0.0.1"):
-    return socket.create_connection((host, worker.box.port), LONG_SECS)
+def connected(worker, own="127.0.0.1"):
+    address = "127.0.0.1", worker.box.port
+    return socket.create_connection(address, LONG_SECS, (own, 0))
 
 
 def message(worker, step=0, *, classes=(3,), arrays=None, **changes):
@@ -420,14 +423,30 @@ def test_half_a_connection_holds_up_nobody_and_the_oldest_go(two, monkeypatch):
     monkeypatch.setattr(mailbox, "MAX_GUESTS", 10)
     one, other = two
     with contextlib.ExitStack() as stack:
-        halves = [stack.enter_context(connected(one)) for _ in range(12)]
+        # A host with few connections keeps them.
+        first = stack.enter_context(connected(one, own="127.0.0.2"))
+        waits.until(lambda: len(one.box._guests) == 1)
+        halves = [stack.enter_context(connected(one)) for _ in range(11)]
         for half in halves[:2]:
             assert half.recv(1) == b""
         # And a third, if the other worker has connected by now.
         assert one.box.num_forged["crowd"] in (2, 3)
+        assert len(one.box._guests) == 10
         halves[-1].sendall(b"\0")
+        first.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            first.recv(1)
         answers = both(one, other, 0)
         assert all(answer is not None for answer in answers)
+
+
+def test_few_connections_without_a_pass_are_open_where_few_files_may_be():
+    code = (
+        "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (256, 256)); "
+        "from tfdistill.predictions import mailbox; print(mailbox.MAX_GUESTS)"
+    )
+    command = [sys.executable, "-c", code]
+    assert int(subprocess.check_output(command, timeout=LONG_SECS)) == 32
 
 
 # ---- open and closed ----
@@ -447,8 +466,8 @@ def test_a_closed_mailbox_answers_at_once_and_opens_again(two):
     assert all(answer is not None for answer in answers)
 
 
-def test_whoever_comes_as_a_mailbox_closes_is_hung_up(opened):
-    worker = opened(0, ())
+def test_whoever_comes_as_a_mailbox_closes_is_hung_up(opened, caplog):
+    worker = opened(0, (1,))
     for _ in range(30):
         worker.box.start()
         guests = [connected(worker) for _ in range(3)]
@@ -457,6 +476,7 @@ def test_whoever_comes_as_a_mailbox_closes_is_hung_up(opened):
             with guest, contextlib.suppress(ConnectionResetError):
                 assert guest.recv(1) == b""
         gc.collect()  # What is left open warns, and fails the test.
+        assert not caplog.records
 
 
 @pytest.fixture(autouse=True)

@@ -84,6 +84,7 @@ def test_a_bare_client_gets_the_signature(exchange):
 def test_requests_that_cannot_be_answered_say_why(exchange):
     other = _request()
     other.model_spec.name = "other"
+    large = _request(np.zeros([2**23, 4], "float32"))
     huge = _request()
     huge.inputs["inputs"].tensor_shape.dim[0].size = 10**9
     cases.publish(exchange, cases.linear(5), step=7)
@@ -95,6 +96,7 @@ def test_requests_that_cannot_be_answered_say_why(exchange):
             (_request(version=9), "NOT_FOUND", "('default', 7,"),
             (other, "NOT_FOUND", "'other'"),
             (huge, "INVALID_ARGUMENT", "must hold its values"),
+            (large, "RESOURCE_EXHAUSTED", "larger than max"),
         ):
             with pytest.raises(grpc.RpcError) as caught:
                 stub.Predict(request, timeout=60)

@@ -173,7 +173,8 @@ def test_a_run_counts_all_its_groups(tmp_path, layout):
     run = observed_run.ObservedRun(tmp_path, clock=lambda: 300.0)
     first, second = (run.look() and run.look()).groups
     assert (second.spent.good, second.spent.lost["start"]) == (20, 10)
-    assert first.spent == goodput.of_group(tmp_path, 0, until=300.0)
+    found = goodput.of_groups(tmp_path, [0, 1], until=300.0)
+    assert found == {0: first.spent, 1: second.spent}
     assert (first.spent.good, first.spent.total) == (175, 200)
     both = first.spent + second.spent
     assert both.to_json() == {

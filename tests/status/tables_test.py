@@ -89,14 +89,15 @@ def test_the_view_fits_the_terminal(width):
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
     assert "running" in text or width == 20
-    assert ("quarantined" in lines[1]) == (width >= 60)
+    assert ("teachers" in lines[1]) == (width >= 60)
     assert ("newest" in lines[1]) == (width >= 60)
     # A table of one group, two notes, which are cut, and one of a teacher.
     assert len(lines) == 5 + 2 + 5
     if width == 110:
         (row,) = [line.split() for line in lines if "20/500" in line]
         assert row[:4] == ["0", "running", "20/500", "0.5000"]
-        assert {"15", "3", "2"} <= set(row)
+        assert {"15", "1/1", "2"} <= set(row)
+        assert "version 7 quarantined, 3 in all: its outputs" in text
         assert "group 0, last error: group_0_worker_1 ended" in text
         assert "its outputs [must] be finite" in text
 
@@ -113,13 +114,22 @@ def test_of_many_teachers_those_that_are_not_good_are_named(width):
         status.update([{"step": 10, "teachers": teachers}])
         groups.append(status)
     lines = _lines(*groups, width=width)
-    # A row for each group in both tables, and one for the teacher.
-    assert len(lines) == 2 * (16 + 4) + 1
+    # A row for each group, and one for the teacher.
+    assert len(lines) == 16 + 4 + 1 + 4
     assert max(map(len, lines)) <= width
     rows = [" ".join(line.split()) for line in lines]
-    assert "3 15 teachers 2-7 14 good, 1 fading - -" in rows
     assert "3 group_6 2 fading 0.50 2" in rows
-    assert "4 15 teachers 7-7 15 good - -" in rows
+    for number, row in enumerate(rows[3:19]):
+        what = "14/15 good, group_6 fading" if number == 3 else "15/15 good"
+        assert row.startswith(f"{number} running 10") and what in row
+
+
+def test_many_notes_are_counted_and_those_of_groups_come_first():
+    groups = [_troubled() for _ in range(12)]
+    lines = _lines(*groups, width=1000)
+    assert sum("last error" in line for line in lines) == 12
+    assert sum("version 7 quarantined" in line for line in lines) == 4
+    assert "8 more notes" in lines
 
 
 @pytest.mark.parametrize(("missed", "told"), [(11, False), (12, True)])

@@ -166,6 +166,32 @@ def test_waiting_for_a_half_has_an_end(group, monkeypatch):
     group.remote._wait_until_free()
 
 
+def test_another_group_takes_a_place(tmp_path):
+    group = _Group(tmp_path, peers=(1, 2), at_most=1)
+    group.take(_peer(3), 10)
+    before = group.remote.arguments()
+    group.teacher.drop("for some reason")
+    group.teacher.places.best = lambda **kwargs: 2
+    group.refresh()
+    # Until a version of it is read, the place teaches nothing.
+    assert group.teacher.label == "group_2"
+    assert not group.ask(group.remote.arguments())[1].any()
+    del group.teacher.places.best
+    other = _peer(4)
+    group.publish(other, 12, group=2)
+    group.remote.note()
+    group.stage()
+    assert group.refresh() == ["group_2"]
+    outputs, weights = group.ask(group.remote.arguments())
+    np.testing.assert_allclose(outputs, other(group.x), rtol=1e-5)
+    assert weights.all()
+    # What is in flight still asks the group before.
+    np.testing.assert_allclose(
+        group.ask(before)[0], _peer(3)(group.x), rtol=1e-5
+    )
+    assert group._ask.experimental_get_tracing_count() == 1
+
+
 def _overflowing():
     """Finite weights whose predictions are not."""
     student = _peer(3)

@@ -1,6 +1,9 @@
 """`Peers(at_most=...)`: which groups teach, and that nothing else changes."""
 
+import concurrent.futures
 import json
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import pytest
 import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill.follow import places
+from tfdistill.teachers import teacher
 from tfdistill.teachers import teacher_list
 
 _X, _ = cases.data()
@@ -75,6 +79,72 @@ def test_a_place_that_is_lost_goes_to_another_group(exchange):
     assert model.teachers.generation == generation
 
 
+class _Workers:
+    """Two workers of a group, in threads that meet at each collective."""
+
+    def __init__(self, exchange, monkeypatch):
+        self.models = [_model(exchange) for _ in range(2)]
+        self._meeting, self._said = threading.Barrier(2, timeout=60), {}
+        self._threads = concurrent.futures.ThreadPoolExecutor(2)
+        chief = self.models[0].teachers._student
+        monkeypatch.setattr(
+            teacher.Student, "is_chief", property(lambda one: one is chief)
+        )
+        for model in self.models:
+            made = model.teachers._agreement
+            made._sum, made._num_workers = self._sum, 2
+            made._is_chief = model is self.models[0]
+            for peer in model.teachers:
+                peer.follower._alone = False
+            model.teachers.start()
+
+    def _sum(self, values):
+        self._said[threading.get_ident()] = values
+        self._meeting.wait()
+        total = np.sum([*self._said.values()], axis=0)
+        self._meeting.wait()
+        return total
+
+    def stop(self):
+        for model in self.models:
+            model.teachers.stop()
+        self._threads.shutdown()
+
+    def refresh_until(self, done):
+        """Refreshes both; what they know of teachers must not differ."""
+        deadline = time.monotonic() + cases.WAIT_SECS
+        while True:
+            found = [m.teachers.status() for m in self.models]
+            ours, theirs = (
+                [(each["name"], each["step"]) for each in one] for one in found
+            )
+            assert ours == theirs
+            if done(dict(ours)):
+                return
+            assert time.monotonic() < deadline, found
+            [*self._threads.map(lambda m: m.teachers.refresh(), self.models)]
+            time.sleep(0.002)
+
+
+def test_workers_give_a_place_away_at_the_same_step(exchange, monkeypatch):
+    workers = _Workers(exchange, monkeypatch)
+    try:
+        _publish(exchange, 10, 5, 0)
+        workers.refresh_until({"group_5": 10, "group_0": 10}.__eq__)
+        for model in workers.models:
+            model.teachers._teachers[1].drop("its outputs are bad.")
+        step = iter(range(21, 10**6))
+
+        def is_taken(found):
+            if "group_0" in found:
+                _publish(exchange, next(step), 2)
+            return found.get("group_2", -1) > 20
+
+        workers.refresh_until(is_taken)
+    finally:
+        workers.stop()
+
+
 def test_the_groups_in_places_come_back(exchange):
     before = _model(exchange)
     _publish(exchange, 10, 5, 0)
@@ -91,6 +161,19 @@ def test_the_groups_in_places_come_back(exchange):
     other = _model(exchange, at_most=3)
     other.teachers.restore(state)
     assert _names(other) == ["group_5", "group_2", "group_1"]
+
+
+def test_no_group_has_two_places_after_a_resume_with_more_of_them(exchange):
+    before = _model(exchange, at_most=1)
+    (peer,) = before.teachers
+    peer.follow(0)
+    _publish(exchange, 10, 0)
+    cases.load(before, 10)
+    after = _model(exchange, at_most=3)
+    after.teachers.restore(before.teachers.state())
+    # Group 0 would be the second of three.
+    assert _names(after) == ["group_0", "group_5", "group_1"]
+    assert [each["step"] for each in after.teachers.status()] == [10, -1, -1]
 
 
 def test_a_place_waits_for_its_group_but_not_for_ever(exchange):

@@ -361,6 +361,7 @@ def test_fixed_teachers_of_any_making(tmp_path, exchange):
     ("make", "message"),
     [
         (lambda: kinds.Peers(peers=(1, 1)), r"each once; received \(1, 1\)"),
+        (lambda: kinds.Peers(peers=1), "each once; received 1. Leave `peers`"),
         (lambda: kinds.Peers("run/exchange"), "tfdistill.Exchange"),
         (lambda: kinds.FixedTeacher(3), "keras.Model.*received int"),
         (lambda: kinds.OwnPast(1.0), "such\n?.*0.9|Such as 0.9"),

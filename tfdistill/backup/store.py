@@ -157,7 +157,7 @@ class BackupStore(publisher.Exchange):
         None if there is no complete one.
         """
         damaged = []
-        for step in reversed(self._listed(0)):
+        for step in reversed(self.listed(0)):
             try:
                 version = self.open(0, step)
                 self.verify(version)

@@ -311,7 +311,13 @@ def of_root(
             str(error),
             "Correct TFDISTILL_EXCHANGE, or install what its scheme needs.",
         )
-    path = f"{root}/.doctor-{uuid.uuid4().hex}"
+    here, seen = root, root
+    if isinstance(file_system, filesystem.LocalFileSystem):
+        # What is missing is for the run to make, and would stay behind.
+        while not os.path.lexists(here):
+            here = os.path.dirname(here)
+            seen = f"{root}, which a run makes in {here}"
+    path = f"{here}/.doctor-{uuid.uuid4().hex}"
     step = ""
     try:
         for next_step in _use(file_system, path):
@@ -319,8 +325,8 @@ def of_root(
     except (OSError, ValueError) as error:
         with contextlib.suppress(OSError):
             file_system.remove_tree(path)
-        return failed(name, f"{root}: could not {step}: {error}", _REMEDY)
-    return ok(name, f"{root}: wrote, renamed, read back and removed")
+        return failed(name, f"{seen}: could not {step}: {error}", _REMEDY)
+    return ok(name, f"{seen}: wrote, renamed, read back and removed")
 
 
 def _use(storage: filesystem.FileSystem, path: str) -> Iterator[str]:

@@ -131,12 +131,26 @@ class Exchange:
           OSError: If the group's directory is there and cannot be listed.
         """
         found = []
-        for step in self._listed(group):
+        for step in self.listed(group):
             path = self.version_path(group, step)
             with contextlib.suppress(OSError):
                 if commit.is_committed(self._file_system, path):
                     found.append(step)
         return found
+
+    def listed(self, group: int) -> list[int]:
+        """Returns the steps of all that may be versions, whole or not.
+
+        Ascending, by one look at the group's directory; OSError as `steps`.
+        """
+        if not self.enabled:
+            return []
+        try:
+            names = self._file_system.list_dir(self.group_path(group))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        steps = map(versions.step_of_name, names)
+        return sorted(step for step in steps if step is not None)
 
     def claim(self, group: int, *, run: str = "") -> group_claim.GroupClaim:
         """Claims a group, so that no other process publishes for it.
@@ -323,7 +337,7 @@ class Exchange:
         Raises:
           OSError: If the storage fails; what was found before may still hold.
         """
-        for step in reversed(self._listed(group)):
+        for step in reversed(self.listed(group)):
             if step <= newer_than:
                 break
             try:
@@ -419,16 +433,6 @@ class Exchange:
         is_second = self._passed_over[group, step] == 2
         level = logging.WARNING if is_second else logging.DEBUG
         _log.log(level, "Skipping a version: %s", error)
-
-    def _listed(self, group: int) -> list[int]:
-        if not self.enabled:
-            return []
-        try:
-            names = self._file_system.list_dir(self.group_path(group))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        steps = map(versions.step_of_name, names)
-        return sorted(step for step in steps if step is not None)
 
     def _is_gone(self, version: versions.Version) -> bool:
         try:

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,13 +32,22 @@ _LONGEST_PAUSE_SECS = 30.0
 _POLL_SECS = 0.1
 
 
-def checked_groups(peers: Sequence[int]) -> list[int]:
-    """Returns indices of groups; ValueError if they are none, or come twice."""
-    is_index = all(isinstance(g, int) and g >= 0 for g in peers)
-    if not is_index or len(set(peers)) != len(peers):
+def checked_groups(
+    peers: Sequence[int], *, own: int | None = None
+) -> list[int]:
+    """Returns indices of groups; ValueError if they are none, or come twice.
+
+    `own` is this group's, once that is known, and no peer's.
+    """
+    is_index = isinstance(peers, Iterable) and all(
+        isinstance(group, int) and group >= 0 for group in peers
+    )
+    if not is_index or len({*peers, own}) != len(peers) + 1:
         raise ValueError(
-            "`peers` must hold group indices >= 0, each once; received "
-            f"{tuple(peers)}."
+            "`peers` must hold indices of other groups, >= 0, each once; "
+            f"received {peers!r}"
+            f"{'' if own is None else f', and this is group {own}'}. Leave "
+            "`peers` out for all others."
         )
     return list(peers)
 

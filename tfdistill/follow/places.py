@@ -36,6 +36,13 @@ class Places:
         self._newest: dict[int, int] = {}
         self._alive: dict[int, int] = {}
 
+    def move(self, place: follower.Follower, group: int) -> None:
+        """Has a place follow a group; two that want one change places."""
+        for other in self.followers:
+            if other.group == group:
+                other.follow(place.group)
+        place.follow(group)
+
     def look(self) -> None:
         """Looks at one group that is not followed, if it is time for that."""
         others = {*self.groups} - {each.group for each in self.followers}
@@ -45,7 +52,7 @@ class Places:
         self._alive.pop(group, None)
         # What cannot be looked at is no better.
         with contextlib.suppress(OSError):
-            newest = max(self._exchange.steps(group), default=-1)
+            newest = max(self._exchange.listed(group), default=-1)
             if newest > self._newest.get(group, newest):
                 self._alive[group] = newest
             self._newest[group] = newest

@@ -22,8 +22,9 @@ except ImportError as error:
     ) from error
 
 SIGNATURE = "serving_default"
-# Of one message, either way: what is larger is refused before it is read.
-MAX_BYTES = 512 * 1024 * 1024
+# Of a question, and of an answer: what is larger is refused before it is read.
+# A server has one question in memory, and needs nine times its size for it.
+MAX_QUESTION_BYTES, MAX_BYTES = 2**27, 2**29
 # Options of gRPC. Without the last two, two servers may share a port, and a
 # server reads ahead of requests that wait: one is in memory, and 64 KiB of each
 # of the others.
@@ -32,7 +33,8 @@ CLIENT_OPTIONS = (
     ("grpc.max_send_message_length", MAX_BYTES),
 )
 SERVER_OPTIONS = (
-    *CLIENT_OPTIONS,
+    ("grpc.max_receive_message_length", MAX_QUESTION_BYTES),
+    ("grpc.max_send_message_length", MAX_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.bdp_probe", 0),
 )

@@ -36,7 +36,11 @@ from typing import Any
 
 # tfdistill itself may be missing where this runs.
 _KEEPER = pathlib.Path(__file__).with_name("keeper.py")
-keeper = types.SimpleNamespace(**runpy.run_path(str(_KEEPER)))
+_LOSSY_OUTPUT = _KEEPER.parents[1] / "system" / "lossy_output.py"
+keeper, lossy_output = (
+    types.SimpleNamespace(**runpy.run_path(str(path)))
+    for path in (_KEEPER, _LOSSY_OUTPUT)
+)
 # Public names of tfdistill that load no TensorFlow: a script may use them and
 # then set a variable.
 _FREE = ("Cluster", "Exchange")
@@ -170,6 +174,7 @@ class _Server:
             numpy_random.seed()  # Python seeds its own after a fork.
         num_options = len(sys.orig_argv) - len(sys.argv)
         sys.orig_argv[num_options:] = sys.argv[:] = request["argv"]
+        lossy_output.install()  # It is a log in the workdir.
         _watch_imports(
             self._modules, set_by_imports=self._set, own=request["own"]
         )

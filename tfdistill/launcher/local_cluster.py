@@ -275,6 +275,17 @@ class LocalCluster(StartedGroups):
                 f"0; received {self.worker_restarts}. Without parameter "
                 "servers a group ends with its first worker."
             )
+        is_env = isinstance(self.env, Mapping) and all(
+            isinstance(name, str) and isinstance(value, str | int | float)
+            for name, value in self.env.items()
+        )
+        if not is_env:
+            raise ValueError(
+                "`env` must be a dict of variables, each with a string or a "
+                f"number; received {self.env!r}."
+            )
+        variables = {name: str(value) for name, value in self.env.items()}
+        object.__setattr__(self, "env", variables)
         taken = sorted((IDENTITY_VARIABLES | signing.VARIABLES) & set(self.env))
         if taken:
             raise ValueError(
@@ -283,7 +294,9 @@ class LocalCluster(StartedGroups):
                 "the exchange's key in the launcher's own environment."
             )
         # A str would be a list of letters.
-        is_list = isinstance(self.command, list | tuple)
+        is_list = isinstance(self.command, list | tuple) and all(
+            isinstance(word, str | os.PathLike) for word in self.command
+        )
         command = tuple(self.command) if is_list else ()
         if not command or shutil.which(command[0]) is None:
             raise ValueError(

@@ -386,7 +386,7 @@ def launch(
         workdir=os.fspath(workdir)
         if isinstance(workdir, os.PathLike)
         else workdir,
-        env={name: str(value) for name, value in (env or {}).items()},
+        env={} if env is None else env,
         **options,
     )
     launched = LocalRun(topology).supervise()

@@ -204,14 +204,14 @@ class WeightMixer(steps.Mixer):
 
     def _find_followers(self, strategy: tf.distribute.Strategy) -> None:
         cluster, group = strategy_lib.cluster_of(strategy), self._exporter.group
-        everyone = range(cluster.num_groups)
-        given: Sequence[int] = everyone if self._peers is None else self._peers
-        groups = sorted(set(given) - {group})
+        others = [g for g in range(cluster.num_groups) if g != group]
+        given = others if self._peers is None else self._peers
+        groups = sorted(follower.checked_groups(given, own=group))
         if not groups:
             raise ValueError(
                 "A mixing.WeightMixer needs another group to mix with; "
-                f"received {list(given)} for group {group}. Start more groups, "
-                "or leave the mixer out."
+                f"received none for group {group}. Start more groups, or leave "
+                "the mixer out."
             )
         before = self._followers
         self._followers = peers_lib.followers_of(

@@ -197,8 +197,8 @@ class RunLog(steps.SteppedCallback):
         if group is None or not self._marks.advances:
             return goodput.Goodput()
         if self._spent is None:
-            found = goodput.of_group(place.parent, group, until=now)
-            self._spent = (now, found)
+            found = goodput.of_groups(place.parent, [group], until=now)
+            self._spent = (now, found[group])
         then, before = self._spent
         return before + goodput.Goodput(now - then)
 

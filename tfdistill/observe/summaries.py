@@ -332,20 +332,20 @@ def _of_logs(logs: Mapping[str, Any]) -> _Scalars:
 
 
 def _of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> _Scalars:
-    """Returns each teacher's scalars but its agreement; None if unknown."""
-    found: _Scalars = {}
+    """Returns what is known of the teachers; None if it is unknown."""
+    reads = [t["read_secs"] for t in status if t["read_secs"] is not None]
+    found: _Scalars = {
+        "teachers/num_good": sum(t["health"] == "good" for t in status),
+        "exchange/read_secs": max(reads, default=None),
+    }
     for teacher in status:
-        version = teacher["step"] if teacher["step"] >= 0 else None
+        version = teacher["step"]
         values = {
-            "staleness_steps": None if version is None else step - version,
-            "version": version,
+            "staleness_steps": step - version if version >= 0 else None,
             "health": _HEALTH_CODES[teacher["health"]],
             "share": teacher["share"],
             "loss": teacher["teacher_loss"],
             "num_quarantined": teacher["num_quarantined"],
-            "num_swaps": teacher["swaps"],
-            "read_secs": teacher["read_secs"],
-            "read_bytes": teacher["last_bytes"],
             # Of peers that send predictions.
             **{key: teacher[key] for key in _OF_ANSWERS if key in teacher},
         }

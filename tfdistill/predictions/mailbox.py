@@ -18,6 +18,7 @@ import collections
 import concurrent.futures
 import hmac
 import logging
+import os
 import secrets
 import socket
 import struct
@@ -41,8 +42,11 @@ MAX_KEPT = 16
 MAX_SILENT = 3
 # A message must be smaller; more is refused before it is read.
 MAX_BYTES = 64 * 2**20
-# Connections that have not shown a pass yet.
-MAX_GUESTS = 256
+# Connections that have not shown a pass yet. Exports and backups need some of
+# the files that the process may open, too.
+MAX_GUESTS = max(16, min(256, os.sysconf("SC_OPEN_MAX") // 8))
+# Of those, the ones that are accepted before any is looked at.
+_MOST_AT_ONCE = 16
 _MAX_LISTED = 10
 _STOP_SECS = 5.0
 # In which a connection is made, and begins with a pass.
@@ -186,8 +190,8 @@ class Mailbox:
         # Whether peers can read where this mailbox is.
         self._is_listed = False
         self._said: set[tuple[int, str]] = set()
-        # Connections that have not shown a pass yet; the oldest is first.
-        self._guests: dict[asyncio.WriteTransport, None] = {}
+        # Where connections without a pass come from; the oldest is first.
+        self._guests: dict[asyncio.WriteTransport, str] = {}
         # Of all connections: asyncio itself does not keep its tasks.
         self._hearing: set[asyncio.Task[None]] = set()
         # Messages of which nobody knows who has sent them, by kind.
@@ -239,10 +243,16 @@ class Mailbox:
 
     async def _serve(self, listener: socket.socket) -> None:
         """Moves all messages, until the mailbox is closed."""
-        server = await asyncio.start_server(self._welcome, sock=listener)
-        following = asyncio.gather(*map(self._follow, self._peers.values()))
+        server = await asyncio.start_server(
+            self._welcome, sock=listener, backlog=_MOST_AT_ONCE
+        )
+        following = [
+            self._loop.create_task(self._follow(peer))
+            for peer in self._peers.values()
+        ]
         await self._closing.wait()
-        following.cancel()
+        for task in following:
+            task.cancel()
         # Closed at once, it would leave open what asyncio is about to accept:
         # https://github.com/python/cpython/issues/109564
         self._loop.remove_reader(listener)
@@ -441,15 +451,22 @@ class Mailbox:
         if not self._is_open:
             guest.abort()
             return
-        self._guests[guest] = None
+        self._guests[guest] = str(guest.get_extra_info("peername", "?")[0])
         if len(self._guests) > MAX_GUESTS:
-            self._hang_up(next(iter(self._guests)))
+            self._hang_up(self._most_intrusive())
             self._refuse("crowd", "too many connections come without a pass")
         hearing = self._loop.create_task(self._hear(reader, guest))
         self._hearing.add(hearing)
         # Also if it is cancelled before it begins, as the mailbox closes.
         hearing.add_done_callback(lambda _: self._hang_up(guest))
         hearing.add_done_callback(self._hearing.discard)
+
+    def _most_intrusive(self) -> asyncio.WriteTransport:
+        """Returns the oldest guest of the host that has most of them."""
+        ((host, _),) = collections.Counter(self._guests.values()).most_common(1)
+        return next(
+            g for g, its_host in self._guests.items() if its_host == host
+        )
 
     def _hang_up(self, guest: asyncio.WriteTransport) -> None:
         self._guests.pop(guest, None)

@@ -16,9 +16,11 @@ These lines are never rewritten; those of `metrics.jsonl` are, at a resume.
 import collections
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import time
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -171,16 +173,25 @@ class Marks:
         self._lines.append(line)
 
 
-def of_group(
-    workdir: str | os.PathLike[str], group: int, *, until: float
-) -> Goodput:
-    """Returns the goodput of a group as its files have it; see `measure`."""
+def of_groups(
+    workdir: str | os.PathLike[str], groups: Iterable[int], *, until: float
+) -> dict[int, Goodput]:
+    """Returns the goodput of groups as their files have it; see `measure`."""
     run = directory.RunDirectory(workdir)
-    lines: list[dict[str, Any]] = []
-    for path in (*run.events(), run.marks(group)):
-        with contextlib.suppress(OSError):
-            lines += run_events.read(path)
-    return measure(
-        [line for line in lines if line.get("group", group) in (group, None)],
-        until=until,
-    )
+    events = list(itertools.chain(*map(_lines, run.events())))
+    return {
+        group: measure(
+            [
+                *(event for event in events if event["group"] in (group, None)),
+                *_lines(run.marks(group)),
+            ],
+            until=until,
+        )
+        for group in groups
+    }
+
+
+def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    with contextlib.suppress(OSError):
+        return run_events.read(path)
+    return []

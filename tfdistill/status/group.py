@@ -90,11 +90,6 @@ class GroupStatus:
         return self.record.get("teachers", ())
 
     @property
-    def num_quarantined(self) -> int:
-        """Versions of all its teachers that it has refused."""
-        return sum(teacher["num_quarantined"] for teacher in self.teachers)
-
-    @property
     def secs_left(self) -> float | None:
         """Seconds to the last step at the recent pace; None if unknown."""
         total = self.record.get("total_steps")

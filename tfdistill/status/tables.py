@@ -3,8 +3,8 @@
 Unknown values are `-`.
 """
 
-import collections
 import contextlib
+import itertools
 import re
 import sys
 from collections.abc import Callable
@@ -25,14 +25,14 @@ from tfdistill.status import group
 from tfdistill.system import untrusted
 
 _UNKNOWN = "-"
-# Of a teacher, the newest refused versions that are shown with the reason.
-_MOST_REFUSED = 3
-# Of more teachers than this, a group's table counts the good ones, and names so
-# many of the others.
-_MOST_TEACHERS = 4
+# So many teachers of all groups are listed; if there are more, of those that
+# are neither good nor, as all are at the start, absent. And so many notes.
+_MOST_TEACHERS, _MOST_NOTES = 8, 16
+_USUAL = ("good", "absent")
 # A peer's missed batches are worth a note from this share of so many on.
 _MANY_MISSED, _MIN_BATCHES = 0.1, 100
-# Between two lines of a group whose state has not changed.
+# Between two lines of a group whose state has not changed, at least; of many
+# groups, there is one line a second.
 _INTERVAL_SECS = 5.0
 _Status = group.GroupStatus
 
@@ -55,6 +55,22 @@ def _step(status: _Status) -> str:
     total = status.record.get("total_steps")
     step = _text(status.record.get("step"))
     return step if total is None else f"{step}/{total}"
+
+
+def _teachers(status: _Status) -> str:
+    """How many are good, and the worst of the others."""
+    if not status.teachers:
+        return _UNKNOWN
+    others = [t for t in status.teachers if t["health"] != "good"]
+    num_all = len(status.teachers)
+    found = f"{num_all - len(others)}/{num_all} good"
+    if not others:
+        return found
+    # Of an absent one, less is known.
+    worst = min(
+        others, key=lambda t: (t["share"] or 0, t["health"] == "absent")
+    )
+    return f"{found}, {worst['name']} {worst['health'].replace('_', ' ')}"
 
 
 def duration(secs: float | None) -> str:
@@ -80,10 +96,8 @@ _CELLS: dict[str, Callable[[_Status], str]] = {
     "loss": _number("loss", "{:.4f}"),
     "distill loss": _number("distillation_loss", "{:.4f}"),
     "weight": _number("distillation_weight", "{:.3g}"),
-    # Less than 0 if the teacher is ahead of its student.
-    "staleness": _number("teacher_staleness", "{:.0f}"),
+    "teachers": _teachers,
     "newest": _number("published", "{:.0f}"),
-    "quarantined": lambda status: str(status.num_quarantined or _UNKNOWN),
     "restarts": lambda s: str(
         s.num_restarts + s.num_worker_restarts or _UNKNOWN
     ),
@@ -98,14 +112,13 @@ _TEACHER_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "health": lambda teacher: teacher["health"].replace("_", " "),
     "share": lambda teacher: _text(teacher["share"], "{:.2f}"),
+    # Less than 0 if the teacher is ahead of its student.
     "steps old": lambda teacher: _text(teacher["age_steps"]),
 }
 # The columns for which a narrow terminal has room, too.
 _WIDE = 110
-_NARROW = ("group", "state", "step", "loss", "newest", "quarantined")
-# Of these health states nobody need be named: at the start, all are absent.
-_USUAL = ("good", "absent")
-_LEFT = ("group", "state", *_TEACHER_CELLS)
+_NARROW = ("group", "state", "step", "loss", "teachers", "newest")
+_LEFT = ("group", "state", "teachers", *_TEACHER_CELLS)
 
 
 def group_line(status: _Status) -> str:
@@ -113,7 +126,7 @@ def group_line(status: _Status) -> str:
     known = [
         f"{name.replace('distill ', 'distillation ')} {text}"
         for name, cell in _CELLS.items()
-        if name not in _LEFT and (text := cell(status)) != _UNKNOWN
+        if name not in ("group", "state") and (text := cell(status)) != _UNKNOWN
     ]
     return ", ".join([f"group {status.group}: {_state(status)}", *known])
 
@@ -129,11 +142,16 @@ def view(
     wide = [name for name in _CELLS if name != "goodput"]
     names = wide if console.width >= _WIDE else _NARROW
     groups = [[_CELLS[name](s) for name in names] for s in run.groups]
-    teachers = [
-        [str(status.group), *row]
-        for status in run.groups
-        for row in _teacher_rows(status.teachers)
+    teachers = [(s.group, t) for s in run.groups for t in s.teachers]
+    if len(teachers) > _MOST_TEACHERS:
+        teachers = [(g, t) for g, t in teachers if t["health"] not in _USUAL]
+    rows = [
+        [str(group), *(cell(teacher) for cell in _TEACHER_CELLS.values())]
+        for group, teacher in teachers[:_MOST_TEACHERS]
     ]
+    notes = [*_notes(run)]
+    if len(notes) > _MOST_NOTES:
+        notes[_MOST_NOTES:] = [f"{len(notes) - _MOST_NOTES} more notes"]
     return rich.console.Group(
         _table(names, groups),
         *(
@@ -142,29 +160,11 @@ def view(
                 no_wrap=not whole,
                 overflow="fold" if whole else "ellipsis",
             )
-            for note in _notes(run)
+            for note in notes
         ),
-        _table(("group", *_TEACHER_CELLS), teachers) if teachers else "",
+        _table(("group", *_TEACHER_CELLS), rows) if rows else "",
         *_goodput(run),
     )
-
-
-def _teacher_rows(
-    teachers: Sequence[Mapping[str, Any]],
-) -> Iterator[Sequence[str]]:
-    if len(teachers) > _MOST_TEACHERS:
-        steps = [t["step"] for t in teachers if t["step"] >= 0]
-        found = collections.Counter(t["health"] for t in teachers)
-        counts = [
-            f"{number} {health.replace('_', ' ')}"
-            for health, number in found.most_common()
-        ]
-        versions = f"{min(steps)}-{max(steps)}" if steps else _UNKNOWN
-        many = f"{len(teachers)} teachers"
-        yield many, versions, ", ".join(counts), _UNKNOWN, _UNKNOWN
-        teachers = [t for t in teachers if t["health"] not in _USUAL]
-    for teacher in teachers[:_MOST_TEACHERS]:
-        yield [cell(teacher) for cell in _TEACHER_CELLS.values()]
 
 
 def _goodput(run: group.RunStatus) -> Iterator[rich.table.Table]:
@@ -200,11 +200,9 @@ def _table(
 
 
 def _notes(run: group.RunStatus, *, errors: bool = True) -> Iterator[str]:
-    """Yields what a table has no room for."""
+    """Yields what a table has no room for; what teachers did comes last."""
     for status in run.groups:
         notes = [f"warning: {text}" for text in status.warnings]
-        for teacher in status.teachers:
-            notes += _of_teacher(teacher)
         if status.state == "running":
             notes += status.record.get("slow_workers", ())
         if errors and status.last_error:
@@ -213,14 +211,19 @@ def _notes(run: group.RunStatus, *, errors: bool = True) -> Iterator[str]:
             yield f"group {status.group}, {untrusted.one_line(note)}"
     for problem in run.problems:
         yield f"problem: {problem}"
+    for status in run.groups:
+        for note in itertools.chain(*map(_of_teacher, status.teachers)):
+            yield f"group {status.group}, {untrusted.one_line(note)}"
 
 
 def _of_teacher(teacher: Mapping[str, Any]) -> Iterator[str]:
     name, health = teacher["name"], teacher["health"]
     refused = {int(step): why for step, why in teacher["quarantined"].items()}
-    for step, reason in sorted(refused.items(), reverse=True)[:_MOST_REFUSED]:
-        yield f"{name}, version {step} quarantined: {reason}"
-    if not refused and teacher["reason"]:
+    if refused:
+        step, total = max(refused), teacher["num_quarantined"]
+        which = f"version {step} quarantined, {total} in all"
+        yield f"{name}, {which}: {refused[step]}"
+    elif teacher["reason"]:
         yield f"{name} is {health.replace('_', ' ')}: {teacher['reason']}"
     missed = teacher.get("num_missed", 0)
     asked = missed + teacher.get("num_answers", 0)
@@ -238,7 +241,7 @@ class Lines:
     ) -> None:
         """Shows nothing yet.
 
-        A line is written on each change of a group's state, and every five
+        A line is written on each change of a group's state, and every few
         seconds at most on other changes; each note once. A group's last error
         is among the notes if `errors`: a launcher reports it by `say`.
         """
@@ -264,10 +267,11 @@ class Lines:
             if gist not in self._reported:
                 self._reported.add(gist)
                 self.say(f"[{now:7.1f} s] {note}")
+        interval = max(_INTERVAL_SECS, len(run.groups))
         for status in run.groups:
             line = group_line(status)
             when, state, shown = self._shown.get(status.group, (0.0, "", ""))
-            early = now - when < _INTERVAL_SECS
+            early = now - when < interval
             if line == shown or (early and status.state == state):
                 continue
             self._shown[status.group] = (now, status.state, line)

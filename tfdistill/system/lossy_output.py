@@ -33,8 +33,9 @@ def _lossy(stream: TextIO) -> TextIO:
         return stream  # Somebody else's, such as a notebook's.
     with contextlib.suppress(OSError):
         stream.flush()
-    raw = _Lossy(stream.fileno(), "w", closefd=False)
-    return io.TextIOWrapper(
+    raw: Any = _Lossy(stream.fileno(), "w", closefd=False)
+    raw.name = stream.name
+    found: Any = io.TextIOWrapper(
         # As Python does it, which with -u has no buffer.
         raw if stream.write_through else io.BufferedWriter(raw),
         encoding=stream.encoding,
@@ -42,3 +43,5 @@ def _lossy(stream: TextIO) -> TextIO:
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
+    found.mode = stream.mode
+    return found

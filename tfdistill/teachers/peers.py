@@ -374,9 +374,10 @@ class Peer(teacher.Teacher):
     def follow(self, group: int) -> None:
         """Makes room for another group, which teaches once it is read."""
         before, found = self.label, self.standing()
-        self.follower.follow(group)
+        self.places.move(self.follower, group)
         why = self.on_trial or found.reason or f"{found.health}, but behind"
-        _log.info("%s takes the place of %s: %s.", self.label, before, why)
+        why = why.rstrip(".")
+        _log.warning("%s takes the place of %s: %s.", self.label, before, why)
         self._silence, self._logged = staleness.Silence(), (teacher.GOOD, False)
         self._drop_reason, self.on_trial, self._num_waits = "", "", 0
         self.record = on_batches.Record()
@@ -456,7 +457,7 @@ class Peer(teacher.Teacher):
         """Follows the group of a state again; returns its version, or -1."""
         group = state.get("group", self.follower.group)
         if group in self.places.groups and group != self.follower.group:
-            self.follower.follow(group)
+            self.places.move(self.follower, group)
         return state.get("step", -1) if group == self.follower.group else -1
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -96,7 +96,7 @@ class PeerPredictions(teacher.Teacher):
         self._cluster = cluster
         groups = cluster.peers if self._peers is None else self._peers
         self._exchange = peers_lib.exchange_for(self._exchange, groups, cluster)
-        self._groups = list(groups)
+        self._groups = follower.checked_groups(groups, own=cluster.group)
         return [PredictedPeer(group, self) for group in groups]
 
     def attach(self, student: teacher.Student) -> None:
