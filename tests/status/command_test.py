@@ -39,6 +39,7 @@ def test_what_people_see(tmp_path, capsys):
         reason="older than 10 steps",
         num_quarantined=2,
         quarantined=reasons,
+        teacher_loss=0.75,
     )
     _run(tmp_path, teacher)
     code, out = _main(capsys, tmp_path)
@@ -46,7 +47,8 @@ def test_what_people_see(tmp_path, capsys):
     assert code == 0
     assert rows[1][:3] == ["group", "state", "step"]
     assert rows[3][:4] == ["0", "running", "10/100", "0.5000"]
-    assert ["0", "group_1", "8", "fading", "0.25", "2"] in rows
+    found = ["0", "group_1", "8", "fading", "0.25", "2", "0.7500", "-"]
+    assert found in rows
     newest = f"group_1, version 6 quarantined, 2 in all: {reasons['6']}"
     assert newest in out
 

@@ -118,7 +118,7 @@ def test_of_many_teachers_those_that_are_not_good_are_named(width):
     assert len(lines) == 16 + 4 + 1 + 4
     assert max(map(len, lines)) <= width
     rows = [" ".join(line.split()) for line in lines]
-    assert "3 group_6 2 fading 0.50 2" in rows
+    assert "3 group_6 2 fading 0.50 2 - -" in rows
     for number, row in enumerate(rows[3:19]):
         what = "14/15 good, group_6 fading" if number == 3 else "15/15 good"
         assert row.startswith(f"{number} running 10") and what in row

@@ -71,6 +71,42 @@ def test_a_peer_that_has_learned_nothing_has_no_weight(kind, exchange, caplog):
         assert _after_steps(model, _X, labels, count=8) == 1.0
 
 
+_SEQUENCES = keras.utils.pad_sequences([[1, 2, 3], [2]], padding="post")
+
+
+@pytest.mark.parametrize("weights", [None, [[1.0] * 3, [0.0] * 3]])
+@pytest.mark.parametrize("mask_zero", [True, False])
+def test_predictions_that_do_not_count_are_left_out(
+    exchange, weights, mask_zero
+):
+    """Padded tokens, or else those of no weight."""
+    keras.utils.set_random_seed(0)
+    student = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"),
+            keras.layers.Embedding(4, 5, mask_zero=mask_zero),
+        ]
+    )
+    model = cases.codistill(student, cases.peers(exchange))
+    data = _SEQUENCES, _SEQUENCES
+    weights = weights and np.array(weights)
+    spec = tf.TensorSpec([None, 3], tf.int32)
+    cases.prepare(model, *data)
+    cases.publish(exchange, student, step=10, spec=spec)
+    cases.load(model, 10)
+    cases.fit(model, *data, sample_weight=weights, batch_size=2)
+    model.teachers.refresh(step=1)
+    (teacher,) = model.teachers
+    counts = {
+        (True, False): 4,
+        (False, False): 6,
+        (False, True): 3,
+        (True, True): 4,
+    }
+    expected = counts[mask_zero, weights is not None]
+    assert teacher.record._num_predictions == expected
+
+
 def test_clicks_that_are_predicted_too_often_are_reported(exchange, caplog):
     student, peer = cases.linear(0, classes=1), cases.linear(0, classes=1)
     x, _ = cases.data(2048)

@@ -54,7 +54,7 @@ def test_batches_whose_gradients_are_accumulated_are_steps_too(tmp_path):
             seen.append(self.step)
             weights.append(self.model.student.get_weights()[0])
 
-    exchange = tfdistill.Exchange(tmp_path / "own", max_to_keep=100)
+    exchange = tfdistill.Exchange(tmp_path, max_to_keep=100)
     exporter = tfdistill.callbacks.StudentExporter(
         exchange, every_steps=6, group=0
     )

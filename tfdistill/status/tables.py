@@ -114,6 +114,9 @@ _TEACHER_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "share": lambda teacher: _text(teacher["share"], "{:.2f}"),
     # Less than 0 if the teacher is ahead of its student.
     "steps old": lambda teacher: _text(teacher["age_steps"]),
+    # On rows of its student's batches, beside the student's.
+    "task loss": lambda teacher: _text(teacher.get("teacher_loss"), "{:.4f}"),
+    "own": lambda teacher: _text(teacher.get("own_loss"), "{:.4f}"),
 }
 # The columns for which a narrow terminal has room, too.
 _WIDE = 110

@@ -50,7 +50,7 @@ def rows(
     """Returns what a step reports of one replica; empty for several outputs.
 
     Which teachers were `asked`; the labels; what the student and each teacher
-    predict; and what each prediction counts, if that differs.
+    predict; and of a mask, or else of weights, which predictions count.
     """
     labels, own, weights = map(keras.tree.flatten, (y, y_pred, weight))
     is_one = len(labels) == len(own) == 1 and len(weights) <= 1
@@ -59,21 +59,13 @@ def rows(
     counts = [w for w in weights if w is not None]
     mask = getattr(own[0], "_keras_mask", None)
     if mask is not None:
-        counts = [_both(counts, tf.cast(mask, tf.float32))]
+        counts = [mask]
     sizes = own[0].shape[1:-1]
     num_rows = _FEW
     if sizes.is_fully_defined():
         num_rows = max(1, _MAX_ROWS // math.prod(sizes.as_list()))
     found = [labels[0], own[0], *answers[0], *counts]
     return [asked, *(tf.stop_gradient(value[:num_rows]) for value in found)]
-
-
-def _both(weights: Sequence[tf.Tensor], mask: tf.Tensor) -> tf.Tensor:
-    """Returns the mask, times the weights if there are some."""
-    for weight in weights:
-        ones = [1] * (mask.shape.rank - weight.shape.rank)
-        mask *= tf.reshape(weight, [-1, *weight.shape[1:], *ones])
-    return mask
 
 
 class Reports:
@@ -128,7 +120,7 @@ class Reports:
         guess, own, *theirs = losses
         counted = np.isfinite(guess + own)
         for each in counts:
-            counted &= np.ravel(each) > 0
+            counted &= np.repeat(each, len(counted) // np.size(each)) > 0
         for index, teacher in enumerate(teachers):
             known = counted & np.isfinite(theirs[index])
             if not is_meant[index] or not known.any():
