@@ -372,9 +372,8 @@ def _add_options(options: programs.Flags) -> None:
         add(name, text, default, quick=quick)
 
 
-def _run(options: programs.Options) -> int:
+def _run(options: programs.Options, record: dict[str, Any]) -> None:
     with contextlib.ExitStack() as stack:
-        record = stack.enter_context(measure.one_json_line())
         root = pathlib.Path(
             options.workdir
             or stack.enter_context(
@@ -383,40 +382,34 @@ def _run(options: programs.Options) -> int:
         ).resolve()
         found = _soak(options, root)
         qualities = found.pop("qualities")
-        goodput = measure.judge(
-            found["goodput"], at_least=_least_goodput(options.mtbf_secs)
-        )
-        gap = measure.judge(
-            found["longest_step_gap_secs"], at_most=_LONGEST_GAP_SECS
-        )
-        clean = found["equal_workers"] and not (
-            found["exit_code"]
-            or found["violations"]
-            or any(found["left_over"].values())
-        )
-        met = goodput["met"] and gap["met"] and clean
         if options.trials:
             calm = _without_faults(options, root)
             record["quality"] = _compare(qualities, calm)
-            met = met and record["quality"]["within_noise"]
-        record |= {
-            "benchmark": "soak",
-            "goodput": goodput,
-            "longest_step_gap": gap,
-            "clean": clean,
-            "met": met,
-            "round": found,
-            "machine": measure.machine(),
-        }
-    return 0
+    goodput = measure.judge(
+        found["goodput"], at_least=_least_goodput(options.mtbf_secs)
+    )
+    gap = measure.judge(
+        found["longest_step_gap_secs"], at_most=_LONGEST_GAP_SECS
+    )
+    clean = found["equal_workers"] and not (
+        found["exit_code"]
+        or found["violations"]
+        or any(found["left_over"].values())
+    )
+    same = not options.trials or record["quality"]["within_noise"]
+    record |= {
+        "benchmark": "soak",
+        "by": options.by,
+        "goodput": goodput,
+        "longest_step_gap": gap,
+        "clean": clean,
+        "met": goodput["met"] and gap["met"] and clean and same,
+        "round": found,
+        "machine": measure.machine(),
+    }
 
 
-PROGRAM = programs.Program(
-    name="python -m benchmarks.soak",
-    about=__doc__,
-    define=_add_options,
-    run=_run,
-)
+PROGRAM = measure.program("soak", __doc__, define=_add_options, run=_run)
 main = PROGRAM.main
 
 if __name__ == "__main__":

@@ -75,7 +75,6 @@ class Round:
         self._steps = [-1 for _ in groups]
         # Of each group, its furthest step, and when it got there.
         self._furthest = [(0, time.monotonic()) for _ in groups]
-        self._resumed: list[set[int]] = [set() for _ in groups]
         self._some_are_over = False
         self._stopping = threading.Event()
         self._log: list[dict[str, Any]] = []
@@ -96,8 +95,8 @@ class Round:
             finally:
                 self._stopping.set()
             observer.result()
-        for group, resumed in enumerate(self._resumed):
-            self._watch.check_mixes(group, resumed)
+        for group, _ in enumerate(self._steps):
+            self._watch.check_mixes(group)
         for name, pid in self._view.left_behind(_LEFT_BEHIND_SECS).items():
             self._watch.tell(f"{name} was replaced, yet process {pid} lives")
         return self._report(start, end)
@@ -118,8 +117,6 @@ class Round:
 
     def _see(self, group: int, record: Mapping[str, Any]) -> None:
         step, now = record.get("step", -1), time.monotonic()
-        if record.get("event") == "start":
-            self._resumed[group].add(step)
         self._steps[group] = step
         furthest, when = self._furthest[group]
         if step <= furthest:

@@ -2,15 +2,15 @@
 
 Versions are whole and never go backwards, one publisher at a time; teachers
 are versions that were whole; answers of peers are of steps that were made; no
-version is mixed twice, or by one worker of a group only; losses are finite.
+version is mixed twice; losses are finite.
 """
 
+import collections
 import contextlib
 import json
 import math
 import pathlib
 import time
-from collections.abc import Collection
 from collections.abc import Iterator
 from typing import Any
 
@@ -235,30 +235,16 @@ class Watch:
                 self.tell(f"{learns}, which nobody has seen published")
         self._to_check.clear()
 
-    def check_mixes(self, group: int, resumed: Collection[int]) -> None:
-        """Checks what the workers of a group have mixed, at the end.
-
-        Args:
-            group: Its index.
-            resumed: Steps from which it was resumed: there a worker may have
-                been killed between its mix and its note of it.
-        """
-        paths = self._view.group_dir(group).glob("backup/mixes*.jsonl")
-        notes = [_mixes(path) for path in sorted(paths)]
-        if not notes:
-            return
-        self.num_mixes += sum(map(bool, notes[0].values()))
-        used = [use for found in notes[0].values() for use in found.items()]
-        for name, version in {use for use in used if used.count(use) > 1}:
+    def check_mixes(self, group: int) -> None:
+        """Checks what a group has mixed, at the end."""
+        path = self._view.group_dir(group) / "backup" / "mixes.jsonl"
+        mixes = _mixes(path) if path.exists() else {}
+        self.num_mixes += sum(map(bool, mixes.values()))
+        uses = collections.Counter(
+            use for versions in mixes.values() for use in versions.items()
+        )
+        for name, version in (use for use, count in uses.items() if count > 1):
             self.tell(f"group {group} mixed version {version} of {name} again")
-        # The last ones may be about to be noted.
-        last = min(max(steps, default=-1) for steps in notes)
-        for step in {step for steps in notes for step in steps} - {*resumed}:
-            found = [steps.get(step) for steps in notes]
-            if step <= last and any(mixed != found[0] for mixed in found):
-                self.tell(
-                    f"the workers of group {group} mixed {found} at step {step}"
-                )
 
 
 def _mixes(path: pathlib.Path) -> dict[int, dict[str, int]]:

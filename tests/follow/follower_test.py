@@ -194,7 +194,7 @@ def test_storage_that_is_away_costs_no_version(clock, caplog):
     """A peer that has finished publishes no other one."""
     exchange = _Exchange(10)
     exchange.errors = {("verify", 10): OSError("stale handle")}
-    reader = _reader(exchange, max_attempts=3, clock=clock)
+    reader = _reader(exchange, clock=clock)
     for _ in range(3 * 10):
         _round(reader)
         assert reader.state == follower.PENDING
@@ -213,7 +213,7 @@ def test_storage_that_is_away_costs_no_version(clock, caplog):
 def test_a_version_that_storage_never_reads_gives_way_to_a_newer_one(clock):
     exchange = _Exchange(10)
     exchange.errors = {("verify", 10): OSError("bad block")}
-    reader = _reader(exchange, max_attempts=3, clock=clock)
+    reader = _reader(exchange, clock=clock)
     for _ in range(200):
         clock.now += 1.0
         _round(reader)
@@ -231,18 +231,18 @@ def test_a_version_that_storage_never_reads_gives_way_to_a_newer_one(clock):
 def test_a_version_that_cannot_be_read_is_given_up():
     exchange = _Exchange(10)
     exchange.errors = {("verify", 10): RuntimeError("no such op")}
-    reader = _reader(exchange, max_attempts=3)
+    reader = _reader(exchange)
     states = []
-    for _ in range(3):
+    for _ in range(5):
         _round(reader)
         states.append(reader.state)
-    assert states == [follower.PENDING] * 2 + [follower.FAILED]
+    assert states == [follower.PENDING] * 4 + [follower.FAILED]
     reader.reject(10)
     assert reader.rejected == {10: "RuntimeError: no such op"}
     # The next is tried as often.
     exchange.published.append(11)
     exchange.errors = {("verify", 11): RuntimeError("no such op")}
-    for _ in range(2):
+    for _ in range(4):
         _round(reader)
         assert reader.state == follower.PENDING
     exchange.errors = {}

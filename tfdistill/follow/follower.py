@@ -26,7 +26,9 @@ PENDING, READY, FAILED = 0, 1, -1
 # one for a moment: what contradicts a version must be seen twice.
 _LOOKS_TO_BE_SURE = 2
 _CONTRADICTIONS = versions.CorruptVersionError, versions.VersionNotFoundError
-# Between two tries of a version while the storage is away.
+# How often reading a version is tried, and the pause between two tries while
+# the storage is away.
+_MOST_TRIES = 5
 _LONGEST_PAUSE_SECS = 30.0
 # Between two looks at the exchange.
 _POLL_SECS = 0.1
@@ -76,7 +78,6 @@ class Follower:
         read: Callable[[versions.Version], Any],
         alone: bool,
         screen: Callable[[versions.Version], None] = lambda version: None,
-        max_attempts: int = 5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Touches no storage.
@@ -85,9 +86,9 @@ class Follower:
         before any file of it is read; both raise ValueError, such as
         `Refused`, for one that must not be used. `alone` is whether this task
         decides for itself, without workers beside it. A version is given up
-        when reading it has failed `max_attempts` times. If it was the storage
-        that failed, a newer version must be in sight, too: until then it is
-        tried again, after longer and longer pauses.
+        when reading it has failed five times. If it was the storage that
+        failed, a newer version must be in sight, too: until then it is tried
+        again, after longer and longer pauses.
         """
         self.group = group
         self.current = -1
@@ -98,7 +99,6 @@ class Follower:
         self._read = read
         self._screen = screen
         self._alone = alone
-        self._max_attempts = max_attempts
         self._lock = threading.Lock()
         self._proposal = -1
         self._announced = -1
@@ -161,7 +161,7 @@ class Follower:
             return str(error)
         self._attempts += 1
         _log.info("Reading version %d failed: %s", step, error)
-        if self._attempts < self._max_attempts:
+        if self._attempts < _MOST_TRIES:
             return None
         if isinstance(error, OSError) and not self._has_newer(step):
             self._put_off(step, error)
@@ -177,7 +177,7 @@ class Follower:
 
     def _put_off(self, step: int, error: OSError) -> None:
         """Lets a version be tried again: its group may publish no other."""
-        if self._attempts == self._max_attempts:
+        if self._attempts == _MOST_TRIES:
             _log.warning(
                 "The version %d of group %d cannot be read yet, and is tried "
                 "again: %s: %s. Training continues without it.",

@@ -293,13 +293,8 @@ class Summaries(steps.SteppedCallback):
 # ---- the tags of docs/tensorboard.md, and their values ----
 
 _Scalars = dict[str, Any]
-_HEALTH_CODES = {
-    "absent": 0,
-    "dropped": 1,
-    "too_stale": 2,
-    "fading": 3,
-    "good": 4,
-}
+# From the worst that may recover to the best, as a chart shows them.
+_HEALTHS = ("absent", "dropped", "too_stale", "fading", "good")
 _OF_ANSWERS = (
     *("num_answers", "num_missed", "num_unsent", "num_forged"),
     "sent_bytes",
@@ -342,7 +337,7 @@ def _of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> _Scalars:
         version = teacher["step"]
         values = {
             "staleness_steps": step - version if version >= 0 else None,
-            "health": _HEALTH_CODES[teacher["health"]],
+            "health": _HEALTHS.index(teacher["health"]),
             "share": teacher["share"],
             "loss": teacher["teacher_loss"],
             "num_quarantined": teacher["num_quarantined"],
