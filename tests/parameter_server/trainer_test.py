@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdistill
 from tests.cases import servers as cases
 from tfdistill.parameter_server import trainer
 
@@ -185,3 +186,41 @@ def test_evaluation_is_traced_once_for_its_data_until_it_is_compiled_anew(
     assert model.num_traces > num_traces
     model.compile("sgd", "mse", metrics=["mae"])
     assert set(model.evaluate(dataset, return_dict=True)) == {"loss", "mae"}
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_workers_report_rows_to_compare_teachers_by(
+    monkeypatch, tmp_path, repeats
+):
+    """Arrays among the logs, also of a last batch that is smaller."""
+    cases.pretend(monkeypatch)
+    path = tmp_path / "teacher.keras"
+    cases.student(seed=1).save(path)
+    model = tfdistill.CodistillModel(
+        cases.student(), teachers=tfdistill.teachers.FixedTeacher(path)
+    )
+    model.compile(
+        keras.optimizers.Adagrad(0.0),
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+        steps_per_execution=2,
+    )
+    data = cases.batches(5, num_examples=23)
+    loader = tfdistill.callbacks.TeacherLoader(every_steps=5)
+    history = model.fit(
+        data.repeat() if repeats else data,
+        steps_per_epoch=5 if repeats else None,
+        epochs=2,
+        verbose=0,
+        callbacks=[loader],
+    ).history
+    x, y = cases.data(23)
+    x, y = {name: values[20:] for name, values in x.items()}, y[20:]
+    known = {"teacher": cases.student(seed=1), "own": cases.student()}
+    (status,) = model.teachers.status()
+    for name, student in known.items():
+        loss = keras.losses.BinaryCrossentropy(from_logits=True)
+        expected = float(loss(y, student(x)))
+        assert status[f"{name}_loss"] == pytest.approx(expected, rel=1e-4)
+    loss = status["teacher_loss"]
+    np.testing.assert_allclose(history["teacher_loss"], [np.nan, loss])
