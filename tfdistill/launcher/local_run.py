@@ -26,11 +26,16 @@ from tfdistill.launcher import local_cluster
 from tfdistill.launcher import parent
 from tfdistill.launcher import task_process
 from tfdistill.status import directory
+from tfdistill.status import goodput
 from tfdistill.status import group as group_status
 from tfdistill.status import run_events
 from tfdistill.status import tables
+from tfdistill.system import run_files
+from tfdistill.system import untrusted
 
 _POLL_SECS = 0.2
+# Numbers of a record that are not metrics.
+_NO_METRICS = ("time", "examples_per_second")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -239,7 +244,9 @@ class LocalRun:
         """
         self._display = tables.Lines()
         with _handlers(self), self:
-            return self.wait()
+            result = self.wait()
+        _write_results(result)
+        return result
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Ends the run as the signal does; a second time kills at once."""
@@ -306,6 +313,37 @@ class LocalRun:
     def _say(self, text: str) -> None:
         if self._display is not None:
             self._display.say(text)
+
+
+def _write_results(run: RunResult) -> None:
+    """Writes what each group has logged last; a recipe itself writes more."""
+    logged = directory.RunDirectory(run.workdir)
+    groups = []
+    for ended in run.groups:
+        last: dict[str, Any] = {}
+        for record in untrusted.last_records(logged.metrics(ended.group)):
+            last |= record
+        spent = goodput.of_group(run.workdir, ended.group, until=time.time())
+        groups.append(
+            {
+                "group": ended.group,
+                "state": ended.state,
+                "reason": ended.reason,
+                "steps": last.pop("step", None),
+                "metrics": {
+                    name: value
+                    for name, value in last.items()
+                    if isinstance(value, float) and name not in _NO_METRICS
+                },
+                "examples_per_second": last.get("examples_per_second"),
+                "goodput": spent.to_json(),
+            }
+        )
+    text = json.dumps({"groups": groups}, indent=2) + "\n"
+    is_recipe = (run.workdir / run_files.CONFIG).exists()
+    if not is_recipe and any(group["metrics"] for group in groups):
+        with contextlib.suppress(OSError):
+            run_files.write(run.workdir / run_files.RESULTS, [text.encode()])
 
 
 @contextlib.contextmanager
