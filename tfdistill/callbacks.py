@@ -223,13 +223,12 @@ class StudentExporter(steps.Exporter):
         return self.group * every // cluster.num_groups % every
 
     def state(self) -> dict[str, Any]:
-        """Returns how many examples were trained on, and how it began."""
-        return {"examples": self.counts["examples"], _BEGAN_FIELD: self._began}
+        """Returns how many examples were trained on."""
+        return {"examples": self.counts["examples"]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned."""
         self._num_examples = state["examples"]
-        self._began = state.get(_BEGAN_FIELD)
         self._uncounted.clear()
 
     def on_train_begin(self, logs: Any = None) -> None:

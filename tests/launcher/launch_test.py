@@ -43,7 +43,7 @@ def test_it_returns_the_states_and_the_metrics(tmp_path, capsys):
     results = json.loads((run.workdir / "results.json").read_text())
     for found, group in zip(results["groups"], (0, 1), strict=True):
         assert (found["group"], found["state"]) == (group, "done")
-        assert (found["steps"], found["metrics"]) == (3, {"loss": 0.5})
+        assert (found["steps"], found["metrics"]["loss"]) == (3, 0.5)
     log = run.workdir / "logs" / "group_1_worker_0.log"
     assert log.read_text().splitlines()[-1] == "7"
     assert "group 1: done" in capsys.readouterr().out

@@ -94,9 +94,9 @@ class GroupClaim:
         if not found or not self._is_taken:
             if self._is_taken:
                 _log.warning(
-                    "%s is gone, and with it versions, if its directory was "
-                    "removed: training continues, and this group publishes "
-                    "there again. Leave an exchange alone while it is in use.",
+                    "%s is gone, and maybe versions beside it: training goes "
+                    "on, and publishes there again. Leave an exchange in use "
+                    "alone.",
                     self._files.path(_NAME),
                 )
             self._files.write(_NAME, self._own)

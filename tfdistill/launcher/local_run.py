@@ -26,7 +26,6 @@ from tfdistill.launcher import local_cluster
 from tfdistill.launcher import parent
 from tfdistill.launcher import task_process
 from tfdistill.status import directory
-from tfdistill.status import goodput
 from tfdistill.status import group as group_status
 from tfdistill.status import run_events
 from tfdistill.status import tables
@@ -34,8 +33,6 @@ from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 _POLL_SECS = 0.2
-# Numbers of a record that are not metrics.
-_NO_METRICS = ("time", "examples_per_second")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -317,31 +314,25 @@ class LocalRun:
 
 def _write_results(run: RunResult) -> None:
     """Writes what each group has logged last; a recipe itself writes more."""
-    logged = directory.RunDirectory(run.workdir)
     groups = []
     for ended in run.groups:
         last: dict[str, Any] = {}
-        for record in untrusted.last_records(logged.metrics(ended.group)):
+        path = directory.RunDirectory(run.workdir).metrics(ended.group)
+        for record in untrusted.last_records(path):
             last |= record
-        spent = goodput.of_group(run.workdir, ended.group, until=time.time())
         groups.append(
             {
                 "group": ended.group,
                 "state": ended.state,
                 "reason": ended.reason,
-                "steps": last.pop("step", None),
-                "metrics": {
-                    name: value
-                    for name, value in last.items()
-                    if isinstance(value, float) and name not in _NO_METRICS
-                },
+                "steps": last.get("step"),
                 "examples_per_second": last.get("examples_per_second"),
-                "goodput": spent.to_json(),
+                "metrics": last,
             }
         )
-    text = json.dumps({"groups": groups}, indent=2) + "\n"
     is_recipe = (run.workdir / run_files.CONFIG).exists()
     if not is_recipe and any(group["metrics"] for group in groups):
+        text = json.dumps({"groups": groups}, indent=2) + "\n"
         with contextlib.suppress(OSError):
             run_files.write(run.workdir / run_files.RESULTS, [text.encode()])
 
