@@ -29,8 +29,8 @@ from tfdistill.system import untrusted
 if TYPE_CHECKING:
     from tfdistill.launcher import group as supervised_group
 
-CONFIG = "config.json"
-RESULTS = "results.json"
+CONFIG = run_files.CONFIG
+RESULTS = run_files.RESULTS
 STUDENT = "student.keras"
 _AGREEMENT: Mapping[str, str] = {
     "disagreement": "label_churn",

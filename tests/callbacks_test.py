@@ -172,6 +172,26 @@ def test_groups_take_turns_to_export(
     assert exchange.latest(group).manifest.extras["every_steps"] == 4
 
 
+@pytest.mark.parametrize(("seed", "is_told"), [(0, True), (1, False)])
+def test_a_group_that_began_as_another_is_named(
+    exchange, monkeypatch, caplog, seed, is_told
+):
+    """Also by weights of 0, whose first loss is the same for any data."""
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
+    for group, of_data in enumerate((0, seed)):
+        monkeypatch.setenv("TFDISTILL_GROUP", str(group))
+        student = cases.linear(0)
+        student.set_weights([0 * w for w in student.get_weights()])
+        exporter = tfdistill.callbacks.StudentExporter(exchange, every_steps=2)
+        data = tf.data.Dataset.from_tensor_slices(cases.data(16, seed=of_data))
+        cases.codistill(student).fit(
+            data.batch(2), verbose=0, callbacks=[exporter]
+        )
+    assert ("Group 0 had this group's loss after step 2" in caplog.text) is (
+        is_told
+    )
+
+
 def test_while_one_export_is_written_later_ones_are_left_out(exchange):
     model = cases.codistill(cases.linear(0))
     exporter = _exporter(exchange)

@@ -4,7 +4,9 @@ And the other callbacks that users add to `fit`, each of whose code is in its
 room: `Backup`, `BestEffort`, `Summaries`.
 """
 
+import contextlib
 import logging
+import math
 import pathlib
 import time
 import warnings
@@ -43,6 +45,8 @@ _MOST_UNCOUNTED = 64
 # Of a group that has taken its first step, in its directory.
 _STARTED = "started"
 _LOOK_SECS = 0.01
+# Of a manifest's `extras`: an early step and the loss of the steps until then.
+_BEGAN_FIELD = "began"
 _log = logging.getLogger(__name__)
 __all__ = [
     "Backup",
@@ -163,7 +167,8 @@ class StudentExporter(steps.Exporter):
             first_secs=_FIRST_PAUSE_SECS, longest_secs=_LONGEST_PAUSE_SECS
         )
         self._last_step = -1
-        self._looks_for_earlier = False
+        self._looks_for_earlier = self._looks_for_twins = False
+        self._began: list[float] | None = None
         self._others: list[steps.SteppedCallback] = []
         # Of the training, whoever began it: what was counted, and what the
         # device may still be at.
@@ -233,13 +238,15 @@ class StudentExporter(steps.Exporter):
             self._last_step = -1
             self._num_examples = 0.0
             self._uncounted.clear()
+            self._began = None
         strategy = self.codistilled.distribute_strategy
         cluster = strategy_lib.cluster_of(strategy)
         self._schedule = steps.EverySteps(
             self.every_steps, offset_steps=self._offset(cluster)
         )
         self._schedule.start(self.step)
-        self._looks_for_earlier = self.step == 0
+        self._peers = [g for g in cluster.peers if g != self.group]
+        self._looks_for_earlier = self._looks_for_twins = self.step == 0
         if replicas.is_chief(strategy):
             if self.exchange.enabled:
                 self._claim = self.exchange.claim(
@@ -256,6 +263,10 @@ class StudentExporter(steps.Exporter):
             self._uncounted.append(examples)
             if len(self._uncounted) > _MOST_UNCOUNTED:
                 self._num_examples += float(self._uncounted.pop(0))
+        # A first loss may be one of weights that are 0, whatever the data.
+        if 2 <= self.step <= 2 * self.model.steps_per_execution and logs:
+            loss = float(logs["loss"])
+            self._began = [self.step, loss] if math.isfinite(loss) else None
         if self._claim is not None:
             self._claim.check()
         if self._schedule.due(self.step):
@@ -336,6 +347,8 @@ class StudentExporter(steps.Exporter):
             screen.INTERVAL_FIELD: self.every_steps,
             **self.counts,
         }
+        if self._began:
+            found[_BEGAN_FIELD] = self._began
         if self.schema:
             found[screen.SCHEMA_FIELD] = self.schema
         for callback in self._others:
@@ -351,6 +364,27 @@ class StudentExporter(steps.Exporter):
             self._tell_of_an_earlier_run()
         with self.writes.measured():
             self._publish(snapshot, step, extras)
+        began = extras.get(_BEGAN_FIELD)
+        if self._looks_for_twins and began:
+            # The later of two groups finds what the other has just published.
+            self._looks_for_twins = False
+            self._tell_of_twins(began)
+
+    def _tell_of_twins(self, began: list[float]) -> None:
+        for group in self._peers:
+            with contextlib.suppress(OSError):
+                found = self.exchange.latest(group)
+                if found and found.manifest.extras.get(_BEGAN_FIELD) == began:
+                    _log.warning(
+                        "Group %d had this group's loss after step %d, %s: "
+                        "both began with the same weights and data, and have "
+                        "nothing to teach each other. Give each group a seed "
+                        "of its own, such as "
+                        "keras.utils.set_random_seed(cluster.group), or its "
+                        "part of the data (tfdistill.data.group_shard).",
+                        group,
+                        *began,
+                    )
 
     def _tell_of_an_earlier_run(self) -> None:
         try:

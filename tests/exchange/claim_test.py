@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -34,7 +35,7 @@ def _owner(root):
     return pathlib.Path(root, "group_0", "owner.json")
 
 
-def test_the_owner_is_named_until_the_group_is_given_up(tmp_path):
+def test_the_owner_is_named_until_the_group_is_given_up(tmp_path, caplog):
     hub = publisher.Exchange(tmp_path)
     with hub.claim(0, run="/runs/a") as claim:
         assert json.loads(_owner(tmp_path).read_text())["fields"] == {
@@ -45,9 +46,12 @@ def test_the_owner_is_named_until_the_group_is_given_up(tmp_path):
         }
         assert hub.claim(0, run="/runs/a") is claim
         # Whoever removed it did not mean a process at work.
-        _owner(tmp_path).unlink()
+        shutil.rmtree(_owner(tmp_path).parent)
         claim.confirm()
         assert _owner(tmp_path).exists()
+        assert f"{_owner(tmp_path)} is gone, and maybe versions" in (
+            caplog.text
+        )
     assert not _owner(tmp_path).exists() and not claim.is_held
     with pytest.raises(versions.ExportError, match="root=None"):
         publisher.Exchange(None).claim(0)

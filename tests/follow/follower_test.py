@@ -109,6 +109,17 @@ def test_what_is_proposed_is_not_looked_at_again():
     assert reader.newest == 30
 
 
+def test_what_a_resumed_training_has_taken_is_not_proposed_again():
+    exchange = _Exchange(5)
+    reader = _reader(exchange, alone=False)
+    reader.look()  # The thread starts before the backup's state is known.
+    reader.current = 5
+    assert reader.newest == -1
+    exchange.published.append(6)
+    reader.look()
+    assert reader.newest == 6
+
+
 def test_another_group_is_followed_from_its_first_version():
     groups = {1: [40, 50], 2: [10]}
     exchange = _Exchange()

@@ -1,5 +1,6 @@
 """Tests of `tfdistill.launch`, with tasks that are no trainers."""
 
+import json
 import os
 import signal
 import subprocess
@@ -32,12 +33,17 @@ def test_it_returns_the_states_and_the_metrics(tmp_path, capsys):
         "connect()\n"
         "path = WORKDIR / f'group_{GROUP}'\n"
         "path.mkdir(exist_ok=True)\n"
-        "(path / 'metrics.jsonl').write_text('{\"step\": 3}\\n')\n"
+        'said = \'{"step": 3, "loss": 0.5}\\n\'\n'
+        "(path / 'metrics.jsonl').write_text(said)\n"
         "print(os.environ['MINE'])\n"
     )
     run = _launch(tmp_path, code, num_groups=2, env={"MINE": 7})
     assert [group.state for group in run.groups] == ["done", "done"]
-    assert run.metrics(1) == [{"step": 3}]
+    assert run.metrics(1) == [{"step": 3, "loss": 0.5}]
+    results = json.loads((run.workdir / "results.json").read_text())
+    for found, group in zip(results["groups"], (0, 1), strict=True):
+        assert (found["group"], found["state"]) == (group, "done")
+        assert (found["steps"], found["metrics"]["loss"]) == (3, 0.5)
     log = run.workdir / "logs" / "group_1_worker_0.log"
     assert log.read_text().splitlines()[-1] == "7"
     assert "group 1: done" in capsys.readouterr().out

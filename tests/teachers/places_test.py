@@ -186,6 +186,21 @@ def test_a_place_waits_for_its_group_but_not_for_ever(exchange):
     assert asked == [-1, -1]
 
 
+def test_a_group_is_behind_by_what_it_published_not_by_what_was_read(exchange):
+    """A slow student reads less than its peers publish."""
+    model, asked = _model(exchange), []
+    _publish(exchange, 10, 5, 0)
+    cases.load(model, 10, 10)
+    first, second = model.teachers
+    first.places.best = lambda *, newer_than: asked.append(newer_than) or -1
+    _publish(exchange, 100, 5)
+    for peer in (first, second):
+        peer._silence.arrived(10, every_steps=2)
+        peer.follower.look()
+        peer.next_group()
+    assert asked == [100 + 5 * 2, 10 + 5 * 2]
+
+
 def test_as_many_places_as_peers_are_all_peers(exchange):
     names = [
         teacher_list.TeacherList(

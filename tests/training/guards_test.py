@@ -174,6 +174,26 @@ def watchdog(monkeypatch):
     return make
 
 
+class _Rooted(keras.layers.Layer):
+    """Its gradient is infinite, its output is not."""
+
+    def call(self, x):
+        return x + tf.sqrt(x - tf.stop_gradient(x))
+
+
+def test_steps_that_a_loss_scale_leaves_out_are_told():
+    layers = [keras.Input((4,)), keras.layers.Dense(1), _Rooted()]
+    model = tfdistill.DistributedModel(keras.Sequential(layers))
+    sgd = keras.optimizers.SGD()
+    model.compile(keras.optimizers.LossScaleOptimizer(sgd, 8.0), "mse")
+    before = model.get_weights()
+    with pytest.warns(
+        UserWarning, match="has fallen to 0.25 from 8: gradients"
+    ):
+        model.fit(np.ones([5, 4]), np.ones([5, 1]), batch_size=1, verbose=0)
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
 def test_silence_ends_the_process_with_an_explanation(watchdog, capfd):
     ended = []
     made = watchdog(0.1, ended)

@@ -92,6 +92,13 @@ class GroupClaim:
             )
         self.check()
         if not found or not self._is_taken:
+            if self._is_taken:
+                _log.warning(
+                    "%s is gone, and maybe versions beside it: training goes "
+                    "on, and publishes there again. Leave an exchange in use "
+                    "alone.",
+                    self._files.path(_NAME),
+                )
             self._files.write(_NAME, self._own)
             self._is_taken = True
 

@@ -194,7 +194,7 @@ class Follower:
     def newest(self) -> int:
         """The newest version that could be announced, or -1."""
         with self._lock:
-            return self._proposal
+            return self._proposal if self._proposal > self.current else -1
 
     @property
     def announced(self) -> int:
@@ -244,8 +244,6 @@ class Follower:
                     f"group {self.group}: no version is ready to be taken."
                 )
             self.current = staged.version.step
-            if self._proposal <= self.current:
-                self._proposal = -1
             self._announce(-1)
             return staged
 

@@ -29,6 +29,8 @@ from tfdistill.status import directory
 from tfdistill.status import group as group_status
 from tfdistill.status import run_events
 from tfdistill.status import tables
+from tfdistill.system import run_files
+from tfdistill.system import untrusted
 
 _POLL_SECS = 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -239,7 +241,9 @@ class LocalRun:
         """
         self._display = tables.Lines()
         with _handlers(self), self:
-            return self.wait()
+            result = self.wait()
+        _write_results(result)
+        return result
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Ends the run as the signal does; a second time kills at once."""
@@ -306,6 +310,31 @@ class LocalRun:
     def _say(self, text: str) -> None:
         if self._display is not None:
             self._display.say(text)
+
+
+def _write_results(run: RunResult) -> None:
+    """Writes what each group has logged last; a recipe itself writes more."""
+    groups = []
+    for ended in run.groups:
+        last: dict[str, Any] = {}
+        path = directory.RunDirectory(run.workdir).metrics(ended.group)
+        for record in untrusted.last_records(path):
+            last |= record
+        groups.append(
+            {
+                "group": ended.group,
+                "state": ended.state,
+                "reason": ended.reason,
+                "steps": last.get("step"),
+                "examples_per_second": last.get("examples_per_second"),
+                "metrics": last,
+            }
+        )
+    is_recipe = (run.workdir / run_files.CONFIG).exists()
+    if not is_recipe and any(group["metrics"] for group in groups):
+        text = json.dumps({"groups": groups}, indent=2) + "\n"
+        with contextlib.suppress(OSError):
+            run_files.write(run.workdir / run_files.RESULTS, [text.encode()])
 
 
 @contextlib.contextmanager

@@ -13,6 +13,9 @@ from typing import Any
 
 # What the chief of a group logs, in the group's directory.
 METRICS = "metrics.jsonl"
+# In the workdir: the recipe, if a run is of one, and what the run came to.
+CONFIG = "config.json"
+RESULTS = "results.json"
 # Where its attempts to train began, and when they came to new steps.
 MARKS = "attempts.jsonl"
 # What the groups of a launch sign their versions with.

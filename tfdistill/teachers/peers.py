@@ -369,7 +369,9 @@ class Peer(teacher.Teacher):
             return self.places.best(newer_than=-1)
         if current < 0 or interval is None:
             return -1
-        return self.places.best(newer_than=current + _FAR_AHEAD * interval)
+        # What it has published by now, though a slow student is yet to read it.
+        newest = max(current, self.follower.newest, self.follower.announced)
+        return self.places.best(newer_than=newest + _FAR_AHEAD * interval)
 
     def follow(self, group: int) -> None:
         """Makes room for another group, which teaches once it is read."""

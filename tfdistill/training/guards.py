@@ -342,6 +342,7 @@ class FiniteLoss(keras.callbacks.Callback):
         self._check(logs, "at the end")
         if found := first_not_finite(self.model, self._workers):
             raise _weights_error(f"{found} at the end of epoch {epoch + 1}")
+        _check_loss_scale(self.model.optimizer)
 
     def _check(self, logs: Any, where: str) -> None:
         loss = (logs or {}).get("loss")
@@ -355,6 +356,25 @@ class FiniteLoss(keras.callbacks.Callback):
             "training has diverged: lower the learning rate or clip gradients "
             "(global_clipnorm). Or an example is not finite: "
             "tfdistill.data.checked(dataset) names it."
+        )
+
+
+def _check_loss_scale(optimizer: keras.Optimizer) -> None:
+    """Warns if most steps were left out, which neither loss nor weights show.
+
+    The scale of mixed_float16 is halved whenever gradients are not finite.
+    """
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return
+    scale = float(optimizer.dynamic_scale)
+    if scale < min(1.0, optimizer.initial_scale):
+        warnings.warn(
+            f"The loss scale of mixed_float16 has fallen to {scale:g} from "
+            f"{optimizer.initial_scale:g}: gradients were not finite in many "
+            "steps, which were left out. If it stays so, nothing is learned: "
+            "scale the inputs, look for gradients such as that of sqrt(0), or "
+            "use mixed_bfloat16.",
+            stacklevel=2,
         )
 
 
