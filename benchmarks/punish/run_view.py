@@ -113,9 +113,7 @@ class RunView:
 
     def tasks(self, group: int | None = None) -> list[Task]:
         """Returns the tasks that are alive now, of one group or of all."""
-        events = []
-        with contextlib.suppress(FileNotFoundError):
-            events = run_events.read(self._events_path)
+        events = run_events.read(self._events_path)
         pids = {e["task"]: e["pid"] for e in events if e["event"] == "start"}
         found = []
         for name, pid in sorted(pids.items()):

@@ -14,9 +14,7 @@ These lines are never rewritten; those of `metrics.jsonl` are, at a resume.
 """
 
 import collections
-import contextlib
 import dataclasses
-import itertools
 import os
 import pathlib
 import time
@@ -143,11 +141,9 @@ class Marks:
     def resume(self, step: int, last: Mapping[str, Any] | None) -> None:
         """Notes that training begins; `last` is the last line of its log."""
         before = last or {"step": 0, "time": None}
-        with contextlib.suppress(OSError):
-            marks = run_events.read(self._path)
-            known = [mark.get("last_step", 0) for mark in marks]
-            self._furthest = max([self._furthest, *known])
-        self._furthest = max(self._furthest, before["step"])
+        marks = run_events.read(self._path)
+        known = [mark.get("last_step", 0) for mark in marks]
+        self._furthest = max([self._furthest, before["step"], *known])
         self._add(
             "resumed",
             step,
@@ -178,20 +174,14 @@ def of_groups(
 ) -> dict[int, Goodput]:
     """Returns the goodput of groups as their files have it; see `measure`."""
     run = directory.RunDirectory(workdir)
-    events = list(itertools.chain(*map(_lines, run.events())))
+    events = [e for path in run.events() for e in run_events.read(path)]
     return {
         group: measure(
             [
-                *(event for event in events if event["group"] in (group, None)),
-                *_lines(run.marks(group)),
+                *(e for e in events if e["group"] in (group, None)),
+                *run_events.read(run.marks(group)),
             ],
             until=until,
         )
         for group in groups
     }
-
-
-def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    with contextlib.suppress(OSError):
-        return run_events.read(path)
-    return []

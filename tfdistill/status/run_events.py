@@ -41,8 +41,10 @@ file is continued when the group is started again.
 If `failed` names a task, it is the one to blame.
 """
 
+import contextlib
 import pathlib
 import signal
+import sys
 import time
 from typing import Any
 
@@ -84,8 +86,10 @@ class EventLog(run_files.LineFile):
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns all events in a file so far."""
-    return untrusted.Tail(path, last_bytes=path.stat().st_size).read()
+    """Returns all events in a file so far; none if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return untrusted.Tail(path, last_bytes=sys.maxsize).read()
+    return []
 
 
 def describe(code: int) -> str:
