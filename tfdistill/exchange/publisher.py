@@ -139,10 +139,7 @@ class Exchange:
         return found
 
     def listed(self, group: int) -> list[int]:
-        """Returns the steps of all that may be versions, whole or not.
-
-        Ascending, by one look at the group's directory; OSError as `steps`.
-        """
+        """As `steps`, but of all that may be versions, by one call."""
         if not self.enabled:
             return []
         try:

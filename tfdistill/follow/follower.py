@@ -125,7 +125,7 @@ class Follower:
             if newest is not None and self._is_usable(newest):
                 self._proposal = newest.step
             if self._alone and self._announced < 0:
-                self._announce(self._proposal)
+                self._announce(self._beyond_current())
 
     def _is_usable(self, version: versions.Version) -> bool:
         step = version.step
@@ -170,10 +170,10 @@ class Follower:
 
     def _has_newer(self, step: int) -> bool:
         try:
-            newest = self._exchange.latest(self.group)
+            newer = self._exchange.latest(self.group, newer_than=step)
         except OSError:
             return False
-        return newest is not None and newest.step > step
+        return newer is not None
 
     def _put_off(self, step: int, error: OSError) -> None:
         """Lets a version be tried again: its group may publish no other."""
@@ -194,7 +194,10 @@ class Follower:
     def newest(self) -> int:
         """The newest version that could be announced, or -1."""
         with self._lock:
-            return self._proposal if self._proposal > self.current else -1
+            return self._beyond_current()
+
+    def _beyond_current(self) -> int:
+        return self._proposal if self._proposal > self.current else -1
 
     @property
     def announced(self) -> int:

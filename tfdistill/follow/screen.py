@@ -150,11 +150,7 @@ def digests(schema: Mapping[str, Any]) -> dict[str, str]:
 
 
 def schema_difference(ours: Mapping[str, str], theirs: Any) -> str | None:
-    """Says, in one sentence, how a peer's schema differs from ours.
-
-    `ours` is what `digests` returned, `theirs` what the peer's manifest says.
-    Nothing differs from an empty schema.
-    """
+    """Says how a peer's schema differs from ours; from none, none does."""
     if not ours:
         return None
     if not isinstance(theirs, Mapping):
