@@ -31,8 +31,7 @@ _MOST_TEACHERS, _MOST_NOTES = 8, 16
 _USUAL = ("good", "absent")
 # A peer's missed batches are worth a note from this share of so many on.
 _MANY_MISSED, _MIN_BATCHES = 0.1, 100
-# Between two lines of a group whose state has not changed, at least; of many
-# groups, there is one line a second.
+# Between two lines of a group as it was, at least; of many, one a second.
 _INTERVAL_SECS = 5.0
 _Status = group.GroupStatus
 
@@ -66,10 +65,7 @@ def _teachers(status: _Status) -> str:
     found = f"{num_all - len(others)}/{num_all} good"
     if not others:
         return found
-    # Of an absent one, less is known.
-    worst = min(
-        others, key=lambda t: (t["share"] or 0, t["health"] == "absent")
-    )
+    worst = min(others, key=lambda t: t["share"] or 0)
     return f"{found}, {worst['name']} {worst['health'].replace('_', ' ')}"
 
 
