@@ -33,8 +33,8 @@ _NUM_REPORTS, _FEW_REPORTS, _LEAST_PREDICTIONS = 5, 2, 64
 # Of what the student saves of the guess's loss, the share that a peer must save
 # to count: 0.3 is honest beside a student that has learned its clicks by heart.
 # Of one that knows nothing from its own labels, the student's teaching makes
-# half a model: so it is judged early, and must save more to count again. Below
-# the share that a canary asks for a peer is warned of.
+# half a model: so it is judged early, and must save more to count again. A peer
+# that surely saves less than that is warned of.
 _SOME_SHARE, _MOST_OF_IT = 0.15, 0.75
 # How far the mean of clicks may be off, on the logit, and in standard errors.
 _MOST_OFF, _NUM_ERRORS = 0.25, 4.0
@@ -181,7 +181,6 @@ class Record:
         `before` is what was returned last, and again if too little is known;
         `is_late` whether no newer version of it is in sight.
         """
-        self._check_clicks(name)
         if self._num_predictions < _LEAST_PREDICTIONS:
             return before
         theirs, own, guess = self._losses
@@ -195,20 +194,20 @@ class Record:
             num_errors=float(len(self._reports) <= _FEW_REPORTS),
         ):
             return f"{text}that of base rates {base:.3g}."
-        if not yardstick_lib.is_worse(theirs, own, base):
-            return ""
         text += f"the student's {np.mean(own):.3g}"
-        if is_late:
+        if is_late and yardstick_lib.is_worse(theirs, own, base):
             return f"{text}, and it has no newer version."
-        self._warn(
-            name,
-            f"may be bad: {text}. Either the student has learned these "
-            "examples by heart, or the teacher something else. Give `fit` "
-            "`validation_data`, on which they are compared.",
-        )
+        if yardstick_lib.is_worse(theirs, own, base, least_share=_MOST_OF_IT):
+            self._warn(
+                name,
+                f"may be bad: {text}. Either the student has learned these "
+                "examples by heart, or the teacher something else. Give `fit` "
+                "`validation_data`, on which they are compared.",
+            )
         return ""
 
-    def _check_clicks(self, name: str) -> None:
+    def check_clicks(self, name: str) -> None:
+        """Warns, once, if it predicts too many clicks, or too few."""
         count, predicted, seen = self._clicks
         if not 0 < seen < count or not 0 < predicted < count:
             return

@@ -343,10 +343,9 @@ class Peer(teacher.Teacher):
             return self._merit.outgrown[self.label]
         version, now = self.follower.current, self._now or 0
         late = self._silence.intervals(now, version=version) >= _LATE_INTERVALS
-        found = self.record.doubt(
-            self.label, before=self.on_trial, is_late=late
-        )
-        return found if self.is_judged or late else ""
+        if not self.is_judged and not late:
+            return ""
+        return self.record.doubt(self.label, before=self.on_trial, is_late=late)
 
     def refresh(self, step: int | None) -> None:
         """Notes the student's step; logs each change of health, once."""

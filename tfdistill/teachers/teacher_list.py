@@ -320,6 +320,8 @@ class TeacherList:
         self._count_bad()
         bad = [count >= _MAX_BAD for count in self._num_bad]
         doubts = [each.doubt() for each in self._teachers]
+        for peer in self._peers:
+            peer.record.check_clicks(peer.label)
         decides = self._student.is_chief
         doubted = [decides and bool(doubt) for doubt in doubts]
         moves = [peer.next_group() + 1 for peer in self._peers]
