@@ -20,6 +20,8 @@ from benchmarks.punish import run_view
 from benchmarks.punish import watch
 
 _LOOK_SECS = 0.2
+# The first refreshes and backups are traced, which takes a second under load.
+_FIRST_STEPS = 20
 _TELL_SECS = 30.0
 # Of faults that last, such as a full disk, so many at a time.
 _MAX_THREADS = 16
@@ -131,7 +133,7 @@ class Round:
 
     def _wait_for_training(self) -> None:
         """Waits until all groups step."""
-        if not self._wait_for(lambda: min(self._steps) >= 1):
+        if not self._wait_for(lambda: min(self._steps) >= _FIRST_STEPS):
             raise run_view.NoRunError(
                 "the run must train; no group, or not all of them, made a step "
                 f"in {_RECOVERY_LIMIT_SECS:g} s. Look at its logs."
