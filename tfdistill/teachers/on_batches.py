@@ -120,7 +120,9 @@ class Reports:
         guess, own, *theirs = losses
         counted = np.isfinite(guess + own)
         for each in counts:
-            counted &= np.repeat(each, len(counted) // np.size(each)) > 0
+            # Some losses have one value for all.
+            if len(counted) % np.size(each) == 0:
+                counted &= np.repeat(each, len(counted) // np.size(each)) > 0
         for index, teacher in enumerate(teachers):
             known = counted & np.isfinite(theirs[index])
             if not is_meant[index] or not known.any():
