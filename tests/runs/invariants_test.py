@@ -254,7 +254,7 @@ def _traced(seed):
 
 def test_04_a_refresh_never_retraces(exchange, two_replicas, monkeypatch):
     # Whatever the peer's weights are worth.
-    monkeypatch.setattr(on_batches, "_LEAST_REPORTS", 99)
+    monkeypatch.setattr(on_batches, "_LEAST_PREDICTIONS", 10**9)
     with two_replicas.scope():
         model = cases.codistill(
             _traced(0),
