@@ -110,10 +110,16 @@ class Merit:
         before = self._before.get(peer, losses)
         self._before[peer] = losses
         least = min(losses, (losses + before) / 2, key=np.mean)
-        if not yardstick.is_worse(least, own, base):
+        if not _is_worse(least, own, base):
             self._good[peer] = losses
             self.outgrown.pop(peer, None)
             return
-        if yardstick.is_worse(self._good.get(peer, own), own, base):
+        if _is_worse(self._good.get(peer, own), own, base):
             self.outgrown[peer] = _WORSE
         raise screen.Refused(_WORSE)
+
+
+def _is_worse(losses: np.ndarray, own: np.ndarray, base: float) -> bool:
+    error = np.std(losses - own) / len(own) ** 0.5
+    means = float(np.mean(losses)), float(np.mean(own))
+    return yardstick.is_worse(*means, base, float(error))

@@ -10,9 +10,9 @@ that is much worse than the student, but better than the guess, is only warned
 of. With several outputs, or without a task loss, nothing is compared.
 """
 
-import collections
 import logging
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -140,40 +140,55 @@ class Record:
 
     def __init__(self) -> None:
         """Knows nothing yet."""
-        # Of each report, by prediction: the losses of the teacher, of the
-        # student and of the guess.
-        self._reports: Any = collections.deque()
+        # Of each report: how many predictions, the sums of the losses of the
+        # teacher, the student and the guess, and that of the squares of the
+        # differences of the first two.
+        self._reports = np.zeros([0, 5])
         # Rows so far, and the sums of their predictions and labels.
         self._clicks = np.zeros(3)
         self._warned: set[str] = set()
 
-    def add(self, *losses: np.ndarray) -> None:
+    def add(
+        self, theirs: np.ndarray, own: np.ndarray, guess: np.ndarray
+    ) -> None:
         """Takes a report: losses of the teacher, the student, the guess."""
-        self._reports.append(losses)
-        spare = self._num_predictions - len(self._reports[0][0])
-        if len(self._reports) > _NUM_REPORTS and spare >= _LEAST_PREDICTIONS:
-            self._reports.popleft()
+        sums = [np.sum(losses) for losses in (theirs, own, guess)]
+        report = [len(own), *sums, np.sum((theirs - own) ** 2)]
+        self._reports = np.array([*self._reports, report])
+        later = self._reports[1:]
+        if (
+            len(later) >= _NUM_REPORTS
+            and later[:, 0].sum() >= _LEAST_PREDICTIONS
+        ):
+            self._reports = later
 
     def add_clicks(self, predicted: np.ndarray, seen: np.ndarray) -> None:
         """Takes the probabilities that it gave to clicks, and the clicks."""
         self._clicks += len(seen), predicted.sum(), seen.sum()
 
-    @property
-    def _num_predictions(self) -> int:
-        return sum(len(theirs) for theirs, _, _ in self._reports)
-
-    @property
-    def _losses(self) -> list[np.ndarray]:
-        columns = zip(*self._reports, strict=True)
-        return [np.concatenate(each) for each in columns] or [np.zeros(0)] * 3
+    def _means(self) -> tuple[float, np.ndarray]:
+        """Returns the number of predictions, and the means of the others."""
+        count, *sums = self._reports.sum(axis=0)
+        return count, np.array(sums) / max(count, 1)
 
     def status(self) -> dict[str, float | None]:
         """Returns the mean losses, for logs; None if they are not known."""
+        count, means = self._means()
         names = ("teacher_loss", "own_loss", "base_loss")
         return {
-            name: float(np.mean(losses)) if len(losses) else None
-            for name, losses in zip(names, self._losses, strict=True)
+            name: float(mean) if count else None
+            for name, mean in zip(names, means, strict=False)
         }
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a backup keeps, as JSON."""
+        parts = self._reports.tolist(), self._clicks.tolist()
+        return dict(zip(("reports", "clicks"), parts, strict=True))
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned."""
+        self._reports = np.reshape(state["reports"], [-1, 5])
+        self._clicks = np.array(state["clicks"])
 
     def doubt(
         self, name: str, *, before: str = "", is_late: bool = False
@@ -183,23 +198,22 @@ class Record:
         `before` is what was returned last, and again if too little is known;
         `is_late` whether no newer version of it is in sight.
         """
-        if self._num_predictions < _LEAST_PREDICTIONS:
+        count, (theirs, own, base, square) = self._means()
+        if count < _LEAST_PREDICTIONS:
             return before
-        theirs, own, guess = self._losses
-        base = float(np.mean(guess))
-        text = f"on the student's batches its loss is {np.mean(theirs):.3g}, "
+        error = math.sqrt(max(0.0, square - (theirs - own) ** 2) / count)
+        found = theirs, own, base, error
+        text = f"on the student's batches its loss is {theirs:.3g}, "
         if yardstick_lib.is_worse(
-            theirs,
-            own,
-            base,
+            *found,
             least_share=_MOST_OF_IT if before else _SOME_SHARE,
             num_errors=float(len(self._reports) <= _FEW_REPORTS),
         ):
             return f"{text}that of base rates {base:.3g}."
-        text += f"the student's {np.mean(own):.3g}"
-        if is_late and yardstick_lib.is_worse(theirs, own, base):
+        text += f"the student's {own:.3g}"
+        if is_late and yardstick_lib.is_worse(*found):
             return f"{text}, and it has no newer version."
-        if yardstick_lib.is_worse(theirs, own, base, least_share=_MOST_OF_IT):
+        if yardstick_lib.is_worse(*found, least_share=_MOST_OF_IT):
             self._warn(
                 name,
                 f"may be bad: {text}. Either the student has learned these "

@@ -461,7 +461,11 @@ class TeacherList:
     def state(self) -> dict[str, Any]:
         """Returns by name what each teacher keeps, as JSON."""
         return {
-            each.name: {**each.state(), "on_trial": each.on_trial}
+            each.name: {
+                **each.state(),
+                "on_trial": each.on_trial,
+                "record": each.record.state(),
+            }
             for each in self._teachers
         }
 
@@ -493,6 +497,9 @@ class TeacherList:
             if each.name in state:
                 each.restore(state[each.name])
                 each.on_trial = state[each.name].get("on_trial", "")
+                if "record" in state[each.name]:
+                    each.record.restore(state[each.name]["record"])
+        self._student.last.also["teacher_loss"] = float(self._mean_loss())
         if was_following:
             self._start_following()
         self._publish()

@@ -3,7 +3,6 @@
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdistill.teachers import scale
@@ -75,21 +74,20 @@ def of_task(loss: Any) -> Yardstick | None:
 
 
 def is_worse(
-    losses: np.ndarray,
-    own: np.ndarray,
+    loss: float,
+    own: float,
     base: float,
+    error: float,
     *,
     least_share: float = _LEAST_SHARE,
     num_errors: float = _NUM_ERRORS,
 ) -> bool:
-    """Whether losses are clearly worse than the student's `own`.
+    """Whether a mean loss is clearly worse than the student's `own`.
 
-    Both by prediction, `[count]`; `base` is the mean loss of the guess.
+    `base` is that of the guess, and `error` the standard error of the mean
+    difference by prediction.
     """
-    saved = base - np.mean(own)
+    saved = base - own
     if saved < _LEAST_SKILL * base:
-        return bool(np.mean(losses) > _WORSE_THAN_GUESS * base > 0)
-    differences = losses - own
-    error = np.std(differences) / len(differences) ** 0.5
-    surely = np.mean(differences) - num_errors * error
-    return bool(surely > (1 - least_share) * saved)
+        return loss > _WORSE_THAN_GUESS * base > 0
+    return loss - own - num_errors * error > (1 - least_share) * saved
