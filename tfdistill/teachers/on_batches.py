@@ -203,14 +203,16 @@ class Record:
             return before
         error = math.sqrt(max(0.0, square - (theirs - own) ** 2) / count)
         found = theirs, own, base, error
-        text = f"on the student's batches its loss is {theirs:.3g}, "
+        text = (
+            f"on the student's batches its loss is {theirs:.3g}, the student's "
+            f"{own:.3g}"
+        )
         if yardstick_lib.is_worse(
             *found,
             least_share=_MOST_OF_IT if before else _SOME_SHARE,
             num_errors=float(len(self._reports) <= _FEW_REPORTS),
         ):
-            return f"{text}that of base rates {base:.3g}."
-        text += f"the student's {own:.3g}"
+            return f"{text}, that of base rates {base:.3g}."
         if is_late and yardstick_lib.is_worse(*found):
             return f"{text}, and it has no newer version."
         if yardstick_lib.is_worse(*found, least_share=_MOST_OF_IT):
