@@ -214,13 +214,11 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
     for kind in ("alone", *options.kinds):
         for seed in range(1, options.seeds + 1):
             workload = recipes.get(options.recipe).workload()
-            workload = dataclasses.replace(workload, seed=seed)
-            if (every_steps := options.every_steps) is not None:
-                workload = dataclasses.replace(
-                    workload,
-                    every_steps=every_steps,
-                    refresh_every_steps=every_steps,
-                )
+            changes: dict[str, Any] = {"seed": seed}
+            if options.every_steps is not None:
+                changes["every_steps"] = options.every_steps
+                changes["refresh_every_steps"] = options.every_steps
+            workload = dataclasses.replace(workload, **changes)
             result = one(workload, kind, validated=not options.unvalidated)
             found.setdefault(kind, []).append(
                 {key: result[key] for key in ("log_loss", "taught")}

@@ -314,6 +314,8 @@ class LocalRun:
 
 def _write_results(run: RunResult) -> None:
     """Writes what each group has logged last; a recipe itself writes more."""
+    if (run.workdir / run_files.CONFIG).exists():
+        return
     groups = []
     for ended in run.groups:
         last: dict[str, Any] = {}
@@ -330,8 +332,7 @@ def _write_results(run: RunResult) -> None:
                 "metrics": last,
             }
         )
-    is_recipe = (run.workdir / run_files.CONFIG).exists()
-    if not is_recipe and any(group["metrics"] for group in groups):
+    if any(group["metrics"] for group in groups):
         text = json.dumps({"groups": groups}, indent=2) + "\n"
         with contextlib.suppress(OSError):
             run_files.write(run.workdir / run_files.RESULTS, [text.encode()])

@@ -178,7 +178,7 @@ def of_groups(
     return {
         group: measure(
             [
-                *(e for e in events if e["group"] in (group, None)),
+                *(e for e in events if e.get("group", group) in (group, None)),
                 *run_events.read(run.marks(group)),
             ],
             until=until,

@@ -7,6 +7,7 @@ canary: `on_batches`.
 import functools
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -47,7 +48,7 @@ class Merit:
             if student.on_servers
             else lambda values: keras.tree.flatten(graph(values, inputs))
         )
-        self._yardstick = student.yardstick
+        self._yardstick: Any = student.yardstick
         self.can_compare = self._can_compare()
         # By peer, of its last version, and of the last that was good enough.
         self._before: dict[str, np.ndarray] = {}
@@ -58,14 +59,15 @@ class Merit:
     def _can_compare(self) -> bool:
         if self._targets is None:
             return False
-        try:
-            _, base = self._student_losses(self._writer.snapshot())
-        except Exception as error:  # Losses raise whatever they like.
-            why = str(error)
-        else:
-            if np.isfinite(base):
-                return True
-            why = "they give no finite loss."
+        why = "there is no one task loss."
+        if self._yardstick is not None:
+            try:
+                _, base = self._student_losses(self._writer.snapshot())
+                if np.isfinite(base):
+                    return True
+                why = "they give no finite loss."
+            except Exception as error:  # Losses raise whatever they like.
+                why = str(error)
         _log.warning(
             "To compare teachers with the student, it must have one output and "
             "a task loss that takes the labels of held-out examples. Versions "
@@ -74,17 +76,15 @@ class Merit:
         )
         return False
 
-    def _losses(self, outputs: list[tf.Tensor]) -> np.ndarray:
-        if self._yardstick is None or len(outputs) != 1:
-            raise ValueError(f"received {len(outputs)} outputs, or no loss.")
-        return self._yardstick.losses(self._targets, outputs[0]).numpy()
+    def _losses(self, output: tf.Tensor) -> np.ndarray:
+        return self._yardstick.losses(self._targets, output).numpy()
 
     def _student_losses(
         self, values: saved_model.Snapshot
     ) -> tuple[np.ndarray, float]:
-        outputs = self._run(values)
-        guesses = [self._yardstick.guess(outputs[0])] if self._yardstick else []
-        return self._losses(outputs), float(np.mean(self._losses(guesses)))
+        (output,) = self._run(values)
+        guess = self._losses(self._yardstick.guess(output))
+        return self._losses(output), float(np.mean(guess))
 
     def forget(self) -> None:
         """Compares nothing until `take`."""
@@ -106,7 +106,7 @@ class Merit:
         found = self._own()
         if found is None:
             return
-        losses, (own, base) = self._losses(outputs), found
+        losses, (own, base) = self._losses(outputs[0]), found
         before = self._before.get(peer, losses)
         self._before[peer] = losses
         least = min(losses, (losses + before) / 2, key=np.mean)

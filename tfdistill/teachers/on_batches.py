@@ -182,8 +182,10 @@ class Record:
 
     def state(self) -> dict[str, Any]:
         """Returns what a backup keeps, as JSON."""
-        parts = self._reports.tolist(), self._clicks.tolist()
-        return dict(zip(("reports", "clicks"), parts, strict=True))
+        return {
+            "reports": self._reports.tolist(),
+            "clicks": self._clicks.tolist(),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned."""

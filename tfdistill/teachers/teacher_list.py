@@ -241,9 +241,11 @@ class TeacherList:
                 losses=self._term.losses_of(y_pred),
             )
             soft = self.ask(batch, active=weight > 0)
-            rows = on_batches.rows(
-                y, y_pred, sample_weight, soft.is_asked, soft.outputs
-            )
+            rows = []
+            if self._student.yardstick:
+                rows = on_batches.rows(
+                    y, y_pred, sample_weight, soft.is_asked, soft.outputs
+                )
         loss = self._term(soft, y_pred, sample_weight)
         weight *= tf.cast(soft.strength, dtype)
         return loss, {
@@ -328,14 +330,17 @@ class TeacherList:
         # By its bits: all workers show the same.
         loss = int(self._mean_loss().view(np.int32)) if decides else 0
         news = self._agreement.exchange_news([*bad, *doubted, *moves, loss])
-        shown = np.int32(news.said[-1]).view(np.float32)
+        bad, doubted, moves, (loss,) = (
+            part.tolist()
+            for part in np.split(news.said, [len(self), 2 * len(self), -1])
+        )
+        shown = np.int32(loss).view(np.float32)
         self._student.last.also["teacher_loss"] = float(shown)
         for index, each in enumerate(self._teachers):
-            is_on_trial = bool(news.said[len(self) + index])
             self._put_on_trial(
-                each, (doubts[index] or _CHIEFS) if is_on_trial else ""
+                each, (doubts[index] or _CHIEFS) if doubted[index] else ""
             )
-            if news.said[index]:
+            if bad[index]:
                 self._num_bad[index] = 0
                 each.drop(
                     "its outputs were NaN or infinite in the batches before "
@@ -347,9 +352,7 @@ class TeacherList:
                 peer.follower.announce(news.newest[index])
         ready = self._load_graphs(news.ready)
         self._swap(ready, step)
-        for peer, move in zip(
-            self._peers, news.said[2 * len(self) : -1], strict=True
-        ):
+        for peer, move in zip(self._peers, moves, strict=True):
             if move:
                 peer.follow(move - 1)
         if not self.has_exporter:
