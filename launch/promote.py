@@ -36,7 +36,7 @@ _MAX_BYTES = 16 * 1024 * 1024
 _DISK = filesystem.LocalFileSystem()
 _NOTES = """\
 DIR is the model_base_path of tensorflow_model_server. Nothing is copied if the
-number is taken, unless by the same version. docs/guide_serving.md describes
+number is taken, unless by the same version. docs/serving.md describes
 the checks and the model card.
 Exit codes: 0 done, 1 the version was refused or could not be copied, 2 wrong
 options.

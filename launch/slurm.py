@@ -24,7 +24,7 @@ DIR must be on storage that all nodes share. It is created at once, with its
 logs and the key that signs the versions; everything else happens in the jobs.
 The groups are the elements of a job array: each waits in the queue, runs,
 fails, restarts and reaches its time limit separately. If you submit the same
-script again, the groups resume from their backups. docs/slurm.md has the
+script again, the groups resume from their backups. docs/clusters.md has the
 details. Exit code: 0, 1 if sbatch refuses, 2 for wrong options.
 
 example:

@@ -26,7 +26,7 @@ _NOTES = """\
 The command after -- runs in each container with TF_CONFIG and TFDISTILL_* set.
 A recipe runs as python -m launch.train, so the image must contain this
 checkout. DIR is an absolute path in the containers; without --volume_claim it
-is lost when its pod ends. docs/kubernetes.md describes restarts, keys and GPUs.
+is lost when its pod ends. docs/clusters.md describes restarts, keys and GPUs.
 Exit code: 0, or 2 for wrong options.
 """
 

@@ -38,7 +38,7 @@ def point(tag: str, value: float) -> summary_pb2.Summary:
 
 def documented() -> set[str]:
     """The tags that the docs list."""
-    text = (_ROOT / "docs" / "tensorboard.md").read_text(encoding="utf-8")
+    text = (_ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     return set(re.findall(r"^\| `([^`]+)` \| .+ \| .+ \|$", text, re.MULTILINE))
 
 

@@ -131,8 +131,13 @@ def test_malformed_cluster(cluster, must):
     assert must in str(e.value)
 
 
-# What services set, by the name of the source in docs/clouds.md: the text, and
-# the task's name, its address, whether it is the chief, workers, servers.
+# What services set, as these sources write it: training.py of
+# aws/sagemaker-tensorflow-training-toolkit (without a distribution: the block of
+# docs/clusters.md), "Distributed training" of Vertex AI's documentation,
+# train/tensorflow/config.py of ray-project/ray, mirrored_strategy_runner.py of
+# tensorflow/ecosystem for Databricks, which is Ray's form, and
+# kubeflow/training-operator. The text, and the task's name, its address,
+# whether it is the chief, workers, servers.
 _FORMS = {
     "SageMaker, master": (
         {

@@ -231,7 +231,7 @@ def test_python_blocks_run(page, tmp_path):
         # Line numbers of a traceback are those of the page.
         code = compile("\n" * block.line + text, block.page, "exec")
         exec(code, namespace)
-    if page == "docs/comparison_report.md":
+    if page == "docs/comparison.md":
         paths = [_predictions(tmp_path / str(i), p) for i, p in enumerate("ab")]
         assert namespace["churn"](*paths) == pytest.approx(0.25)
 
@@ -246,7 +246,7 @@ def _predictions(directory, name):
 def test_tests_that_pages_name_exist():
     pattern = re.compile(r"`(?:tests/)?([\w/]+_test\.py)(?:::(\w+))?")
     pages = [
-        *docs_blocks.ROOT.glob("docs/*.md"),
+        *docs_blocks.ROOT.glob("docs/**/*.md"),
         *docs_blocks.ROOT.glob("*.md"),
     ]
     named = {

@@ -31,8 +31,7 @@ _PAGES = (
     "docs/guide_parameter_servers.md",
     "docs/guide_tuning.md",
     "docs/guide_offline.md",
-    "docs/guide_serving.md",
-    "docs/guide_troubleshooting.md",
+    "docs/serving.md",
 )
 _LIMIT_SECS = 300
 _IN_THE_README = "## In your own script"

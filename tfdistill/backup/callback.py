@@ -96,7 +96,7 @@ class Backup(steps.SteppedCallback):
     in the data are as they were, and training ends with the same weights as
     if it had never stopped. A backup is written out of sight, checksummed,
     and made visible by one rename. The previous one is kept, and used if the
-    newest is damaged. docs/backup.md says what is saved, what is not, and
+    newest is damaged. docs/resume.md says what is saved, what is not, and
     what it costs.
 
     With parameter servers, each server writes its own rows while no step is
@@ -123,7 +123,7 @@ class Backup(steps.SteppedCallback):
             directory: Where backups lie; this group's own.
             every_steps: Steps between backups, >= 1. Default: as many as
                 waste least of the time by Young's formula, see
-                docs/backup.md, and at the end of each epoch.
+                docs/resume.md, and at the end of each epoch.
             max_to_keep: Number of backups to keep, >= 2.
         """
         super().__init__()

@@ -1,6 +1,6 @@
 """What experiment trackers read from a task's environment: one run a group.
 
-docs/trackers.md says what each tracker makes of it.
+docs/monitoring.md says what each tracker makes of it.
 """
 
 import json

@@ -224,7 +224,7 @@ class TaskWatch:
         return (
             "no task has called tfdistill.make_strategy, so that each task "
             "trained by itself, if it trained at all. Call it before any other "
-            "operation of TensorFlow (docs/guide.md); for a script that does "
+            "operation of TensorFlow (docs/your_script.md); for a script that does "
             "not use tfdistill pass --start_timeout_secs=0."
         )
 

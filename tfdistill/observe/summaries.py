@@ -139,7 +139,7 @@ class Summaries(steps.SteppedCallback):
 
     Losses, each teacher's staleness and health, exports and
     refreshes, speed and memory, at the student's global step.
-    `docs/tensorboard.md` lists the tags. `CodistillModel.fit` adds one by
+    `docs/monitoring.md` lists the tags. `CodistillModel.fit` adds one by
     itself if `TFDISTILL_WORKDIR` is set.
 
     TensorBoard's own writer writes in the background. If storage fails, points
@@ -290,7 +290,7 @@ class Summaries(steps.SteppedCallback):
             self._file.add(summary, step=self.step)
 
 
-# ---- the tags of docs/tensorboard.md, and their values ----
+# ---- the tags of docs/monitoring.md, and their values ----
 
 _Scalars = dict[str, Any]
 # From the worst that may recover to the best, as a chart shows them.

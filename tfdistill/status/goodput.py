@@ -1,6 +1,6 @@
 """Goodput: the share of time in which groups made steps never made before.
 
-docs/goodput.md defines it. It is computed from the events of launchers
+docs/monitoring.md defines it. It is computed from the events of launchers
 (`run_events`) and from marks, which each group's training appends to
 `group_<g>/attempts.jsonl`, one JSON object a line, with `time` and `step`:
 
