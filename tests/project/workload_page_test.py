@@ -47,9 +47,16 @@ def test_a_workload_of_ones_own_data_trains(name, write, tmp_path, monkeypatch):
     )
     workload = recipe.workload()
     train, held_out = workload.datasets(tfdistill.Cluster.from_env())
-    model = workload.model()
+    model = tfdistill.CodistillModel(
+        workload.model(),
+        teachers=tfdistill.teachers.FixedTeacher(workload.model()),
+    )
     model.compile(
-        workload.optimizer(), workload.loss, metrics=workload.metrics()
+        workload.optimizer(),
+        workload.loss,
+        metrics=workload.metrics(),
+        distillation_loss=workload.distillation_loss
+        or tfdistill.losses.SoftTargetCrossEntropy(from_logits=True),
     )
     model.fit(
         train,
@@ -58,4 +65,6 @@ def test_a_workload_of_ones_own_data_trains(name, write, tmp_path, monkeypatch):
         shuffle=False,
         verbose=0,
     )
-    assert np.isfinite(model.history.history["val_loss"]).all()
+    logs = model.history.history
+    assert np.isfinite(logs["val_loss"]).all()
+    assert logs["distillation_loss"][-1] > 0
