@@ -1,122 +1,213 @@
-"""Pages of the site that are made from the code: API, commands, CHANGELOG."""
+"""Pages of the site that are made from the code, and links to its files."""
 
+import html
 import importlib
 import inspect
+import json
 import pathlib
+import re
 import sys
-import tomllib
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure import files as files_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-# Texts at the top of the checkout that belong to the site as well.
-_TEXTS = ("CHANGELOG.md", "CONTRIBUTING.md")
+# Texts beside the pages that belong to the site as well.
+_TEXTS = {
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "environment.md": "docs/site/environment.md",
+}
+_INDEX = "api/index.md"
+# The public names by task, in the order in which a reader needs them. A module
+# stands for all that it offers; a class may name the methods that matter.
+_TASKS: dict[str, dict[str, tuple[str, ...]]] = {
+    "Start a run": {"make_strategy": (), "Cluster": (), "launch": ()},
+    "Wrap your model": {
+        "CodistillModel": ("compile",),
+        "DistributedModel": (
+            *("compile", "fit", "evaluate", "predict"),
+            *("save", "save_weights", "load_weights", "export"),
+        ),
+    },
+    "Teachers": {"teachers": ()},
+    "Losses and their weight": {"losses": (), "schedules": ()},
+    "Callbacks": {"callbacks": ()},
+    "Data and layers": {"data": (), "layers": ()},
+    "Labels by value": {"labels": ()},
+    "Mixing weights": {"mixing": ()},
+    "Compare methods": {"Workload": (), "metrics": (), "optimizers": ()},
+    "The exchange": {"Exchange": ()},
+    "Related methods": {"contrib": ()},
+}
+# Outside the site: pages for maintainers, raw reports.
+_OUTSIDE = ("internals", "results")
+_LINK = re.compile(
+    rf"\]\(((?:{'|'.join(_OUTSIDE)})/[^)#\s]+\.md)(?:#[^)\s]*)?\)"
+)
+# Inline code, and where it may be broken: after a mark, not within a word.
+_INLINE = re.compile(r"(?<!</span>)<code>([^<]*)</code>")
+_MARK = re.compile(r"(?<=\w)([./=,(_\[]+)(?=\w|&)")
+_BREAK = r"\1<wbr>"
 
 
 def on_config(config: Any) -> Any:
-    """Adds the made pages, and pages that the nav does not name, to the nav."""
+    """Adds the version, the repository and the reference's pages."""
     # This checkout, not a package that is installed beside it.
     sys.path.insert(0, str(_ROOT))
-    listed = str(config.nav)
-    docs = pathlib.Path(config.docs_dir)
-    rest = [
-        path.name
-        for path in sorted(docs.glob("*.md"))
-        if path.name not in listed
-    ]
-    if rest:
-        config.nav.append({"More": rest})
-    config.nav.append({"API": ["api/index.md", *map(_api_path, _names())]})
-    config.nav.append({"Commands": [_command_path(n) for n in _programs()]})
-    config.nav.append({"Project": [name.lower() for name in _TEXTS]})
+    package = importlib.import_module("tfdistill")
+    config.site_name = f"tfdistill {package.__version__}"
+    (reference,) = (
+        part["Reference"] for part in config.nav if "Reference" in part
+    )
+    for part in reference:
+        if "API" in part:
+            part["API"] = [_INDEX, *map(_task_path, _TASKS)]
+        elif "Commands" in part:
+            part["Commands"] = [
+                "commands/index.md",
+                *(f"commands/{name}.md" for name in _commands()),
+            ]
     return config
 
 
 def on_files(files: Any, config: Any) -> Any:
     """Makes the pages."""
-    pages = {"api/index.md": _api_index()}
-    pages |= {_api_path(name): _api_page(name) for name in _names()}
-    pages |= {_command_path(name): _command_page(name) for name in _programs()}
-    pages |= {
-        name.lower(): (_ROOT / name).read_text("utf-8") for name in _TEXTS
-    }
+    pages = {_INDEX: _api_index(), "quickstart.md": _notebook()}
+    pages |= {_task_path(task): _task_page(task) for task in _TASKS}
+    pages["commands/index.md"] = _commands_index()
+    for name in _commands():
+        pages[f"commands/{name}.md"] = _command_page(name)
+    for name, path in _TEXTS.items():
+        pages[name] = (_ROOT / path).read_text("utf-8")
+    for folder in _OUTSIDE:
+        for path in sorted((_ROOT / "docs" / folder).glob("**/*.md")):
+            name = path.relative_to(_ROOT / "docs").as_posix()
+            pages[f"{name}.txt"] = path.read_text("utf-8")
     for path, content in pages.items():
         made = files_lib.File.generated(config, path, content=content)
         files.append(made)
     return files
 
 
-def _names() -> list[str]:
-    """The public names of the package, one page each."""
-    package = importlib.import_module("tfdistill")
-    return [name for name in package.__all__ if not name.startswith("_")]
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Links to files outside the site: as text, or in the repository."""
+    del page, files
+    to = r"](\1.txt)"
+    if config.repo_url:
+        to = rf"]({config.repo_url.rstrip('/')}/blob/main/docs/\1)"
+    return _LINK.sub(to, markdown)
 
 
-def _api_path(name: str) -> str:
-    return f"api/{name}.md"
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Lets inline code break after marks."""
+    del page, config
+    return _INLINE.sub(
+        lambda found: f"<code>{_MARK.sub(_BREAK, found[1])}</code>", output
+    )
 
 
-def _api_page(name: str) -> str:
-    """A public name; of a module also what it offers from its neighbours."""
-    content = f"---\ntitle: {name}\n---\n\n::: tfdistill.{name}\n"
+# --- The API -----------------------------------------------------------------
+
+
+def _task_path(task: str) -> str:
+    return f"api/{task.lower().replace(' ', '_')}.md"
+
+
+def _members(name: str) -> list[tuple[str, Any]]:
+    """A public name; of a module what it offers, as `callbacks.Backup`."""
     found = getattr(importlib.import_module("tfdistill"), name)
-    if inspect.ismodule(found):
-        for member in (getattr(found, each) for each in found.__all__):
-            if getattr(member, "__module__", "") != found.__name__:
-                path = f"{member.__module__}.{member.__qualname__}"
-                content += (
-                    f"\n::: {path}\n    options:\n      heading_level: 2\n"
-                )
+    if not inspect.ismodule(found):
+        return [(name, found)]
+    return [(f"{name}.{each}", getattr(found, each)) for each in found.__all__]
+
+
+def _task_page(task: str) -> str:
+    """The names of a task, each with its docstring."""
+    content = f"# {task}\n"
+    for name, methods in _TASKS[task].items():
+        for public, found in _members(name):
+            path = f"{found.__module__}.{found.__qualname__}"
+            content += f"\n## `tfdistill.{public}`"
+            content += f" {{ #{public} }}\n\n::: {path}\n    options:\n"
+            content += "      show_root_heading: false\n"
+            content += "      show_root_toc_entry: false\n"
+            content += "      heading_level: 3\n"
+            if methods:
+                content += f"      members: [{', '.join(methods)}]\n"
     return content
 
 
 def _api_index() -> str:
-    """A table of the public names with the first line of their docstrings."""
+    """Tables of the public names, by task, with what each is for."""
     package = importlib.import_module("tfdistill")
-    lines = [
-        "# API",
-        "",
-        "Everything public is a name of `tfdistill`; modules beside those "
-        "listed here are its own affair.",
-        "",
-        "| `tfdistill.` | |",
-        "|---|---|",
-    ]
-    for name in _names():
-        text = inspect.getdoc(getattr(package, name)) or ""
-        first = text.partition("\n\n")[0].replace("\n", " ")
-        lines.append(f"| [`{name}`]({name}.md) | {first} |")
+    public = {name for name in package.__all__ if not name.startswith("_")}
+    listed = [name for names in _TASKS.values() for name in names]
+    if sorted(public) != sorted(listed):
+        raise PluginError(f"{sorted(public ^ {*listed})} in no task, or twice.")
+    lines = ["# API", "", "Every public name of `tfdistill`, by task."]
+    for task, names in _TASKS.items():
+        lines += ["", f"## {task}", "", "| `tfdistill.` | |", "|---|---|"]
+        page = pathlib.PurePosixPath(_task_path(task)).name
+        for member, found in (m for name in names for m in _members(name)):
+            text = inspect.getdoc(found) or ""
+            first = text.partition("\n\n")[0].replace("\n", " ")
+            lines.append(f"| [`{member}`]({page}#{member}) | {first} |")
     return "\n".join(lines) + "\n"
 
 
-def _programs() -> list[str]:
-    """The programs: modules of launch/, and the commands that a wheel makes."""
-    root = _ROOT / "launch"
-    packages = {path.parent for path in root.glob("*/__main__.py")}
-    found = [
-        f"launch.{path.stem}"
-        for path in sorted({*root.glob("*.py"), *packages})
-        if path in packages
-        or '__name__ == "__main__"' in path.read_text("utf-8")
+# --- The commands ------------------------------------------------------------
+
+
+def _commands() -> dict[str, str]:
+    return importlib.import_module("tfdistill.commands.main").COMMANDS
+
+
+def _commands_index() -> str:
+    lines = [
+        "# Commands",
+        "",
+        "In a checkout, `python -m launch.NAME` is the same program with the "
+        "recipes of `models/`; `run` is `launch.local` there.",
+        "",
+        "| `tfdistill` | |",
+        "|---|---|",
     ]
-    return [*found, *_scripts()]
-
-
-def _scripts() -> dict[str, str]:
-    text = (_ROOT / "pyproject.toml").read_text("utf-8")
-    return dict(tomllib.loads(text)["project"]["scripts"])
-
-
-def _command_path(name: str) -> str:
-    return f"commands/{name.removeprefix('launch.')}.md"
+    for name, text in _commands().items():
+        lines.append(f"| [`{name}`]({name}.md) | {text} |")
+    return "\n".join(lines) + "\n"
 
 
 def _command_page(name: str) -> str:
     """The text that a program prints for `--help`."""
-    path = _scripts().get(name, name).partition(":")[0]
-    module = importlib.import_module(path)
-    if hasattr(module, "__path__"):
-        module = importlib.import_module(f"{path}.__main__")
-    title = name if name in _scripts() else f"python -m {name}"
-    return f"# {title}\n\n```text\n{module.PROGRAM.parser().format_help()}```\n"
+    program = importlib.import_module(f"tfdistill.commands.{name}").PROGRAM
+    text = program.parser().format_help()
+    return f"# tfdistill {name}\n\n```text\n{text}```\n"
+
+
+# --- The notebook ------------------------------------------------------------
+
+
+def _notebook() -> str:
+    """The notebook with its stored outputs."""
+    text = (_ROOT / "docs" / "quickstart.ipynb").read_text("utf-8")
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        parts += map(_output, cell["outputs"])
+    link = "[Download the notebook](quickstart.ipynb)."
+    return "\n\n".join([*parts, link]) + "\n"
+
+
+def _output(output: dict[str, Any]) -> str:
+    data = output.get("data", {})
+    if "image/png" in data:
+        png = "".join(data["image/png"]).replace("\n", "")
+        return f'<img alt="The plot" src="data:image/png;base64,{png}">'
+    text = "".join(output.get("text", data.get("text/plain", "")))
+    return f"<pre><span></span><code>{html.escape(text.rstrip())}</code></pre>"
