@@ -235,7 +235,7 @@ class _Watched:
             **workload.exporter,
         )
         self._every_steps = workload.every_steps
-        self._together = callbacks.StartTogether(
+        self._together = callbacks.WaitForGroups(
             cluster, limit_secs=workload.start_together_secs
         )
         self._mixer = workload.mixer and workload.mixer()
@@ -256,11 +256,11 @@ class _Watched:
             *[self._pace, self._exporter],
             *([self._mixer] if self._mixer else []),
             self._backup,
-            run_log.RunLog(str(directory)),
-            callbacks.Summaries(directory / summaries.DIRECTORY),
+            run_log.RunLogger(str(directory)),
+            callbacks.CodistillTensorBoard(directory / summaries.DIRECTORY),
             *([loader] if has_teachers else []),
             *(
-                [callbacks.BestEffort(checkpoint)]
+                [callbacks.IgnoreStorageErrors(checkpoint)]
                 if workload.checkpoints != "none"
                 else []
             ),

@@ -364,7 +364,7 @@ def test_a_plain_model_is_refused(exchange, tmp_path, kind):
     callback = {
         "exporter": lambda: _exporter(exchange),
         "loader": lambda: tfdistill.callbacks.TeacherLoader(every_steps=1),
-        "log": lambda: run_log.RunLog(tmp_path),
+        "log": lambda: run_log.RunLogger(tmp_path),
     }[kind]()
     model = cases.linear(0)
     model.compile("sgd", "mse")

@@ -1,7 +1,7 @@
 """What happens between steps: exports of the student, news of teachers.
 
 And the other callbacks that users add to `fit`, each of whose code is in its
-room: `Backup`, `BestEffort`, `Summaries`.
+room: `Backup`, `CodistillTensorBoard`, `IgnoreStorageErrors`.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 from tfdistill.follow import screen
-from tfdistill.observe.best_effort import BestEffort
-from tfdistill.observe.summaries import Summaries
+from tfdistill.observe.storage_errors import IgnoreStorageErrors
+from tfdistill.observe.summaries import CodistillTensorBoard
 from tfdistill.system import background
 from tfdistill.system import keras_internals
 from tfdistill.system import run_files
@@ -50,11 +50,11 @@ _BEGAN_FIELD = "began"
 _log = logging.getLogger(__name__)
 __all__ = [
     "Backup",
-    "BestEffort",
-    "StartTogether",
+    "CodistillTensorBoard",
+    "IgnoreStorageErrors",
     "StudentExporter",
-    "Summaries",
     "TeacherLoader",
+    "WaitForGroups",
     "defaults",
 ]
 
@@ -431,7 +431,7 @@ class StudentExporter(steps.Exporter):
         except versions.ExportError as error:
             cause, goes_on = error.__cause__, ", training goes on"
             if isinstance(cause, server_bundle.NotFiniteError):
-                # No fault of the storage; `FiniteLoss` ends the training.
+                # No fault of the storage: it ends the training, elsewhere.
                 self.model.trainer.not_finite = f"{cause.name} at step {step}"
                 goes_on = ""
             elif not isinstance(cause, ValueError):
@@ -510,7 +510,7 @@ class TeacherLoader(steps.Loader):
         self.model.teachers.stop()
 
 
-class StartTogether(keras.callbacks.Callback):
+class WaitForGroups(keras.callbacks.Callback):
     """Waits after the first step until every group has taken it.
 
     Groups never wait for each other in a long training: the one that starts
@@ -519,7 +519,7 @@ class StartTogether(keras.callbacks.Callback):
     other's first steps in the workdir of the run.
 
     Example:
-        callbacks = [StartTogether(), *defaults(every_steps=50)]
+        callbacks = [WaitForGroups(), *defaults(every_steps=50)]
     """
 
     # The other workers of the group wait for it in their next step.

@@ -245,16 +245,17 @@ class DistributedModel(steps.Trained, keras.Model):
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains the model; takes what `keras.Model.fit` takes.
 
-        In a launched run it adds a `RunLog`, which the launcher reads, and for
-        a `CodistillModel` `Summaries`. The `Backup`, if there is one, decides
-        where to begin (`backup.callback.session`), checks are added
-        (`training.guards.over`), and the trainer prepares the data and runs
-        Keras' own loop (`training.trainer.ReplicaTrainer`) or that over the
-        workers of parameter servers (`parameter_server.trainer`). Callbacks run
-        in this order, those in brackets only if they are needed:
+        In a launched run it adds a `RunLogger`, which the launcher reads, and
+        for a `CodistillModel` a `CodistillTensorBoard`. The `Backup`, if there
+        is one, decides where to begin (`backup.callback.session`), checks are
+        added (`training.guards.over`), and the trainer prepares the data and
+        runs Keras' own loop (`training.trainer.ReplicaTrainer`) or that over
+        the workers of parameter servers (`parameter_server.trainer`). Callbacks
+        run in this order, those in brackets only if they are needed:
 
-            [_Before], _DataWatch, FiniteLoss, [FitBackup], [TeachingWatch],
-            yours, [RunLog], [Summaries], [Backup], [StepWatchdog], [_After]
+            [_Before], _DataWatch, TerminateOnNonFinite, [FitBackup],
+            [TeachingWatch], yours, [RunLogger], [CodistillTensorBoard],
+            [Backup], [StepWatchdog], [_After]
 
         Under parameter servers one batch of the data is one step of one
         worker, and `steps_per_epoch` counts the steps of all workers.
@@ -655,9 +656,9 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         self.teachers.has_exporter = bool(steps.first(found, steps.Exporter))
         _check_roles(found, self.teachers, self._cluster)
         directory = self._cluster.group_dir
-        if directory and not steps.first(found, summaries.Summaries):
+        if directory and not steps.first(found, summaries.CodistillTensorBoard):
             path = f"{directory}/{summaries.DIRECTORY}"
-            found.append(summaries.Summaries(path))
+            found.append(summaries.CodistillTensorBoard(path))
         watch = [run_log.TeachingWatch()] if len(self.teachers) else []
         return [*watch, *found]
 

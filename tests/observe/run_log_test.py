@@ -20,7 +20,7 @@ def test_it_tells_the_epochs_with_their_logs(tmp_path):
     model = cases.codistill(cases.linear(0), metrics=["accuracy"])
     logs = _fit(
         model,
-        run_log.RunLog(tmp_path / "new", every_secs=3600),
+        run_log.RunLogger(tmp_path / "new", every_secs=3600),
         epochs=2,
         validation_data=(_X, _Y),
     )
@@ -54,7 +54,7 @@ def test_a_launched_run_gets_one_by_itself(run_dir, monkeypatch):
     start, *_, end = runs.records(run_dir / "group_1")
     assert (end["event"], end["published"]) == ("end", 1)
     assert start["published"] is None
-    mine = run_log.RunLog(run_dir / "mine")
+    mine = run_log.RunLogger(run_dir / "mine")
     cases.fit(model, _X, _Y, callbacks=[mine])
     assert runs.records(run_dir / "mine")[-1]["step"] == 2
     assert runs.records(run_dir / "group_1")[-1]["step"] == 1

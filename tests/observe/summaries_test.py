@@ -22,7 +22,9 @@ _X, _Y = cases.data(64)
 
 
 def _fit(model, directory, *more, epochs=1, every_steps=2, **kwargs):
-    shown = tfdistill.callbacks.Summaries(directory, every_steps=every_steps)
+    shown = tfdistill.callbacks.CodistillTensorBoard(
+        directory, every_steps=every_steps
+    )
     return cases.fit(
         model,
         _X,
@@ -86,7 +88,7 @@ def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
         model,
         tmp_path / "log",
         *(exporter, loader, _Published(exporter)),
-        run_log.RunLog(tmp_path / "group_0"),
+        run_log.RunLogger(tmp_path / "group_0"),
         epochs=2,
         validation_data=(_X, _Y),
     )
@@ -154,7 +156,11 @@ def test_weights_and_logs_are_those_without_summaries(tmp_path, exchange):
     results = []
     for more in (
         [],
-        [tfdistill.callbacks.Summaries(tmp_path / "log", every_steps=1)],
+        [
+            tfdistill.callbacks.CodistillTensorBoard(
+                tmp_path / "log", every_steps=1
+            )
+        ],
     ):
         model = _taught(exchange)
         logs = cases.fit(
@@ -186,7 +192,9 @@ def test_a_resumed_training_repeats_no_step(tmp_path):
         backup = tfdistill.callbacks.Backup(tmp_path / "backup", every_steps=8)
         callbacks = [
             backup,
-            tfdistill.callbacks.Summaries(tmp_path / "log", every_steps=2),
+            tfdistill.callbacks.CodistillTensorBoard(
+                tmp_path / "log", every_steps=2
+            ),
             *more,
         ]
         try:

@@ -20,7 +20,7 @@ def _train(tmp_path, caplog, *, published=True, **kwargs):
     if published:
         cases.publish(exchange, cases.linear(1))
         cases.load(model, 10)
-    log = run_log.RunLog(tmp_path / "log")
+    log = run_log.RunLogger(tmp_path / "log")
     callbacks = [cases.never(), log]
     cases.fit(model, _X, _Y, batch_size=4, epochs=2, callbacks=callbacks)
     told = [r.message for r in caplog.records if "had a teacher" in r.message]

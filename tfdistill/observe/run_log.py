@@ -76,7 +76,7 @@ class TeachingWatch(keras.callbacks.Callback):
             remedy = (
                 "Train for longer, export more often (`every_steps` of the "
                 "StudentExporter), or let the groups begin together "
-                "(StartTogether)."
+                "(WaitForGroups)."
             )
         return f"{teachers}. {remedy}"
 
@@ -88,7 +88,7 @@ def _described(teacher: dict[str, Any]) -> str:
     return f"{teacher['name']} is {health} ({reason or version})"
 
 
-class RunLog(steps.SteppedCallback):
+class RunLogger(steps.SteppedCallback):
     """Appends the run's progress to `metrics.jsonl`, one JSON object a line.
 
     `fit` adds one by itself if `TFDISTILL_WORKDIR` is set; the launcher's live
@@ -248,7 +248,7 @@ class RunLog(steps.SteppedCallback):
 def add_to(
     callbacks: list[keras.callbacks.Callback], directory: str | None
 ) -> None:
-    """Adds a `RunLog` in a launched run, unless there is one.
+    """Adds a `RunLogger` in a launched run, unless there is one.
 
     Also makes the `directory` of the group, which is None in any other run:
     callbacks of Keras open files there, and make no directory.
@@ -257,8 +257,8 @@ def add_to(
         return
     with contextlib.suppress(OSError):
         pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
-    if not any(isinstance(callback, RunLog) for callback in callbacks):
-        callbacks.append(RunLog(directory))
+    if not any(isinstance(callback, RunLogger) for callback in callbacks):
+        callbacks.append(RunLogger(directory))
 
 
 def _last_line(path: pathlib.Path) -> dict[str, Any] | None:

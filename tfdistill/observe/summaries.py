@@ -16,8 +16,8 @@ from tensorboard.compat.proto import summary_pb2
 from tensorboard.summary.writer import event_file_writer
 
 from tfdistill.cluster import replicas
-from tfdistill.observe import best_effort
 from tfdistill.observe import run_log
+from tfdistill.observe import storage_errors
 from tfdistill.system import processes
 from tfdistill.teachers import labels
 from tfdistill.training import steps
@@ -58,7 +58,7 @@ class SummaryFile:
                 start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
                 self._write(self._step + 1, session_log=start)
             self._write(step, summary=summary)
-        except best_effort.STORAGE_ERRORS as error:
+        except storage_errors.ERRORS as error:
             _log.log(
                 logging.INFO if self._failed else logging.WARNING,
                 "%s lacks summaries for now, training goes on: %s",
@@ -86,7 +86,7 @@ class SummaryFile:
     def _close(self, writer: Any) -> None:
         try:
             writer.close()
-        except best_effort.STORAGE_ERRORS as error:
+        except storage_errors.ERRORS as error:
             _log.info("%s: not closed: %s", self._directory, error)
 
 
@@ -134,7 +134,7 @@ DIRECTORY = "tensorboard"
 _SHOWN = ("loss", "task_loss", "distillation_loss", "distillation_weight")
 
 
-class Summaries(steps.SteppedCallback):
+class CodistillTensorBoard(steps.SteppedCallback):
     """Writes what a codistilled training does, for TensorBoard.
 
     Losses, each teacher's staleness and health, exports and
@@ -148,7 +148,7 @@ class Summaries(steps.SteppedCallback):
     repeated.
 
     Example:
-        callbacks = [tfdistill.callbacks.Summaries("logs", every_steps=100)]
+        shown = tfdistill.callbacks.CodistillTensorBoard("logs")
     """
 
     chief_only = True
@@ -174,7 +174,7 @@ class Summaries(steps.SteppedCallback):
         self._exporter: Any = None
         self._loader: Any = None
         self._mixer: Any = None
-        self._run_log: run_log.RunLog | None = None
+        self._run_log: run_log.RunLogger | None = None
         self._file: SummaryFile | None = None
         self._pace = TrainingPace()
 
@@ -183,7 +183,7 @@ class Summaries(steps.SteppedCallback):
         self._exporter = steps.first(callbacks, steps.Exporter)
         self._loader = steps.first(callbacks, steps.Loader)
         self._mixer = steps.first(callbacks, steps.Mixer)
-        self._run_log = steps.first(callbacks, run_log.RunLog)
+        self._run_log = steps.first(callbacks, run_log.RunLogger)
 
     def misplaced(self) -> ValueError:
         """Returns the error, with what other models can have instead."""
@@ -365,7 +365,7 @@ def _of_exchange(exporter: Any, loader: Any) -> _Scalars:
     return found
 
 
-def _of_goodput(log: run_log.RunLog | None) -> _Scalars:
+def _of_goodput(log: run_log.RunLogger | None) -> _Scalars:
     if log is None or not (spent := log.spent()).total:
         return {}
     lost = {f"goodput/{name}_secs": secs for name, secs in spent.lost.items()}

@@ -299,10 +299,12 @@ def _watches(
     """
     kind = keras.callbacks.TerminateOnNaN
     is_watched = any(isinstance(callback, kind) for callback in callbacks)
-    return [_DataWatch()] if is_watched else [_DataWatch(), FiniteLoss()]
+    return (
+        [_DataWatch()] if is_watched else [_DataWatch(), TerminateOnNonFinite()]
+    )
 
 
-class FiniteLoss(keras.callbacks.Callback):
+class TerminateOnNonFinite(keras.callbacks.Callback):
     """Ends a training whose loss or weights are NaN or infinite, by an error.
 
     `fit` adds one, unless Keras' `TerminateOnNaN` is among its callbacks, which

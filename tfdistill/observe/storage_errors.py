@@ -10,7 +10,7 @@ import tensorflow as tf
 _log = logging.getLogger(__name__)
 # What TensorFlow raises if a file cannot be written: a full disk is
 # OutOfRange to it. A lost peer (Unavailable, Aborted) is none of these.
-STORAGE_ERRORS = (
+ERRORS = (
     OSError,
     tf.errors.DataLossError,
     tf.errors.FailedPreconditionError,
@@ -22,7 +22,7 @@ STORAGE_ERRORS = (
 )
 
 
-class BestEffort(keras.callbacks.Callback):
+class IgnoreStorageErrors(keras.callbacks.Callback):
     """Runs another callback, and warns if its files cannot be written.
 
     `keras.callbacks.TensorBoard` and `ModelCheckpoint` end a training that
@@ -30,7 +30,7 @@ class BestEffort(keras.callbacks.Callback):
     caught (`OSError`, and what TensorFlow raises for one).
 
     Example:
-        BestEffort(keras.callbacks.TensorBoard("logs"))
+        IgnoreStorageErrors(keras.callbacks.TensorBoard("logs"))
     """
 
     # For callbacks that write files; see `guards.select`.
@@ -56,7 +56,7 @@ class BestEffort(keras.callbacks.Callback):
     def _try(self, hook: str, *args: Any, **kwargs: Any) -> None:
         try:
             getattr(self.callback, hook)(*args, **kwargs)
-        except STORAGE_ERRORS as error:
+        except ERRORS as error:
             self.num_failures += 1
             _log.log(
                 logging.INFO if self.num_failures > 1 else logging.WARNING,
@@ -69,5 +69,5 @@ class BestEffort(keras.callbacks.Callback):
 
 for _hook in dir(keras.callbacks.Callback):
     if _hook.startswith("on_"):
-        _method = functools.partialmethod(BestEffort._try, _hook)
-        setattr(BestEffort, _hook, _method)
+        _method = functools.partialmethod(IgnoreStorageErrors._try, _hook)
+        setattr(IgnoreStorageErrors, _hook, _method)

@@ -38,15 +38,17 @@ class FullDisk(keras.callbacks.Callback):
 
 
 model = cases.codistill(cases.linear(0))
-board = tfdistill.callbacks.BestEffort(
+board = tfdistill.callbacks.IgnoreStorageErrors(
     keras.callbacks.TensorBoard(directory + "/board")
 )
 callbacks = [
     FullDisk(),
-    run_log.RunLog(directory, every_secs=0.0),
-    tfdistill.callbacks.Summaries(directory + "/summaries", every_steps=1),
+    run_log.RunLogger(directory, every_secs=0.0),
+    tfdistill.callbacks.CodistillTensorBoard(
+        directory + "/summaries", every_steps=1
+    ),
     board,
-    tfdistill.callbacks.BestEffort(
+    tfdistill.callbacks.IgnoreStorageErrors(
         keras.callbacks.ModelCheckpoint(directory + "/{epoch}.keras")
     ),
     cases.never(),
@@ -100,7 +102,7 @@ class _Raises(keras.callbacks.Callback):
 )
 def test_what_is_no_fault_of_storage_is_raised(error):
     model = cases.codistill(cases.linear(0))
-    callback = tfdistill.callbacks.BestEffort(_Raises(error))
+    callback = tfdistill.callbacks.IgnoreStorageErrors(_Raises(error))
     with pytest.raises(type(error)):
         cases.fit(
             model, _X, _Y, batch_size=4, callbacks=[callback, cases.never()]
