@@ -1,102 +1,10 @@
-"""Writes a fixed teacher's soft targets of a recipe's training examples.
+"""`tfdistill label`, with the recipes of models/."""
 
-python -m launch.label --teacher=SAVED_MODEL --recipe=NAME --output=DIR
+import dataclasses
 
-Groups that train with the same recipe read them by `--method=labels
---override=method.directory=DIR`. tfdistill.labels.write does the same for any
-data set.
-"""
+from tfdistill.commands import label
 
-from absl import logging
-
-import tfdistill
-from launch import recipe_options
-from launch import recipes
-from tfdistill.system import programs
-
-EXIT_FAILURE = 1
-_NOTES = """\
-The examples are those that the group will see, in the order that the seed of
-the recipe's data chooses: as many steps as the recipe has, or --num_steps. Pass
-the same recipe and overrides to the training. A directory of labels is complete
-once it holds labels.json.
-Exit codes: 0 done, 1 the labels could not be written, 2 wrong options.
-"""
-
-
-def _add_options(options: programs.Flags) -> None:
-    add = options.add
-    add("teacher", "<DIR>: a SavedModel", required=True)
-    add("recipe", "<NAME>: a recipe, or a config.json", required=True)
-    add("output", "<DIR>: new directory for the labels", required=True)
-    recipes.add_override(options, "the recipe, such as batch_size=64")
-    add("group", "group whose examples are labelled", 0)
-    add("num_groups", "groups of the training", 1)
-    add(
-        "num_steps",
-        "<N>: steps to label; default all of the recipe",
-        kind=recipe_options.count,
-    )
-    add("top_k", "keep the likeliest classes only, this many", kind=int)
-    add(
-        "dtype",
-        "of what is kept",
-        "float32",
-        enum_values=["float32", "float16"],
-    )
-    add("trust", "load a graph that may hold more than a student's", False)
-
-
-def _run(options: programs.Options) -> int:
-    try:
-        recipe = recipes.override(recipes.get(options.recipe), options.override)
-        cluster = tfdistill.Cluster(
-            group=options.group, num_groups=options.num_groups
-        )
-    except ValueError as error:
-        raise programs.UsageError(str(error)) from error
-    # Only here: wrong options are reported before seconds of imports.
-    from launch import task
-    from models import files
-    from tfdistill import data
-    from tfdistill import labels
-
-    progress = files.Progress()
-    try:
-        workload = recipe.workload()
-        steps = options.num_steps or workload.num_steps
-        total = steps * workload.batch_size
-        num_rows = labels.write(
-            # The batches that the group's chief will train on.
-            task.open_data(workload, cluster)[0].take(steps),
-            options.teacher,
-            options.output,
-            form=labels.Form(top_k=options.top_k, dtype=options.dtype),
-            trust=options.trust,
-            progress=lambda done: progress.report(
-                f"{done:,} of {total:,} examples ({done / total:.0%})"
-            ),
-        )
-    except (
-        data.DataError,
-        recipes.OptionsError,
-        OSError,
-        ValueError,
-    ) as error:
-        logging.error("%s", error)
-        return EXIT_FAILURE
-    print(f"{options.output}: labels of {num_rows:,} examples")
-    return 0
-
-
-PROGRAM = programs.Program(
-    name="python -m launch.label",
-    usage="--teacher=DIR --recipe=NAME --output=DIR [options]",
-    about="Writes a fixed teacher's soft targets of a recipe's examples.",
-    notes=_NOTES,
-    define=_add_options,
-    run=_run,
-)
+PROGRAM = dataclasses.replace(label.PROGRAM, name="python -m launch.label")
 main = PROGRAM.main
 
 if __name__ == "__main__":

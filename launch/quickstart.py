@@ -18,9 +18,9 @@ import rich.table
 from absl import logging
 
 from launch import local
-from launch import outputs
 from launch import recipes
 from tfdistill.launcher import parent
+from tfdistill.recipes import outputs
 from tfdistill.system import programs
 
 _METRICS = (("accuracy", "accuracy"), ("log_loss", "log loss"))
@@ -113,8 +113,8 @@ def _compare(
         print(f"\n== {number} of {len(METHODS)}: {name}", flush=True)
         code = launch(
             [
-                f"--num_groups={_NUM_GROUPS}",
-                f"--workers_per_group={options.workers_per_group}",
+                f"--num-groups={_NUM_GROUPS}",
+                f"--workers-per-group={options.workers_per_group}",
                 f"--workdir={directory / name}",
                 f"--recipe={_RECIPE}",
                 *(f"--override={change}" for change in options.override),

@@ -1,13 +1,11 @@
-"""Shows how far a run has come that was started elsewhere.
-
-python -m launch.status DIR [--watch] [--check]
-"""
+"""`tfdistill status`, with the recipes of models/."""
 
 import dataclasses
 
-from tfdistill.status import command
+from tfdistill.commands import status
 
-PROGRAM = dataclasses.replace(command.PROGRAM, name="python -m launch.status")
+PROGRAM = dataclasses.replace(status.PROGRAM, name="python -m launch.status")
+main = PROGRAM.main
 
 if __name__ == "__main__":
     PROGRAM.start()

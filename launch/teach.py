@@ -1,13 +1,11 @@
-"""Serves the newest version of a group as a teacher, by gRPC.
-
-python -m launch.teach --exchange=DIR [--group=N] [--port=N]
-"""
+"""`tfdistill teach`, with the recipes of models/."""
 
 import dataclasses
 
-from tfdistill.serving import command
+from tfdistill.commands import teach
 
-PROGRAM = dataclasses.replace(command.PROGRAM, name="python -m launch.teach")
+PROGRAM = dataclasses.replace(teach.PROGRAM, name="python -m launch.teach")
+main = PROGRAM.main
 
 if __name__ == "__main__":
     PROGRAM.start()

@@ -19,3 +19,17 @@ between groups. It takes the same arguments; most of them change nothing.
 
 `build_model` returns a student without teachers.
 """
+
+# By the name of the recipe: its module, and the function in it.
+RECIPES = {
+    "cifar10": "models.cifar10:workload",
+    "cifar10_small": "models.cifar10:small",
+    "criteo": "models.criteo:workload",
+    "criteo_dlrm": "models.criteo:dlrm",
+    "criteo_small": "models.criteo:small",
+    "digits": "models.digits:workload",
+    "imagenet": "models.imagenet:workload",
+    "language_model": "models.language_model:workload",
+    "language_model_small": "models.language_model:small",
+    "shakespeare": "models.shakespeare:workload",
+}

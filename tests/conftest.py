@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+import launch as launch  # It registers the recipes of models/.
+
 # Before anything imports TensorFlow. What a shell or a launcher left behind
 # must not decide what a test sees; only the place of the data is kept.
 for _name in list(os.environ):

@@ -13,7 +13,7 @@ from benchmarks import measure
 from benchmarks.punish import faults
 from benchmarks.punish import round
 from benchmarks.punish import run_view
-from launch import recipe_options
+from tfdistill.commands import recipe_options
 from tfdistill.system import programs
 
 EXIT_VIOLATED = 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from launch.kubernetes import __main__
+from launch import kubernetes as __main__
 
 REQUIRED = ("--name=run1", "--image=registry.example.com/train:1")
 

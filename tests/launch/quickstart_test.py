@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import rich.console
 
-from launch import outputs
-from launch import predictions
 from launch import quickstart
 from tests.cases import runs
+from tfdistill.recipes import outputs
+from tfdistill.recipes import predictions
 
 ROOT = pathlib.Path(quickstart.__file__).parent.parent
 # Groups of two workers run to their end in tests/runs/kubernetes_test.py.

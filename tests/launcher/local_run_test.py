@@ -12,7 +12,7 @@ import pytest
 from launch import local
 from tests.cases import tasks
 from tests.cases import waits
-from tfdistill.launcher import command as cli
+from tfdistill.commands import run as cli
 from tfdistill.launcher import local_run
 from tfdistill.status import observed_run
 
@@ -96,7 +96,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
     assert failed.last_lines == tuple(f"line {i}" for i in range(30, 50))
     assert failed.exit_codes["group_0_worker_0"] != 0
     assert (other.state, other.failed_task) == ("stopped", None)
-    assert other.reason.startswith("group 0 failed; with --on_group_failure=c")
+    assert other.reason.startswith("group 0 failed; with --on-group-failure=c")
     assert other.last_lines == ()
 
 
@@ -268,13 +268,31 @@ def test_command_line_runs_a_command(tmp_path, capsys):
     assert log.read_text() == "1 ['--num_groups=9', '--', 'x']\n"
 
 
+def test_runs_are_numbered_and_the_last_one_can_be_resumed(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("import sys; print(sys.argv[1:])\n")
+    never_meet = "--start-timeout-secs=0"
+    for arguments in ([], ["--resume"], []):
+        arguments = [*arguments, never_meet, "a.py", "--x", "b.py"]
+        assert cli.main(arguments) == 0
+    log = tmp_path / "runs" / "1" / "logs" / "group_0_worker_0.log"
+    assert log.read_text() == "['--x', 'b.py']\n"
+    assert len([*log.parent.glob("group_0_worker_0*log")]) == 2
+    assert (tmp_path / "runs" / "last").resolve().name == "2"
+
+
 @pytest.mark.parametrize("main", [cli.main, local.main])
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("--num_groups=2 -- true", "required: --workdir"),
+        ("--num-groups=0 -- true", "must be >= 1; received 0"),
+        ("--num_groups=2 my_train.py", "there is no script my_train.py"),
+        ("--num-groups=2", "expected a script such as my_train.py"),
+        ("--resume -- true", "--resume needs a run; there is none in runs/"),
         ("--workdir=W --workers=2 -- true", "unknown arguments: --workers=2"),
-        ("--workdir=W python my.py", "A command comes after --"),
+        ("--workdir=W python my.py", "A script needs no `python`"),
     ],
 )
 def test_wrong_options(tmp_path, monkeypatch, capsys, main, arguments, message):

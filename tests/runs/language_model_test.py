@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from launch import predictions
 from launch import train
 from tests.cases import language_model as cases
 from tests.cases import runs
+from tfdistill.recipes import predictions
 
 SHORT = (
     "num_steps=20",

@@ -9,10 +9,10 @@ import sys
 import psutil
 import pytest
 
-from launch import outputs
 from launch import slurm as slurm_lib
 from tests.cases import slurm_nodes
 from tests.cases import waits
+from tfdistill.recipes import outputs
 
 pytestmark = [
     pytest.mark.multiprocess,

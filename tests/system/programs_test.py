@@ -52,7 +52,7 @@ def test_options_take_dashes_repeats_and_several_words(text, expected):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "required: --dir"),
+        ("", "missing:\n  --dir=DIR: where"),
         ("--dir=x --num_round=2", "unknown arguments: --num_round=2"),
         ("--dir=x --num_rounds=13", "no luck"),
     ],

@@ -34,7 +34,7 @@ EXCHANGE = "exchange"
 WORKDIR = "workdir"
 TEACHERS = "teachers"
 WORKERS = "workers"
-_CONTENT = b"written by tfdistill-doctor, and may be removed\n"
+_CONTENT = b"written by tfdistill doctor, and may be removed\n"
 _REMEDY = (
     "Give the user that runs the tasks a directory of its own and the right to "
     "do so there (mkdir -p, chown), and look for a full disk or quota (df -h, "
@@ -68,7 +68,7 @@ class Check:
     name: str
     make: Callable[[], Iterable[Result]]
     limit_secs: float
-    remedy: str = "Raise --limit_secs if this machine is only slow."
+    remedy: str = "Raise --limit-secs if this machine is only slow."
 
 
 def run(check: Check) -> Iterator[Result]:
@@ -168,7 +168,7 @@ def _key(environ: Mapping[str, str], num_groups: int) -> Result:
         "no key is set: versions are neither signed nor checked, and whoever "
         "can write to the exchange can teach this group",
         f"export {signing.FILE_VARIABLE} with the same key for every task of "
-        "every group; launch.local makes one by itself.",
+        "every group; tfdistill run makes one by itself.",
     )
 
 
@@ -255,7 +255,7 @@ def _meet_at_each_address(
                 yield failed(
                     REACH,
                     str(error),
-                    "Run the doctor there at the same time (--wait_secs says "
+                    "Run the doctor there at the same time (--wait-secs says "
                     "how long this one waits); if it does run, open its port "
                     f"in the firewall, or correct {addresses[host]} in "
                     "TF_CONFIG.",

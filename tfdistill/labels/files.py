@@ -319,5 +319,5 @@ def _opened(path: pathlib.Path) -> Any:
         raise ValueError(
             f"There must be complete labels in {path}, with {FILE_NAME}, which "
             f"is written last; received {type(error).__name__}: {error}. Write "
-            "them with tfdistill.labels.write, or with: python -m launch.label"
+            "them with tfdistill.labels.write, or with: tfdistill label"
         ) from error

@@ -10,16 +10,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-
-try:
-    from tensorflow_serving.apis import get_model_metadata_pb2
-    from tensorflow_serving.apis import predict_pb2
-    from tensorflow_serving.apis import prediction_service_pb2_grpc as service
-except ImportError as error:
-    raise ImportError(
-        "Labels from servers need the package tensorflow-serving-api, which "
-        f"cannot be imported ({error}): pip install 'tfdistill[labels]'."
-    ) from error
+from tensorflow_serving.apis import get_model_metadata_pb2
+from tensorflow_serving.apis import predict_pb2
+from tensorflow_serving.apis import prediction_service_pb2_grpc as service
 
 SIGNATURE = "serving_default"
 # Of a question, and of an answer: what is larger is refused before it is read.

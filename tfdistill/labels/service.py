@@ -1,7 +1,7 @@
 """Soft targets from servers, asked for while the data are read.
 
 Any server of TensorFlow Serving's PredictionService will do: its own, pointed
-at a group's directory of an exchange, or `tfdistill-teach`.
+at a group's directory of an exchange, or `tfdistill teach`.
 """
 
 import collections

@@ -46,13 +46,18 @@ def option(
     return dataclasses.field(default=default, metadata=told)
 
 
-def _options(of: Any) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(of) if field.metadata]
+def _options(
+    of: Any, without: Sequence[str] = ()
+) -> list[dataclasses.Field[Any]]:
+    fields = dataclasses.fields(of)
+    return [x for x in fields if x.metadata and x.name not in without]
 
 
-def add(options: programs.Flags, of: type) -> None:
-    """Adds the options of a dataclass to a program's."""
-    for field in _options(of):
+def add(
+    options: programs.Flags, of: type, *, without: Sequence[str] = ()
+) -> None:
+    """Adds the options of a dataclass to a program's, without some."""
+    for field in _options(of, without):
         told = field.metadata
         if told["section"]:
             options.section(told["section"])
@@ -68,9 +73,14 @@ def add(options: programs.Flags, of: type) -> None:
         )
 
 
-def chosen(of: Any, options: object) -> dict[str, Any]:
+def chosen(
+    of: Any, options: object, *, without: Sequence[str] = ()
+) -> dict[str, Any]:
     """Returns the fields of a dataclass as parsed options have them."""
-    return {field.name: getattr(options, field.name) for field in _options(of)}
+    return {
+        field.name: getattr(options, field.name)
+        for field in _options(of, without)
+    }
 
 
 def check(made: Any) -> None:

@@ -298,7 +298,7 @@ class SupervisedGroup:
             self._say(f": {what}; {plan}")
             return
         self._gave_up = True
-        why = f"one has used up its {plans.limit} restarts (--worker_restarts)"
+        why = f"one has used up its {plans.limit} restarts (--worker-restarts)"
         if any(self.processes[n].exit_code is None for n in self._workers):
             self._say(f": {what}; no worker is started again, as {why}")
         else:

@@ -204,7 +204,7 @@ class StartedGroups(Topology):
 class LocalCluster(StartedGroups):
     """A command to be run as groups of tasks on this machine.
 
-    Its options are those of `tfdistill-local` and of `tfdistill.launch`.
+    Its options are those of `tfdistill run` and of `tfdistill.launch`.
 
     Attributes:
         command: Program and arguments, the same for each task.
@@ -234,7 +234,7 @@ class LocalCluster(StartedGroups):
     )
     max_restarts: int = fields.option(
         "how often a failed group is restarted as a whole before "
-        "--on_group_failure applies; never after exit code 2 or 65",
+        "--on-group-failure applies; never after exit code 2 or 65",
         0,
         least=0,
     )

@@ -268,7 +268,7 @@ class LocalRun:
         for number, group in enumerate(self._groups):
             if group.failure is not None:
                 self._stop(
-                    f"group {number} failed; with --on_group_failure=continue "
+                    f"group {number} failed; with --on-group-failure=continue "
                     "the others train on"
                 )
 
@@ -359,7 +359,7 @@ class LaunchError(RuntimeError):
 
     Attributes:
         launched: The run, with the files and states of all groups.
-        exit_code: What `tfdistill-local` would have returned.
+        exit_code: What `tfdistill run` would have returned.
     """
 
     def __init__(self, launched: RunResult) -> None:
@@ -390,7 +390,7 @@ def launch(
         command: A program and its arguments, started once for each task.
         workdir: Directory of the run, for logs and results.
         env: Variables to set for each task. Default none.
-        **options: The options of `tfdistill-local`, by the same names, with
+        **options: The options of `tfdistill run`, by the same names, with
             the same defaults and in the same form, such as `num_groups=2`,
             `workers_per_group=2` and `max_restarts=3`.
 
@@ -403,7 +403,7 @@ def launch(
         ValueError: An argument is of a wrong type or out of range, the command
             is no program, or the workdir is in use.
         RuntimeError: A group has failed. `error.launched` is the run, and
-            `error.exit_code` what `tfdistill-local` would have returned.
+            `error.exit_code` what `tfdistill run` would have returned.
         KeyboardInterrupt: All tasks were stopped by Ctrl-C.
 
     Example:

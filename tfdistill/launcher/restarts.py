@@ -86,7 +86,7 @@ class Restarts:
             )
         delay = self.plan()
         if delay is None:
-            return None, f"its {self.limit} restarts (--max_restarts) are over"
+            return None, f"its {self.limit} restarts (--max-restarts) are over"
         return delay, f"restart {self.made} of {self.limit} in {delay:g} s"
 
     @property

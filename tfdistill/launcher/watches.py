@@ -207,7 +207,7 @@ class TaskWatch:
         what = "did not appear" if absent else "appeared but did not connect"
         reason = (
             f"{', '.join(absent or late)} {what} within {self._start_secs:g} "
-            "s. Look at the log; raise --start_timeout_secs if start-up is "
+            "s. Look at the log; raise --start-timeout-secs if start-up is "
             "slow, or set it to 0 for a script that never calls "
             "tfdistill.make_strategy."
         )
@@ -224,8 +224,8 @@ class TaskWatch:
         return (
             "no task has called tfdistill.make_strategy, so that each task "
             "trained by itself, if it trained at all. Call it before any other "
-            "operation of TensorFlow (docs/your_script.md); for a script that does "
-            "not use tfdistill pass --start_timeout_secs=0."
+            "operation of TensorFlow (docs/your_script.md); for a script that "
+            "does not use tfdistill pass --start-timeout-secs=0."
         )
 
     def _has_appeared(self, name: str) -> bool:
@@ -276,7 +276,7 @@ class TaskWatch:
         )
         reason = (
             f"no progress, so it was killed; silent for: {said}. Steps that "
-            "may take longer need a higher --stuck_secs (0 for none)"
+            "may take longer need a higher --stuck-secs (0 for none)"
         )
         details = {
             "silent_secs": silences[longest],

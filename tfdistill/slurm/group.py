@@ -186,7 +186,7 @@ class SlurmGroup:
         delay, text = self._restarts.plan_after(
             code, port_taken=failure.port_taken
         )
-        self._say(f"{reason}; {text or 'not started again (--max_restarts=0)'}")
+        self._say(f"{reason}; {text or 'not started again (--max-restarts=0)'}")
         self._note("failed", exit_code=code, reason=reason)
         if delay is None:
             return False
@@ -204,7 +204,7 @@ class SlurmGroup:
         if self._num_requeues >= self._options.max_requeues:
             limit = self._options.max_requeues
             self._say(
-                f"its {limit} requeues (--max_requeues) are over. {again}"
+                f"its {limit} requeues (--max-requeues) are over. {again}"
             )
             return
         try:

@@ -49,7 +49,7 @@ def text_of(environ: Mapping[str, str], name: str) -> str:
             "be set",
             environ.get(name),
             "Slurm sets it in a task of srun, in a job of an array: run the "
-            "script of launch.slurm by sbatch.",
+            "script of tfdistill slurm by sbatch.",
         )
     return environ[name]
 

@@ -2,7 +2,7 @@
 
 srun ... python -m tfdistill.slurm.task JSON COMMAND [ARGUMENT ...]
 
-The command gets TF_CONFIG and TFDISTILL_* as from launch.local, and its output
+The command gets TF_CONFIG and TFDISTILL_* as from tfdistill run, and its output
 goes to the same log. This process stays, as a small parent: what srun returns
 for a step whose other tasks were ended in consequence does not show which exit
 code was the first.

@@ -23,6 +23,8 @@ from absl.flags import argparse_flags
 
 EXIT_OPTIONS = 2
 _WIDTH = 80
+# The first word of a script's command: whatever Python its tasks have.
+PYTHON = ""
 # The values of all options by name, and of the command.
 Options = argparse.Namespace
 # Raised by a running program when its options turn out to be wrong.
@@ -55,6 +57,7 @@ class Flags(argparse_flags.ArgumentParser):
             **kwargs,
         )
         self.quick: dict[str, Any] = {}
+        self._required: dict[str, str] = {}
         self._section: Any = self
 
     def section(self, title: str) -> None:
@@ -94,15 +97,42 @@ class Flags(argparse_flags.ArgumentParser):
             }
         if isinstance(default, list):
             more |= {"action": _Several, "nargs": "+"}
+        if required:
+            value = more["metavar"] or name.upper()
+            self._required[name] = f"--{dashed(name)}={value}: {text}"
         self._section.add_argument(
-            f"--{name}",
+            f"--{dashed(name)}",
             default=default,
-            required=required,
             help=text.replace("%", "%%"),
             **more,
         )
         if quick is not None:
             self.quick[name] = quick
+
+    def spelled(self, argument: str) -> str:
+        """Returns an option with the dashes or underscores that it has."""
+        name, equals, value = argument.partition("=")
+        known = self._option_string_actions
+        if name.startswith("--") and name not in known:
+            plain = name[2:]
+            name = f"--{dashed(plain)}"
+            if name not in known:  # As absl's own are.
+                name = f"--{plain.replace('-', '_')}"
+        return f"{name}{equals}{value}"
+
+    def takes_value(self, argument: str) -> bool:
+        """Returns whether the argument is an option whose value comes next."""
+        action = self._option_string_actions.get(self.spelled(argument))
+        return action is not None and action.nargs != 0
+
+    def missing(self, options: "Options") -> str:
+        """Returns what is required and was not given; empty if all is."""
+        lines = [
+            text
+            for name, text in self._required.items()
+            if getattr(options, name) is None
+        ]
+        return "\n  ".join(["missing:", *lines]) if lines else ""
 
 
 class _Several(argparse.Action):
@@ -124,7 +154,7 @@ class _Several(argparse.Action):
 class Program:
     """A program: its options, what it runs, and what `--help` says."""
 
-    # As it is called, such as `python -m launch.local`.
+    # As it is called, such as `tfdistill run`.
     name: str
     about: str
     # Adds its options.
@@ -135,8 +165,8 @@ class Program:
     usage: str = "[options]"
     # The end of `--help`, printed as it is.
     notes: str = ""
-    # Whether what follows the first `--` is a command, which becomes the
-    # option `command`.
+    # Whether a script, or what follows the first `--`, is a command: it becomes
+    # the option `command`.
     takes_command: bool = False
 
     def start(self) -> NoReturn:
@@ -193,29 +223,42 @@ class Program:
 
     def parse(self, argv: Sequence[str]) -> Options:
         """Returns the options; exits with code 2 if an argument is wrong."""
-        before, command = list(argv), []
-        if self.takes_command and "--" in before:
-            at = before.index("--")
-            before, command = before[:at], before[at + 1 :]
-        before = [_with_underscores(argument) for argument in before]
+        before: Sequence[str] = argv
+        command: Sequence[str] = []
         parser = self.parser()
+        if self.takes_command:
+            before, command = _split(before, parser)
+        before = [parser.spelled(argument) for argument in before]
         if "--quick" in before:
             parser.set_defaults(**parser.quick)
         options, unknown = parser.parse_known_args(before)
         if unknown:
-            lacks_command = self.takes_command and not command
-            hint = ". A command comes after --" if lacks_command else ""
+            hint = ". A script needs no `python`, a command comes after --"
+            hint = hint if self.takes_command else ""
             parser.error(f"unknown arguments: {' '.join(unknown)}{hint}")
+        if missing := parser.missing(options):
+            parser.error(missing)
         if self.takes_command:
-            options.command = command
+            options.command = list(command)
         return options
 
 
-def _with_underscores(argument: str) -> str:
-    name, equals, value = argument.partition("=")
-    if name.startswith("--"):
-        name = f"--{name[2:].replace('-', '_')}"
-    return f"{name}{equals}{value}"
+def _split(
+    arguments: Sequence[str], parser: Flags
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Splits a program's own arguments from the script or command it runs."""
+    for at, argument in enumerate(arguments):
+        if argument == "--":
+            return arguments[:at], arguments[at + 1 :]
+        is_script = argument.endswith(".py") and not argument.startswith("-")
+        if is_script and not (at and parser.takes_value(arguments[at - 1])):
+            return arguments[:at], [PYTHON, *arguments[at:]]
+    return arguments, []
+
+
+def dashed(name: str) -> str:
+    """Returns an option's name as it is written on a command line."""
+    return name.replace("_", "-")
 
 
 def forget_output() -> None:

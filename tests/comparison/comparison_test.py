@@ -1,0 +1,619 @@
+"""Plans, budgets, bootstrap and the report of a comparison, without runs."""
+
+import dataclasses
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from launch import recipes
+from tfdistill import metrics
+from tfdistill.commands import compare
+from tfdistill.comparison import bootstrap
+from tfdistill.comparison import collect
+from tfdistill.comparison import experiment
+from tfdistill.comparison import report
+from tfdistill.comparison import runs
+from tfdistill.comparison import trials
+from tfdistill.comparison import tuning
+from tfdistill.recipes import outputs
+from tfdistill.recipes import predictions
+
+
+def _setup(**changes):
+    return trials.Setup(recipe=recipes.get("digits"), **changes)
+
+
+def _trial(name, seed=0, **changes):
+    return trials.Variant(method=name).trial(_setup(**changes), seed)
+
+
+# --- plans -------------------------------------------------------------------
+
+
+def test_seeds_differ_between_trials_and_members():
+    found = [r.recipe.settings["seed"] for r in _trial("ensemble", 3).runs]
+    assert found == [3, 1003]
+    recipe = recipes.override(recipes.get("digits"), ["seed=100"])
+    setup = trials.Setup(recipe=recipe)
+    (run,) = trials.Variant(method="independent").trial(setup, 3).runs
+    assert run.recipe.settings["seed"] == 103
+
+
+@pytest.mark.parametrize("name", trials.DESCRIPTIONS)
+@pytest.mark.parametrize("num_groups", [2, 4])
+def test_a_total_budget_is_the_same_for_all(name, num_groups):
+    trial = _trial(name, budget="total", num_groups=num_groups, ensemble_size=5)
+    shares = [
+        run.num_groups
+        * run.recipe.method_arguments.get("parts", 1)
+        * run.recipe.arguments["num_steps"]
+        for run in trial.runs
+    ]
+    assert sum(shares) == 1000
+    each = _trial(name).runs
+    assert {run.recipe.arguments["num_steps"] for run in each} == {1000}
+
+
+# --- variants ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--trials=0"], "--trials: must be >= 1; received 0"),
+        (["--sweep=burn=1"], "burn"),
+        (["--target=last"], "--target must be .* received 'last'"),
+        (
+            ["--weight_decay=-1"],
+            "`weight_decay` must be above 0 .* received -1",
+        ),
+        (["--tune_override=seed=1"], "--tune-override is of the runs of"),
+        (["--sweep=weight=1,1.0"], "would train the same"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_starts(
+    tmp_path, capsys, options, message
+):
+    workdir = tmp_path / "compared"
+    with pytest.raises(SystemExit) as ended:
+        compare.main(["--recipe=digits", f"--workdir={workdir}", *options])
+    assert ended.value.code == compare.EXIT_OPTIONS
+    assert re.search(message, capsys.readouterr().err)
+    assert not workdir.exists()
+
+
+# --- bootstrap --------------------------------------------------------------
+
+
+def test_an_estimate_over_trials():
+    found = bootstrap.over_trials([1.0, 2.0, 3.0, 6.0])
+    assert found["mean"] == 3.0
+    assert found["standard_error"] == pytest.approx(stats.sem([1, 2, 3, 6]))
+    low, high = found["interval"]
+    assert 1.0 <= low < 3.0 < high <= 6.0
+    single = bootstrap.over_trials([2.0])
+    assert (single["standard_error"], single["interval"]) == (None, None)
+
+
+@pytest.mark.parametrize("size", [6])
+def test_intervals_cover_the_truth_as_often_as_they_say(size):
+    rng = np.random.default_rng(size)
+    covered = 0
+    for _ in range(400):
+        low, high = bootstrap.over_trials(rng.normal(size=size))["interval"]
+        covered += low <= 0 <= high
+    # Plain percentiles cover .88 of them at six trials.
+    assert 0.93 <= covered / 400 <= 0.99
+
+
+def test_churn_is_estimated_over_trials_not_pairs():
+    rng = np.random.default_rng(0)
+    places = rng.normal(size=6)
+    matrix = np.abs(places[:, None] - places)
+    found = bootstrap.over_pairs(matrix)
+    assert found["mean"] == pytest.approx(matrix[np.triu_indices(6, 1)].mean())
+    assert len(found["values"]) == 15
+    naive = stats.sem(found["values"])
+    assert found["standard_error"] > naive
+    assert found["interval"][0] < found["mean"] < found["interval"][1]
+    two = bootstrap.over_pairs(matrix[:2, :2])
+    assert (two["standard_error"], two["interval"]) == (None, None)
+
+
+@pytest.mark.parametrize("num_trials", [4, 6])
+def test_a_churn_ratio_of_a_method_to_itself_is_seldom_clear(num_trials):
+    rng = np.random.default_rng(num_trials)
+
+    def matrix():
+        scales = np.exp(0.15 * rng.normal(size=[num_trials, 1]))
+        found = rng.normal(size=[num_trials, 100]) * scales
+        return np.abs(found[:, None] - found).mean(-1)
+
+    clear = 0
+    for _ in range(200):
+        _, (low, high) = bootstrap.ratio_of_pairs(matrix(), matrix())
+        clear += not low <= 1 <= high
+    # .32 of them at three trials, which is why those get no verdict.
+    assert clear / 200 <= 0.1
+    assert trials.LEAST_TRIALS >= 4
+
+
+# --- targets -----------------------------------------------------------------
+
+
+def _curve(*values, every=100):
+    steps = tuple(every * (1 + index) for index in range(len(values)))
+    seconds = tuple(step / 10 for step in steps)
+    return collect.Curve(steps=steps, values=values, seconds=seconds)
+
+
+def test_a_target_is_reached_between_evaluations():
+    curve = _curve(3.0, 2.0, 1.0, 1.5)
+    assert curve.reaches(1.5) == (250.0, 25.0)
+    assert curve.reaches(3.5) == (100.0, 10.0)
+    assert curve.reaches(0.5) is None
+    assert _curve(math.inf, 1.0).reaches(1.0) == (200.0, 20.0)
+
+
+def test_the_final_loss_takes_independent_all_of_its_steps():
+    independent = [_curve(3.0, 2.0, 1.0), _curve(3.0, 2.0, 1.2)]
+    aim = collect.make("final", independent)
+    assert aim.value == pytest.approx(1.1)
+    faster = [_curve(2.0, 1.0, 0.5), _curve(2.2, 1.0, 0.5)]
+    value, (low, high) = collect.compare_steps(aim, faster, independent)
+    expected = np.mean([190.0, 100 * (1 + 1.1 / 1.2)]) / 300
+    assert value == pytest.approx(expected) and low <= value <= high < 1
+    slower = [_curve(3.0, 2.0, 1.15), _curve(3.0, 2.0, 1.0)]
+    assert collect.compare_steps(aim, slower, independent) is None
+
+
+def test_a_method_equal_to_independent_is_not_said_to_be_faster():
+    # It overfits: the final loss is passed on the way down, by all alike.
+    rng = np.random.default_rng(0)
+
+    def trial():
+        noise = 0.003 * rng.normal() + 0.002 * rng.normal(size=5)
+        return _curve(*(np.array([0.9, 0.6, 0.5, 0.55, 0.6]) + noise).tolist())
+
+    ours, independent = ([trial() for _ in range(6)] for _ in range(2))
+    aim = collect.make("final", independent)
+    value, (low, high) = collect.compare_steps(aim, ours, independent)
+    assert low <= 1 <= high and value == pytest.approx(1, abs=0.1)
+
+
+# --- verdicts ----------------------------------------------------------------
+
+
+def _figures(**changes):
+    return {
+        "num_trials": 6,
+        "reached": 6,
+        "versus_independent": {
+            "num_trials": 6,
+            "examples": 2.0,
+            "steps_to_target": {"ratio": 0.71, "interval": (0.66, 0.77)},
+            "churn": {"ratio": 0.69, "interval": (0.65, 0.73)},
+            "log_loss": {"difference": -0.02, "interval": (-0.03, 0.01)},
+            **changes,
+        },
+    }
+
+
+def test_a_verdict_says_what_the_intervals_show():
+    assert report.verdict_on("codistill", _figures(), target=4.05) == (
+        "codistillation reached 4.05 nats in 0.71x the steps (0.66 to 0.77); "
+        "churn -31% +- 4; final log loss not clearly different (-0.0200, "
+        "-0.0300 to +0.0100) (on 2x the training examples in all)"
+    )
+
+
+def test_a_verdict_claims_nothing_that_the_intervals_do_not():
+    unclear = _figures(
+        steps_to_target={"ratio": 0.9, "interval": (0.8, 1.05)},
+        churn={"ratio": 0.8, "interval": (0.6, 1.1)},
+        log_loss={"difference": 0.5, "interval": (0.4, 0.6)},
+    )
+    text = report.verdict_on("codistill", unclear, target=4.05)
+    assert "no clear difference in steps" in text
+    assert "churn not clearly different (-20%, -40% to +10%)" in text
+    assert "final log loss worse (+0.5000" in text
+    few = {**_figures(), "num_trials": 3}
+    assert "3 trial(s) are too few" in report.verdict_on(
+        "codistill", few, target=4.05
+    )
+
+
+# --- reports -----------------------------------------------------------------
+
+
+def _write(directory, run, *, rng, shift, **answers):
+    """Writes what a run would leave behind, and returns its predictions."""
+    found, groups = [], []
+    for group in range(run.num_groups):
+        place = outputs.group_dir(directory, group)
+        place.mkdir(parents=True)
+        logits = rng.normal(size=[40, 3]) + shift * np.eye(3)[np.arange(40) % 3]
+        exact = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        kept = predictions.Distributions(
+            probabilities=exact, labels=np.arange(40) % 3
+        )
+        outputs.write_predictions(place, kept)
+        lines = [{"event": "start", "time": 100.0, "step": 0}]
+        for number in (1, 2, 3):
+            lines.append(
+                {
+                    "event": "epoch_end",
+                    "time": 101.0 + number,
+                    "step": 100 * number,
+                    "val_log_loss": 2.0 - shift - 0.3 * number,
+                    "teacher_staleness": 10.0 * number,
+                }
+            )
+        (place / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        result = {
+            "group": group,
+            "steps": 1000,
+            "examples": 64_000,
+            "examples_per_second": 50.0,
+            "seconds": 9.0,
+            "waited_seconds": 1.0,
+            "process_seconds": 4.0,
+            "parameter_bytes": 1000,
+            "exports": {"published": 3, "bytes": 3600, "every_steps": 25},
+            "teachers": [{"swaps": 2, "bytes": 2400, **answers}],
+        }
+        (place / "results.json").write_text(json.dumps(result))
+        groups.append(result)
+        found.append(kept)
+    (directory / "results.json").write_text(json.dumps({"groups": groups}))
+    return found
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """A finished comparison of made-up runs, with what they predicted."""
+    rng = np.random.default_rng(0)
+    setup = _setup()
+    chosen = trials.parse_methods("independent,ensemble,codistill")
+    found = experiment.Experiment(
+        tmp_path, setup=setup, variants=chosen, num_trials=4
+    )
+    runner, kept = runs.Runner(tmp_path), {}
+    for variant in chosen:
+        for seed in range(4):
+            for run in variant.trial(setup, seed).runs:
+                if not runner.is_done(run):
+                    shift = 0.5 * (variant.name == "codistill")
+                    directory = runner.directory(run)
+                    kept[run.key] = _write(directory, run, rng=rng, shift=shift)
+    return found, kept
+
+
+def _predictions(directory):
+    with np.load(directory / "predictions.npz") as found:
+        return dict(found)
+
+
+def test_the_report_can_be_recomputed_from_the_predictions(compared, tmp_path):
+    found, kept = compared
+    made = found.report("final", {}, jobs=1)
+    assert made == json.loads((tmp_path / "report.json").read_text())
+    codistilled = made["methods"]["codistill"]
+    copies = [
+        [_predictions(tmp_path / run / f"group_{group}") for group in (0, 1)]
+        for trial in codistilled["trials"]
+        for run in trial["runs"]
+    ]
+    churns = [
+        np.mean(
+            [
+                0.5
+                * np.abs(a["probabilities"] - b["probabilities"]).sum(-1).mean()
+                for a, b in zip(copies[i], copies[j], strict=True)
+            ]
+        )
+        for i in range(4)
+        for j in range(i)
+    ]
+    assert codistilled["churn"]["churn"]["mean"] == pytest.approx(
+        np.mean(churns)
+    )
+    losses = [
+        np.mean(
+            [
+                -np.log(c["probabilities"][np.arange(40), c["labels"]]).mean()
+                for c in trial
+            ]
+        )
+        for trial in copies
+    ]
+    figures = codistilled["figures"]
+    assert figures["log_loss"]["values"] == pytest.approx(losses)
+    assert figures["best_log_loss"]["mean"] == pytest.approx(0.6)
+    assert figures["total_examples"]["mean"] == 2 * 64_000
+    assert figures["teacher_staleness"]["mean"] == pytest.approx(20.0)
+    assert figures["versions_read"]["mean"] == 2.0
+    # At the steps 25 to 975.
+    assert figures["versions_due"]["mean"] == 39
+    assert figures["groups_without_teacher"]["mean"] == 0.0
+    assert figures["seconds"]["mean"] == 8.0
+    for name in ("prediction_difference", "relative_prediction_difference"):
+        spread = codistilled["spread"][name]
+        apart = [
+            metrics.spread(
+                [trial[group]["probabilities"] for trial in copies],
+                copies[0][0]["labels"],
+            )[name]
+            for group in (0, 1)
+        ]
+        assert spread["mean"] == pytest.approx(np.mean(apart))
+        assert spread["interval"][0] < spread["mean"] < spread["interval"][1]
+        assert spread["standard_error"] > 0
+    # From 1.2 at step 100 to .9 at 200, against 1.1 at 300.
+    assert made["target"]["value"] == pytest.approx(1.1)
+    assert codistilled["steps_to_target"]["mean"] == pytest.approx(400 / 3)
+    ratio = codistilled["versus_independent"]["steps_to_target"]["ratio"]
+    assert ratio == pytest.approx(4 / 9)
+
+
+def test_an_ensemble_averages_probabilities(compared, tmp_path):
+    found, kept = compared
+    made = found.report("final", {}, jobs=1)["methods"]["ensemble"]
+    first = made["trials"][0]
+    members = [
+        _predictions(tmp_path / run / "group_0") for run in first["runs"]
+    ]
+    mean = np.mean([m["probabilities"] for m in members], axis=0)
+    labels = members[0]["labels"]
+    expected = -np.log(mean[np.arange(40), labels]).mean()
+    assert first["figures"]["log_loss"] == pytest.approx(expected)
+    assert first["curve"] is None and "reached" not in made
+
+
+def test_a_report_shows_tables_plots_and_budgets(compared, tmp_path):
+    found, _ = compared
+    made = found.report("0.9", {"seed_9_x": "exit code 1"}, jobs=2)
+    text = (tmp_path / "report.md").read_text()
+    for expected in (
+        "Churn between retrains",
+        "relative PD",
+        "To 0.9000 nats, the loss that was asked for",
+        "codistill 128,000",
+        "seed_9_x: exit code 1",
+        "![curves.png](curves.png)",
+    ):
+        assert expected in text
+    assert (tmp_path / "churn.png").stat().st_size > 1000
+    assert "2x the training examples" in made["methods"]["codistill"]["verdict"]
+    assert made["setup"]["jobs"] == 2
+
+
+def test_more_trials_and_methods_join_and_other_settings_do_not(
+    compared, tmp_path
+):
+    found, _ = compared
+    found._write_record()
+    again = experiment.Experiment(
+        tmp_path,
+        setup=_setup(),
+        variants=trials.parse_methods("large_group"),
+        num_trials=2,
+    )
+    made = again.report("final", {}, jobs=1)
+    assert list(made["methods"]) == ["independent", "ensemble", "codistill"]
+    assert any("large_group: 0 of 4 trials" in note for note in made["notes"])
+    with pytest.raises(ValueError, match="differs in budget. Choose another"):
+        experiment.Experiment(
+            tmp_path,
+            setup=_setup(budget="total"),
+            variants=trials.parse_methods("large_group"),
+            num_trials=2,
+        )
+
+
+def test_methods_are_compared_with_each_other_and_with_one_s_own_past(
+    compared, tmp_path
+):
+    found, _ = compared
+    made = found.report("0.9", {}, jobs=1)
+    (pair,) = made["pairs"]
+    assert (pair["one"], pair["other"]) == ("codistill", "ensemble")
+    means = [
+        made["methods"][name]["figures"]["log_loss"]["mean"]
+        for name in ("codistill", "ensemble")
+    ]
+    difference = pair["log_loss"]["difference"]
+    assert difference == pytest.approx(means[0] - means[1])
+    # An ensemble has no curve.
+    assert "steps_to_target" not in pair and not made["beyond_own_past"]
+    text = (tmp_path / "report.md").read_text()
+    assert f"| codistill - ensemble | {difference:+.4f} (" in text
+
+    def trials(loss, *values):
+        one = _of_clicks([0.2, 0.3, 0.1], log_loss=loss)
+        return [dataclasses.replace(one, curve=_curve(*values))] * 4
+
+    alone, past = trials(0.9, 1.0, 0.9), trials(0.8, 0.9, 0.8)
+    taught = trials(0.7, 0.9, 0.5)
+    for trial in taught:
+        trial.figures["between_groups_churn"] = 0.1
+    done = {"independent": alone, "codistill": taught, "own_past": past}
+    made = report.make(
+        done, target="0.8", descriptions=dict.fromkeys(done, ""), context={}
+    )
+    (line,) = made["beyond_own_past"]
+    assert line.startswith("codistillation against own_past: reached 0.8 nats")
+    assert "0.62x the steps" in line and "better (-0.1000" in line
+
+
+def _tuned(workdir, chosen="independent,large_group"):
+    return experiment.Experiment(
+        workdir,
+        setup=_setup(workers_per_group=2),
+        variants=trials.parse_methods(chosen),
+        num_trials=1,
+        tune=tuning.Tuning.parse(
+            "learning_rate=0.1,0.2,0.3",
+            overrides=["mode=shared"],
+            num_trials=2,
+        ),
+    )
+
+
+def test_each_method_is_tuned_by_runs_apart_from_those_of_the_report(tmp_path):
+    found, rng = _tuned(tmp_path), np.random.default_rng(0)
+    runner = runs.Runner(tmp_path)
+    best = {"independent": "0.2", "large_group": "0.3"}
+    for name, by_value in found._tuning_trials.items():
+        for value, tried in by_value.items():
+            for trial in tried:
+                (run,) = trial.runs
+                assert run.recipe.settings["seed"] >= 500
+                assert run.recipe.settings["mode"] == "shared"
+                rate = run.recipe.arguments["learning_rate"]
+                assert rate == float(value)
+                directory = runner.directory(run)
+                shift = 3.0 * (value == best[name])
+                _write(directory, run, rng=rng, shift=shift)
+    found._choose()
+    for name, planned in found._trials.items():
+        (run,) = planned[0].runs
+        assert run.recipe.arguments["learning_rate"] == float(best[name])
+        assert run.recipe.settings == {"seed": 0}
+        _write(runner.directory(run), run, rng=rng, shift=0.0)
+    # Another call, of more methods, finds all of it again.
+    found._write_record()
+    again = _tuned(tmp_path, "label_smoothing")
+    made = again.report("final", {}, jobs=1)
+    assert {n: f["value"] for n, f in made["tuned"].items()} == best
+    assert len(made["tuned"]["independent"]["losses"]["0.1"]) == 2
+    assert any("not tuned yet" in note for note in made["notes"])
+    assert "independent: 0.2 (0.1: " in (tmp_path / "report.md").read_text()
+    with pytest.raises(ValueError, match="differs in tune"):
+        experiment.Experiment(
+            tmp_path,
+            setup=_setup(workers_per_group=2),
+            variants=[],
+            num_trials=1,
+        )
+
+
+def test_predictions_of_other_examples_are_not_compared():
+    one, other = (
+        predictions.Distributions(
+            probabilities=np.full(3, 0.5), labels=np.array(labels)
+        )
+        for labels in ([0, 1, 0], [0, 1, 1])
+    )
+    with pytest.raises(ValueError, match="different labels. Keep the split"):
+        predictions.Distributions.mean([one, other])
+
+
+def _finished():
+    return collect.Finished(
+        seed=0,
+        directories=("runs/x",),
+        predictions=(
+            predictions.Distributions(
+                probabilities=np.full(3, 0.5), labels=np.array([0, 1, 0])
+            ),
+        ),
+        figures={
+            "log_loss": 0.5,
+            "total_examples": 10,
+            "student_examples": 10,
+            "teacher_seconds": 0.0,
+        },
+        copies=({"log_loss": 0.5},),
+        curve=_curve(1.0, 0.5),
+    )
+
+
+def _made(finished, **context):
+    return report.make(
+        finished,
+        target="final",
+        descriptions=dict.fromkeys(finished, ""),
+        context=context,
+    )
+
+
+def _of_clicks(probabilities, **figures):
+    found = _finished()
+    kept = predictions.Distributions(
+        probabilities=np.array(probabilities), labels=np.array([0, 1, 0])
+    )
+    return dataclasses.replace(
+        found, predictions=(kept,), figures={**found.figures, **figures}
+    )
+
+
+def test_retrains_that_never_predict_a_click_can_be_reported():
+    # Rare clicks: no probability is above one half, and label churn is zero.
+    rng = np.random.default_rng(0)
+    trials = [_of_clicks(rng.uniform(0.01, 0.1, 3)) for _ in range(4)]
+    made = _made({"independent": trials, "codistill": trials[::-1]})
+    text = json.dumps(made, allow_nan=False)
+    versus = json.loads(text)["methods"]["codistill"]["versus_independent"]
+    assert versus["label_churn"] == {"ratio": None, "interval": None}
+    assert versus["churn"]["ratio"] == pytest.approx(1.0)
+
+
+def test_seconds_of_a_student_count_its_teacher_s(tmp_path):
+    trial = _trial("offline_distillation")
+    runner, rng = runs.Runner(tmp_path), np.random.default_rng(0)
+    for run in trial.runs:
+        _write(runner.directory(run), run, rng=rng, shift=0.0)
+    found = collect.collect(
+        trial, seed=0, workdir=tmp_path, directory=runner.directory
+    )
+    assert found.figures["teacher_seconds"] == 8.0
+    assert found.figures["seconds"] == 16.0
+    made = _made({"independent": [found]})["methods"]["independent"]
+    alone = found.curve.reaches(found.curve.values[-1])[1]
+    assert made["seconds_to_target"]["mean"] == pytest.approx(8.0 + alone)
+
+
+def test_predictions_that_are_sent_are_counted(tmp_path):
+    rng, runner = np.random.default_rng(0), runs.Runner(tmp_path)
+    trial = _trial("predictions")
+    (run,) = trial.runs
+    answers = {"num_answers": 6, "num_missed": 2, "sent_bytes": 500}
+    _write(runner.directory(run), run, rng=rng, shift=0.0, **answers)
+    found = collect.collect(
+        trial, seed=0, workdir=tmp_path, directory=runner.directory
+    ).figures
+    # Exports that nobody reads do not count.
+    assert found["bytes_written"] == 500
+    assert found["bytes_read"] == 2400
+    assert found["answered"] == 0.75
+    assert found["groups_without_teacher"] == 0.0
+    assert found["process_seconds"] == 2 * 4.0
+
+
+def test_a_run_that_resumed_from_a_backup_has_each_step_once(tmp_path):
+    (run,) = _trial("independent").runs
+    _write(tmp_path / "r", run, rng=np.random.default_rng(0), shift=0.0)
+    path = outputs.group_dir(tmp_path / "r", 0)
+    group = collect.Group(path)
+    assert not group.was_resumed
+    before = collect.read([group])
+    again = [
+        {"event": "start", "time": 110.0, "step": 200},
+        {
+            "event": "epoch_end",
+            "time": 111.0,
+            "step": 300,
+            "val_log_loss": 0.1,
+        },
+    ]
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write("\n" + "\n".join(map(json.dumps, again)))
+    group = collect.Group(path)
+    after = collect.read([group])
+    assert group.was_resumed and after.steps == before.steps
+    assert after.values[-1] == 0.1

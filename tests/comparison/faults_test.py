@@ -1,0 +1,101 @@
+"""Comparisons that go wrong: wrong data, two at once, files that are broken."""
+
+import fcntl
+import types
+
+import pytest
+
+from launch import recipes
+from tfdistill.comparison import experiment
+from tfdistill.comparison import trials
+
+
+def _experiment(workdir, *overrides, chosen="independent,large_group"):
+    recipe = recipes.override(recipes.get("digits"), overrides)
+    return experiment.Experiment(
+        workdir,
+        setup=trials.Setup(recipe=recipe),
+        variants=trials.parse_methods(chosen),
+        num_trials=4,
+    )
+
+
+@pytest.fixture
+def started():
+    """Runs that end at once, by the codes in `codes`, without processes."""
+    found = types.SimpleNamespace(workdirs=[], codes=[], groups=())
+
+    class Ended:
+        over = True
+
+        def __init__(self, topology):
+            self._workdir = topology.workdir
+
+        def __enter__(self):
+            found.workdirs.append(self._workdir)
+            return self
+
+        def close(self):
+            pass
+
+        def poll(self, timeout_secs):
+            pass
+
+        def result(self):
+            code = found.codes.pop(0) if found.codes else 0
+            if not code:
+                with open(f"{self._workdir}/results.json", "w") as file:
+                    file.write("{}")
+            return types.SimpleNamespace(exit_code=code, groups=found.groups)
+
+    found.launch = Ended
+    return found
+
+
+@pytest.mark.parametrize("code", [2, 65])
+def test_wrong_data_and_options_are_told_once(tmp_path, started, code):
+    started.codes = [code] * 8
+    said = []
+    failures = _experiment(tmp_path).run(
+        1, say=said.append, launch=started.launch
+    )
+    assert len(started.workdirs) == len(failures) == 1
+    assert "the other 7 are not tried" in said[-1]
+
+
+def test_what_one_method_cannot_do_does_not_stop_the_others(tmp_path, started):
+    started.codes = [0, 65, 0, 2]
+    failures = _experiment(tmp_path).run(
+        1, say=lambda text: None, launch=started.launch
+    )
+    assert len(started.workdirs) == 8 and len(failures) == 2
+    # Gone on with: six are done, so that a refusal is not that of all.
+    started.codes, started.workdirs = [65, 0], []
+    failures = _experiment(tmp_path).run(
+        1, say=lambda text: None, launch=started.launch
+    )
+    assert len(started.workdirs) == 2 and len(failures) == 1
+
+
+def test_a_mistake_of_which_nothing_came_can_be_corrected(tmp_path, started):
+    started.codes = [65]
+    _experiment(tmp_path, "num_steps=900").run(
+        1, say=lambda text: None, launch=started.launch
+    )
+    _experiment(tmp_path, "num_steps=800").run(
+        1, say=lambda text: None, launch=started.launch
+    )
+    with pytest.raises(ValueError, match="differs in num_steps"):
+        _experiment(tmp_path, "num_steps=700")
+
+
+def test_a_second_comparison_at_the_same_time_is_refused(tmp_path, started):
+    with (tmp_path / experiment.LOCK).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="in use by another comparison"):
+            _experiment(tmp_path).run(
+                1, say=lambda text: None, launch=started.launch
+            )
+    assert not started.workdirs
+    _experiment(tmp_path).run(1, say=lambda text: None, launch=started.launch)
+    assert started.workdirs

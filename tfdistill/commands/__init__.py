@@ -1,0 +1,1 @@
+"""The commands of `tfdistill`: a file each, and what they share."""

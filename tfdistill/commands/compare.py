@@ -1,0 +1,194 @@
+"""Does codistillation help this model? Runs it against its controls.
+
+tfdistill compare --recipe=digits --methods=independent,codistill \
+    --trials=6 --workdir=DIR
+
+The same command resumes where it was stopped, and adds more methods and trials
+to the same report.
+"""
+
+import os
+import pathlib
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+from tfdistill.commands import recipe_options
+from tfdistill.comparison import trials
+from tfdistill.launcher import fields
+from tfdistill.launcher import parent
+from tfdistill.recipes import recipes
+from tfdistill.system import programs
+
+_METHODS = "independent,codistill"
+EXIT_FAILURE, EXIT_OPTIONS, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def _notes() -> str:
+    swept = ", ".join([*trials.ALIASES, trials.NUM_GROUPS])
+    return (
+        recipe_options.listing("methods", trials.DESCRIPTIONS)
+        + f"\n\nsweeps by name:\n  {swept},\nor by any argument of the recipe"
+    )
+
+
+def _add_options(options: programs.Flags) -> None:
+    options.section("what is compared")
+    _add_what(options.add)
+    recipes.add_override(options, "the recipe for all methods")
+    fields.add(options, trials.Setup)
+    options.add(
+        "jobs",
+        "<N>: runs at a time; more than one distorts wall times",
+        1,
+        kind=recipe_options.count,
+    )
+    options.add("report_only", "train nothing; report what is done", False)
+
+
+def _add_what(add: Callable[..., None]) -> None:
+    add(
+        "recipe",
+        "<NAME>: a recipe, a file or module with a function workload, or the "
+        "config.json of an earlier run",
+        required=True,
+    )
+    add(
+        "workdir", "<DIR>: directory for all runs and the report", required=True
+    )
+    add("methods", f"<NAME,...>: default {_METHODS}")
+    add(
+        "sweep",
+        "<[METHOD:]FIELD=V,V,...>: a method (codistill if none is named) once "
+        "for each value of a field, such as exchange_interval=50,250,1000",
+        [],
+    )
+    add(
+        "trials",
+        "<N>: retrains of each method, with different seeds; default "
+        f"{trials.LEAST_TRIALS}, the fewest that allow a verdict",
+        trials.LEAST_TRIALS,
+        kind=recipe_options.count,
+    )
+    add(
+        "tune",
+        "<FIELD=V,V,...>: first choose this field's value for each method, by "
+        "the mean final loss of --tune-trials runs with other seeds",
+    )
+    add(
+        "tune_trials",
+        "<N>: retrains with each value of --tune",
+        2,
+        kind=recipe_options.count,
+    )
+    add(
+        "tune_override",
+        "<FIELD=VALUE>: change one field of the recipe of --tune: at least its "
+        "validation data, which the report must not use",
+        [],
+    )
+    add(
+        "target",
+        "<LOSS>: validation log loss up to which steps are counted: a number; "
+        "final (default) or best: the mean final or best loss of independent",
+        "final",
+    )
+
+
+def _setup(options: programs.Options) -> trials.Setup:
+    from tfdistill.comparison import collect
+
+    recipe = recipes.override(recipes.get(options.recipe), options.override)
+    collect.check(options.target)
+    return trials.Setup(recipe=recipe, **fields.chosen(trials.Setup, options))
+
+
+def _variants(options: programs.Options) -> list[trials.Variant]:
+    named: list[trials.Variant] = []
+    # --report-only adds no method that was not asked for.
+    if options.methods is not None:
+        named = trials.parse_methods(options.methods)
+    elif not options.report_only:
+        named = trials.parse_methods(_METHODS)
+    swept = [v for text in options.sweep for v in trials.parse_sweep(text)]
+    return trials.unique([*named, *swept])
+
+
+def _tuning(options: programs.Options) -> Any:
+    from tfdistill.comparison import tuning
+
+    if options.tune is None:
+        if options.tune_override:
+            raise ValueError(
+                "--tune-override is of the runs of --tune; received none. Give "
+                "--tune=FIELD=VALUE,VALUE,..., or leave it out."
+            )
+        return None
+    return tuning.Tuning.parse(
+        options.tune,
+        overrides=options.tune_override,
+        num_trials=options.tune_trials,
+    )
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _run(options: programs.Options) -> int:
+    """Returns 0 if all runs are done and reported, 1 if some failed."""
+    # Only here: --help is answered without NumPy.
+    from tfdistill.comparison import experiment
+    from tfdistill.comparison import markdown
+
+    try:
+        compared = experiment.Experiment(
+            pathlib.Path(options.workdir).absolute(),
+            setup=_setup(options),
+            variants=_variants(options),
+            num_trials=0 if options.report_only else options.trials,
+            tune=_tuning(options),
+        )
+    except (OSError, ValueError) as error:
+        raise programs.UsageError(str(error)) from error
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    failures: dict[str, str] = {}
+    earlier = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        if not options.report_only:
+            with parent.keep():  # One for all trials.
+                failures = compared.run(options.jobs, say=_say)
+        report = compared.report(options.target, failures, jobs=options.jobs)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command resumes from here")
+        return EXIT_INTERRUPTED
+    except (OSError, ValueError) as error:
+        logging.error("%s", error)
+        return EXIT_FAILURE
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+    for note in report["notes"]:
+        _say(f"note: {note}")
+    for line in markdown.verdicts(report):
+        print(line)
+    print(f"report  {compared.workdir / experiment.MARKDOWN}")
+    return EXIT_FAILURE if failures else 0
+
+
+def _say(text: str) -> None:
+    logging.info("%s", text)
+
+
+PROGRAM = programs.Program(
+    name="tfdistill compare",
+    usage="--recipe=NAME --workdir=DIR [options]",
+    about="Trains a recipe by several methods, each several times with "
+    "different\nseeds, and reports quality, steps to a target, churn and cost "
+    "in report.md,\nreport.json and plots.",
+    notes=_notes(),
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main

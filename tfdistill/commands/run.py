@@ -1,0 +1,157 @@
+"""Runs a script, a command or a recipe as groups of tasks on this machine.
+
+tfdistill run --num-groups=2 my_train.py --epochs=3
+"""
+
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from typing import Any
+
+from tfdistill.commands import recipe_options
+from tfdistill.launcher import fields
+from tfdistill.launcher import local_cluster
+from tfdistill.recipes import outputs
+from tfdistill.system import programs
+
+if TYPE_CHECKING:
+    from tfdistill.launcher import local_run
+
+# Where runs without --workdir go, and the link to the last of them.
+RUNS, LAST = "runs", "last"
+_NOTES = """\
+A script is started once for each task by this Python, with TF_CONFIG and
+TFDISTILL_* set; its output goes to DIR/logs. Logs of an earlier run in DIR are
+kept under new names. The first task that fails ends its group. With
+--max-restarts=N, the whole group is then restarted, up to N times. With
+parameter servers, a failed worker is restarted by itself, and only the loss of
+the chief, of a ps or of the last worker ends the group. Tasks that are frozen
+or stuck are killed. DIR/logs/events.jsonl lists what happened. Ctrl-C stops all
+tasks, and a second Ctrl-C kills them. Exit code: 0 if all groups are done; else
+that of the task that failed first (128 + n for signal n), 75 if a task did not
+start in time or a group was stuck, 2 for wrong options, 130 or 143 after Ctrl-C
+or SIGTERM.
+
+examples:
+  tfdistill run --num-groups=2 --workers-per-group=2 my_train.py --epochs=3
+  tfdistill run --resume my_train.py
+  tfdistill run --num-groups=2 -- any_program its_arguments
+"""
+EITHER = (
+    "[options] SCRIPT.py [ARGUMENT ...]\n"
+    "[options] -- COMMAND [ARGUMENT ...]\n"
+    "[options] --recipe=NAME"
+)
+
+
+def _add_options(options: programs.Flags) -> None:
+    options.section("groups")
+    options.add(
+        "workdir",
+        f"<DIR>: directory of the run; default a new one, ./{RUNS}/1, "
+        f"./{RUNS}/2 and so on, and ./{RUNS}/{LAST} links to it",
+    )
+    options.add(
+        "resume",
+        f"resume the run in --workdir, or in ./{RUNS}/{LAST}",
+        False,
+    )
+    fields.add(options, local_cluster.LocalCluster, without=("workdir",))
+    recipe_options.add(options)
+
+
+def _new_directory(runs: pathlib.Path) -> pathlib.Path:
+    """Makes the directory with the next number, and links to it."""
+    runs.mkdir(exist_ok=True)
+    number = 0
+    while True:
+        taken = [int(x.name) for x in runs.iterdir() if x.name.isdecimal()]
+        number = max([number, *taken]) + 1
+        try:
+            (runs / str(number)).mkdir()
+        except FileExistsError:
+            continue  # Of a run that started at the same moment.
+        link = runs / f".{LAST}.{number}"
+        link.symlink_to(str(number))
+        link.replace(runs / LAST)
+        return runs / str(number)
+
+
+def _workdir(options: programs.Options) -> str:
+    given, runs = options.workdir, pathlib.Path(RUNS)
+    if not options.resume:
+        return given or str(_new_directory(runs))
+    found = pathlib.Path(given or runs / LAST)
+    if not (found / "logs").is_dir():
+        raise programs.UsageError(
+            f"--resume needs a run; there is none in {found}. Leave --resume "
+            "out to start one, or name its directory: --workdir=DIR"
+        )
+    return str(found.resolve())
+
+
+def _topology(
+    options: programs.Options, workdir: str
+) -> local_cluster.LocalCluster:
+    script = options.command[:2]
+    if script[:1] == [programs.PYTHON] and not pathlib.Path(script[1]).exists():
+        raise ValueError(f"there is no script {script[1]} in {os.getcwd()}")
+    command = recipe_options.command(
+        options, python=sys.executable, workdir=workdir
+    )
+    chosen = fields.chosen(
+        local_cluster.LocalCluster, options, without=("workdir",)
+    )
+    return local_cluster.LocalCluster(
+        command=command, workdir=workdir, **chosen
+    )
+
+
+def _launch(options: programs.Options) -> "local_run.RunResult":
+    # Only here: --help and wrong options are answered at once.
+    from tfdistill.launcher import local_run
+
+    try:
+        started = local_run.LocalRun(_topology(options, options.workdir))
+    except ValueError as cause:
+        raise programs.UsageError(str(cause)) from cause
+    return started.supervise()
+
+
+def run(
+    options: programs.Options, *, launch: Callable[..., Any] = _launch
+) -> int:
+    """Runs all groups by a launcher, to their end; returns the exit code.
+
+    If a group of a recipe fails, the results of the others are put together
+    here, as no group can know that it is the last.
+    """
+    try:
+        _topology(options, options.workdir or RUNS)  # All else is right.
+        options.workdir = _workdir(options)
+    except (OSError, ValueError) as error:
+        raise programs.UsageError(str(error)) from error
+    result = launch(options)
+    if options.recipe and result.exit_code:
+        written = outputs.write_results_so_far(options.workdir, result.groups)
+        if written is not None:
+            try:
+                said = f"results of the groups that are done: {written}"
+                print(said, flush=True)
+            except OSError:
+                programs.forget_output()
+    return result.exit_code
+
+
+PROGRAM = programs.Program(
+    name="tfdistill run",
+    usage=EITHER,
+    about="Runs a script as groups of tasks on this machine.",
+    notes=_NOTES,
+    define=_add_options,
+    run=run,
+    takes_command=True,
+)
+main = PROGRAM.main

@@ -1,0 +1,99 @@
+"""Writes, and submits, the batch script that runs groups of tasks on Slurm.
+
+tfdistill slurm --num-groups=2 --workdir=DIR --recipe=digits > run.sh
+tfdistill slurm --num-groups=2 --workdir=DIR --submit -- python train.py
+"""
+
+import os
+import pathlib
+
+from absl import logging
+
+from tfdistill.commands import recipe_options
+from tfdistill.commands import run as run_command
+from tfdistill.exchange import signing
+from tfdistill.launcher import fields
+from tfdistill.slurm import commands
+from tfdistill.slurm import job
+from tfdistill.system import programs
+
+EXIT_FAILURE = 1
+_SUBMITTED = "slurm.sh"
+_NOTES = """\
+DIR must be on storage that all nodes share. It is created at once, with its
+logs and the key that signs the versions; everything else happens in the jobs.
+The groups are the elements of a job array: each waits in the queue, runs,
+fails, restarts and reaches its time limit separately. If you submit the same
+script again, the groups resume from their backups. docs/clusters.md has the
+details. Exit code: 0, 1 if sbatch refuses, 2 for wrong options.
+
+example:
+  tfdistill slurm --num-groups=2 --workers-per-group=4 --time=12:00:00 \\
+      --cpus-per-worker=8 --workdir=/shared/run --submit --recipe=digits
+"""
+
+
+def _add_options(options: programs.Flags) -> None:
+    fields.add(options, job.Script)
+    recipe_options.add(options)
+    options.section("script")
+    options.add("output", "<FILE>: script to write; default stdout")
+    options.add(
+        "submit",
+        "call sbatch too, and print the job's id; the script is then "
+        f"DIR/{_SUBMITTED} by default",
+        False,
+    )
+
+
+def _make_script(options: programs.Options) -> job.Script:
+    command = recipe_options.command(
+        options,
+        python=options.python,
+        workdir=os.path.abspath(options.workdir),
+    )
+    return job.Script(command=command, **fields.chosen(job.Script, options))
+
+
+def _prepare(script: job.Script) -> None:
+    """Makes what the jobs need before they start: Slurm writes into logs."""
+    (script.logs_dir / "ready").mkdir(parents=True, exist_ok=True)
+    # Also where the environment has a key, which comes first in the tasks:
+    # that of the submission counts, and may be another.
+    signing.make_file(script.key_path)
+
+
+def _run(options: programs.Options) -> int:
+    path = options.output
+    try:
+        script = _make_script(options)
+        text = script.text
+        _prepare(script)
+        if path is None and options.submit:
+            path = str(pathlib.Path(script.workdir, _SUBMITTED))
+        if path is not None:
+            pathlib.Path(path).write_text(text, "utf-8")
+    except (OSError, ValueError) as error:
+        raise programs.UsageError(str(error)) from error
+    if path is None:
+        print(text, end="")
+    if not options.submit:
+        return 0
+    try:
+        print(commands.submit(path))
+    except RuntimeError as error:
+        logging.error("%s", error)
+        return EXIT_FAILURE
+    return 0
+
+
+PROGRAM = programs.Program(
+    name="tfdistill slurm",
+    usage=run_command.EITHER,
+    about="Writes the batch script of a run on Slurm.",
+    notes=_NOTES,
+    define=_add_options,
+    run=_run,
+    takes_command=True,
+)
+main = PROGRAM.main

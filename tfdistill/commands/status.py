@@ -1,0 +1,113 @@
+"""The command `tfdistill status`: how a run is that was started elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable
+
+import rich.console
+import rich.live
+
+from tfdistill.status import group
+from tfdistill.status import observed_run
+from tfdistill.status import tables
+from tfdistill.system import programs
+
+EXIT_CHECK, EXIT_PIPE = 1, 141
+_INTERVAL_SECS = 2.0
+BAD_STATES = ("failed", "silent")
+_NOTES = """\
+Only the files of DIR are read. A group is
+
+  starting, running, restarting, done, failed, stopped
+            according to its launcher's events and its own metrics
+  silent    if it has written nothing for --silent-secs (five minutes while it
+            starts)
+
+Exit code: 0 once the status was shown; 2 for wrong options or no run in DIR;
+with --check 1 if a group has failed or is silent; 130 after Ctrl-C without
+--watch; 141 if the program that reads the output ends, as `| head`
+does.
+
+example:
+  tfdistill status /tmp/run --watch
+"""
+
+
+def _add_options(options: programs.Flags) -> None:
+    options.add_argument("workdir")
+    add = options.add
+    add("watch", "show it until the run is over", False)
+    add("check", "exit with 1 if a group has failed or is silent", False)
+    add(
+        "silent_secs",
+        "a group that has not written for so long is silent",
+        60.0,
+        kind=programs.positive,
+    )
+
+
+def _show(run: group.RunStatus) -> None:
+    console = rich.console.Console()
+    if not console.is_terminal:
+        console.width = 1000  # Whoever reads a pipe wants whole lines.
+    console.print(tables.view(run, console))
+
+
+def _watch(run: observed_run.ObservedRun) -> group.RunStatus:
+    """Shows the run until it is over: by lines, if not on a terminal."""
+    console = rich.console.Console()
+    if not console.is_terminal:
+        return _follow(run, tables.Lines(errors=True).show)
+    with rich.live.Live(console=console, auto_refresh=False) as live:
+        return _follow(
+            run,
+            lambda seen: live.update(
+                tables.view(seen, console, whole=False), refresh=True
+            ),
+        )
+
+
+def _follow(
+    run: observed_run.ObservedRun, show: Callable[[group.RunStatus], None]
+) -> group.RunStatus:
+    while True:
+        seen = run.look()
+        show(seen)
+        if seen.over:
+            return seen
+        time.sleep(_INTERVAL_SECS)
+
+
+def _run(options: programs.Options) -> int:
+    try:
+        run = observed_run.ObservedRun(
+            options.workdir, silent_secs=options.silent_secs
+        )
+    except observed_run.NoRunError as error:
+        raise programs.UsageError(str(error)) from error
+    try:
+        if options.watch:
+            seen = _watch(run)
+        else:
+            seen = run.look()
+            _show(seen)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 0 if options.watch else 130
+    except BrokenPipeError:
+        # Whoever read has seen enough, as `head` has.
+        programs.forget_output()
+        return EXIT_PIPE
+    bad = any(status.state in BAD_STATES for status in seen.groups)
+    return EXIT_CHECK if options.check and bad else 0
+
+
+PROGRAM = programs.Program(
+    name="tfdistill status",
+    usage="DIR [options]",
+    about="Shows how far each group of the run in the directory DIR has come.",
+    notes=_NOTES,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main

@@ -1,0 +1,421 @@
+"""Reads what finished runs have left behind, a trial at a time.
+
+Imports neither TensorFlow nor Keras.
+"""
+
+import dataclasses
+import functools
+import math
+import pathlib
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdistill.comparison import bootstrap
+from tfdistill.comparison import trials as trials_lib
+from tfdistill.recipes import outputs
+from tfdistill.recipes import predictions
+
+# The validation figure that curves and targets are about, in nats.
+METRIC = "log_loss"
+NAMED = ("final", "best")
+Directory = Callable[[trials_lib.Run], pathlib.Path]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Validation log loss (nats) at each evaluation; the mean over groups."""
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def reaches(self, target: float) -> tuple[float, float] | None:
+        """Returns the step and second at which a target is first reached.
+
+        Between two evaluations both are interpolated linearly.
+
+        None if no evaluation is at or below it.
+        """
+        below = [index for index, v in enumerate(self.values) if v <= target]
+        if not below:
+            return None
+        index = below[0]
+        if not index:
+            return float(self.steps[0]), self.seconds[0]
+        before, after = self.values[index - 1], self.values[index]
+        # From a diverged evaluation there is no way to interpolate.
+        share = (
+            (before - target) / (before - after) if before < math.inf else 1.0
+        )
+        return tuple(  # type: ignore[return-value]
+            known[index - 1] + share * (known[index] - known[index - 1])
+            for known in (self.steps, self.seconds)
+        )
+
+    def loss(self, kind: str) -> float:
+        """Returns the `"final"` or the `"best"` loss."""
+        return min(self.values) if kind == "best" else self.values[-1]
+
+    def steps_to(self, target: float) -> float | None:
+        """Returns the steps in which a target is first reached."""
+        found = self.reaches(target)
+        return found[0] if found else None
+
+
+class Group:
+    """What a group has left behind, each file read once."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Reads nothing yet; `path` is its directory."""
+        self.path = path
+
+    @functools.cached_property
+    def results(self) -> dict[str, Any]:
+        """Its results."""
+        return outputs.read_results(self.path)
+
+    @functools.cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """The lines of its log."""
+        return outputs.read_records(self.path)
+
+    @property
+    def was_resumed(self) -> bool:
+        """Whether it was interrupted, and resumed from a backup."""
+        return sum(r.get("event") == "start" for r in self.records) > 1
+
+    def curve(self) -> list[tuple[float, float, float]]:
+        """Returns step, validation loss and second of each evaluation."""
+        start = self.records[0]["time"] + self.results["waited_seconds"]
+        # By step: a run that resumed from a backup has some of them twice.
+        found = {}
+        for record in self.records:
+            if record.get("event") == "epoch_end":
+                loss = record.get(f"val_{METRIC}")
+                # A diverged run has null there: worse than any target.
+                loss = math.inf if loss is None else loss
+                found[record["step"]] = loss, record["time"] - start
+        return [(step, *found[step]) for step in sorted(found)]
+
+
+def read(groups: Sequence[Group]) -> Curve:
+    """Returns the mean curve of several groups."""
+    found = [group.curve() for group in groups]
+    length = min(len(curve) for curve in found)
+    steps, values, seconds = np.mean(
+        [curve[:length] for curve in found], axis=0
+    ).T
+    return Curve(
+        steps=tuple(int(step) for step in steps),
+        values=tuple(values.tolist()),
+        seconds=tuple(seconds.tolist()),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finished:
+    """One trial with its results.
+
+    There are `predictions` and figures (`copies`) for each copy of the model
+    that the method makes, and their mean (`figures`). An ensemble, which is not
+    trained as one, has no curve. The seconds of a trial that was `resumed` from
+    a backup cover only the last part.
+    """
+
+    seed: int
+    directories: tuple[str, ...]
+    predictions: tuple[Any, ...]
+    figures: dict[str, float]
+    copies: tuple[dict[str, float], ...]
+    curve: Curve | None
+    resumed: bool = False
+
+
+def collect(
+    trial: trials_lib.Trial,
+    *,
+    seed: int,
+    workdir: pathlib.Path,
+    directory: Directory,
+) -> Finished:
+    """Reads one trial, all of whose runs are done."""
+    by_run = {
+        run.key: [
+            Group(outputs.group_dir(directory(run), group))
+            for group in range(run.num_groups)
+        ]
+        for run in trial.runs
+    }
+    groups = [group for run in trial.students for group in by_run[run.key]]
+    found = [predictions.read(group.path) for group in groups]
+    if trial.averaged:
+        found = [type(found[0]).mean(found)]
+    copies = [one.figures() for one in found]
+    figures = predictions.means(copies)
+    curve = None if trial.averaged else read(groups)
+    if curve is not None:
+        figures[f"best_{METRIC}"] = curve.loss("best")
+    figures |= _cost(trial, by_run) | _exchanged(trial, groups)
+    figures |= {
+        f"between_groups_{name}": value
+        for name, value in predictions.between(found).items()
+    }
+    return Finished(
+        seed=seed,
+        directories=tuple(
+            directory(run).relative_to(workdir).as_posix() for run in trial.runs
+        ),
+        predictions=tuple(found),
+        figures=figures,
+        copies=tuple(copies),
+        curve=curve,
+        resumed=any(group.was_resumed for group in groups),
+    )
+
+
+def churn_matrices(trials: Sequence[Finished]) -> dict[str, np.ndarray]:
+    """Returns how far each pair of retrains is apart, by measure.
+
+    With several copies, each is compared with the same one of the other
+    trial, and the mean taken.
+
+    Symmetric, `[trials, trials]`; none for a single trial.
+    """
+    size, found = len(trials), dict[str, np.ndarray]()
+    for row in range(size):
+        for column in range(row):
+            pairs = zip(
+                trials[row].predictions,
+                trials[column].predictions,
+                strict=True,
+            )
+            means = predictions.means(
+                [one.churn(other) for one, other in pairs]
+            )
+            for name, value in means.items():
+                matrix = found.setdefault(name, np.zeros([size, size]))
+                matrix[row, column] = matrix[column, row] = value
+    return found
+
+
+def spread(trials: Sequence[Finished]) -> dict[str, bootstrap.Estimate]:
+    """Returns how far retrains are from their mean, by measure."""
+    if len(trials) < 2:
+        return {}
+
+    def apart(trials: Sequence[Finished]) -> dict[str, float]:
+        copies = zip(*(trial.predictions for trial in trials), strict=True)
+        return predictions.means(
+            [type(copy[0]).spread(copy) for copy in copies]
+        )
+
+    left_out = [
+        apart([*trials[:index], *trials[index + 1 :]])
+        for index in range(len(trials) if len(trials) > 2 else 0)
+    ]
+    return {
+        name: bootstrap.jackknifed(value, [one[name] for one in left_out])
+        for name, value in apart(trials).items()
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def _cost(
+    trial: trials_lib.Trial, by_run: Mapping[str, Sequence[Group]]
+) -> dict[str, float]:
+    """What training took in a trial, the first trace included."""
+    found = {
+        key: [group.results for group in groups]
+        for key, groups in by_run.items()
+    }
+    groups = [group for run in trial.runs for group in found[run.key]]
+    students = [group for run in trial.students for group in found[run.key]]
+    before = sum(
+        _slowest(found[run.key])
+        for run in trial.runs
+        if run not in trial.students
+    )
+    rates = [
+        group["examples_per_second"] * group["steps"] / group["examples"]
+        for group in students
+    ]
+    return {
+        "total_steps": sum(group["steps"] for group in groups),
+        "total_examples": sum(group["examples"] for group in groups),
+        "student_examples": sum(group["examples"] for group in students),
+        "teacher_seconds": before,
+        "seconds": before + _slowest(students),
+        "process_seconds": sum(group["process_seconds"] for group in groups),
+        "seconds_per_step": float(1 / np.mean(rates)),
+    }
+
+
+def _slowest(groups: Sequence[dict[str, Any]]) -> float:
+    return max(group["seconds"] - group["waited_seconds"] for group in groups)
+
+
+def _exchanged(
+    trial: trials_lib.Trial,
+    groups: Sequence[Group],
+) -> dict[str, float]:
+    """What groups that teach each other sent.
+
+    A group of all workers sends its gradients over the slow links that lie
+    between groups otherwise: an all-reduce moves about the size of the
+    parameters at every step.
+    """
+    (run, *others) = trial.students
+    results = [group.results for group in groups]
+    steps, size = results[0]["steps"], results[0]["parameter_bytes"]
+    if run.part == trials_lib.LARGE_GROUP:
+        return {"slow_bytes_per_step": float(size)}
+    teaches = any(result["teachers"] for result in results)
+    mixing = [result["mixing"] for result in results if "mixing" in result]
+    if others or run.num_groups < 2 or not (teaches or mixing):
+        return {}
+    sent, received = (
+        _mean(
+            sum(t.get(name, 0) for t in result["teachers"])
+            for result in results
+        )
+        for name in ("sent_bytes", "bytes")
+    )
+    if run.recipe.method != "predictions":
+        sent += _mean(result["exports"]["bytes"] for result in results)
+    found = _taught(results, run.recipe.method) if teaches else {}
+    if mixing:
+        received += _mean(mixed["bytes"] for mixed in mixing)
+        found["mixes"] = _mean(mixed["mixes"] for mixed in mixing)
+        found["mixes_left_out"] = _mean(mixed["skipped"] for mixed in mixing)
+    found |= {
+        "bytes_written": sent,
+        "bytes_read": received,
+        "slow_bytes_per_step": received / steps,
+    }
+    stale = [
+        record["teacher_staleness"]
+        for group in groups
+        for record in group.records
+        if record.get("teacher_staleness") is not None
+    ]
+    return {**found, "teacher_staleness": _mean(stale)} if stale else found
+
+
+def _taught(
+    results: Sequence[dict[str, Any]], method: str | None
+) -> dict[str, float]:
+    """What groups heard of their teachers: versions, or answers on batches."""
+
+    def totals(name: str) -> list[int]:
+        return [sum(t[name] for t in r["teachers"]) for r in results]
+
+    def deaf(heard: Sequence[int]) -> float:
+        pairs = zip(heard, results, strict=True)
+        return float(sum(not n for n, result in pairs if result["teachers"]))
+
+    if method == "predictions":
+        answers, missed = totals("num_answers"), totals("num_missed")
+        return {
+            "answered": sum(answers) / max(1, sum(answers) + sum(missed)),
+            "groups_without_teacher": deaf(answers),
+        }
+    peers = _mean(len(result["teachers"]) for result in results)
+    steps, every = results[0]["steps"], results[0]["exports"]["every_steps"]
+    read = totals("swaps")
+    return {
+        "versions_written": _mean(r["exports"]["published"] for r in results),
+        "versions_read": _mean(read),
+        # The version of the last step has no reader in its run.
+        "versions_due": float(peers * ((steps - 1) // every)),
+        "groups_without_teacher": deaf(read),
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """A loss, and how many steps `independent` takes to it.
+
+    Attributes:
+        kind: `"final"` or `"best"`: the mean of those losses of the
+            independent trials, each of which takes to it what it took to its
+            own; or `"given"`.
+        value: The loss, in nats.
+    """
+
+    kind: str
+    value: float
+
+
+def check(text: str) -> None:
+    """Checks what a command line asks for."""
+    try:
+        fits = text in NAMED or math.isfinite(float(text))
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"--target must be {', '.join(NAMED)} or a number of nats; "
+            f"received {text!r}."
+        )
+
+
+def make(text: str, independent: Sequence[Curve]) -> Target:
+    """Returns the target: `"final"`, `"best"`, or a number as text."""
+    if text not in NAMED:
+        return Target(kind="given", value=float(text))
+    return Target(kind=text, value=_mean(one.loss(text) for one in independent))
+
+
+def compare_steps(
+    target: Target,
+    curves: Sequence[Curve],
+    independent: Sequence[Curve],
+) -> tuple[float, tuple[float, float] | None] | None:
+    """Returns a method's steps as a multiple of `independent`'s.
+
+    A target that was estimated from the independent trials is estimated again
+    from each resample of them, so that the interval knows of that too.
+
+    With its interval, which is None if resamples have targets out of reach.
+    None if a trial did not reach the target.
+    """
+    steps = [curve.steps_to(target.value) for curve in curves]
+    if None in steps:
+        return None
+    if target.kind == "given":
+        others = [curve.steps_to(target.value) for curve in independent]
+        return None if None in others else bootstrap.ratio(steps, others)  # type: ignore[arg-type]
+    losses = np.array([curve.loss(target.kind) for curve in independent])
+    # To the first time, as for everyone else: a curve that has long been flat,
+    # or was lower before, did not need all of its steps for its final loss.
+    own = np.array(
+        [
+            curve.steps_to(loss) or curve.steps[-1]
+            for curve, loss in zip(independent, losses, strict=True)
+        ]
+    )
+
+    @functools.cache  # Few trials have few different resamples.
+    def steps_to(index: int, loss: float) -> float:
+        found = curves[index].steps_to(loss)
+        return math.inf if found is None else found
+
+    def resampled(ours: np.ndarray, theirs: np.ndarray) -> float:
+        loss = float(losses[np.sort(theirs)].mean())
+        found = [steps_to(index, loss) for index in ours.tolist()]
+        return sum(found) / len(found) / float(own[theirs].mean())
+
+    return float(np.mean(steps)) / float(own.mean()), bootstrap.interval(  # type: ignore[arg-type]
+        resampled,
+        np.arange(len(curves)),
+        np.arange(len(independent)),
+        vectorized=False,
+    )

@@ -1,0 +1,167 @@
+"""What a workload is trained for, and by which figures it is judged.
+
+The controls of Anil et al. 2018 (arXiv:1804.03235): what a teacher gives beyond
+any smoother target shows against the uniform distribution and against that of
+the labels.
+"""
+
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from scipy import special
+
+from tfdistill.recipes import predictions
+
+# Labels from which the distribution of the labels is estimated, at least.
+NUM_LABELS = 100_000
+
+
+class Regularized(keras.losses.Loss):
+    """A loss that trains, beside `inner`, by which results are judged."""
+
+    def __init__(self, inner: keras.losses.Loss, *, weight: float) -> None:
+        """Takes a loss of logits, and the share or weight of the rest."""
+        if not 0 < weight < 1:
+            raise ValueError(f"`weight` must be in (0, 1); received {weight}.")
+        super().__init__(name=type(self).__name__.lower())
+        self.inner = inner
+        self._weight = weight
+
+
+class SmoothedClasses(Regularized):
+    """Cross-entropy of integer labels, smoothed.
+
+    The target is `(1 - weight) * one_hot(label) + weight * prior`, without
+    ever making it. The prior is the distribution of `counts`.
+    """
+
+    def __init__(
+        self, inner: keras.losses.Loss, *, counts: np.ndarray, weight: float
+    ) -> None:
+        """Takes how often each label comes."""
+        super().__init__(inner, weight=weight)
+        self._counts = counts
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        """Returns nats `[...]` for labels `[...]`, logits `[..., classes]`."""
+        labels = tf.reshape(tf.cast(y_true, tf.int64), tf.shape(y_pred)[:-1])
+        label_loss = tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels=labels, logits=y_pred
+        )
+        shares = distribution(self._counts, int(y_pred.shape[-1]))
+        prior = tf.constant(shares, y_pred.dtype)
+        prior_loss = -tf.reduce_sum(prior * tf.nn.log_softmax(y_pred), -1)
+        return (1.0 - self._weight) * label_loss + self._weight * prior_loss
+
+
+class SmoothedClicks(SmoothedClasses):
+    """Binary cross-entropy whose targets are drawn to a fixed probability."""
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        """Returns nats `[batch]` for labels and logits `[batch, 1]`."""
+        labels = tf.cast(tf.reshape(y_true, tf.shape(y_pred)), y_pred.dtype)
+        prior = float(distribution(self._counts, 2)[1])
+        targets = (1.0 - self._weight) * labels + self._weight * prior
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(targets, y_pred)
+        return tf.reduce_mean(losses, axis=-1)
+
+
+def smoothed(
+    inner: keras.losses.Loss, *, weight: float, counts: np.ndarray | None = None
+) -> keras.losses.Loss:
+    """Returns a loss with smoothed labels: by their counts, or uniformly."""
+    kinds = {Classes: SmoothedClasses, Clicks: SmoothedClicks}
+    if counts is None:  # Each as if it had come once.
+        counts = np.zeros(0, np.int64)
+    return kinds[of(inner)](inner, counts=counts, weight=weight)
+
+
+def label_counts(dataset: tf.data.Dataset) -> np.ndarray:
+    """Counts the labels at the start of training data.
+
+    int64 `[highest label + 1]`, among the first `NUM_LABELS` or a few more; the
+    data may be endless.
+    """
+    counts = np.zeros(0, np.int64)
+    for _, labels in dataset:
+        found = np.bincount(np.asarray(labels).reshape(-1).astype(np.int64))
+        size = max(len(found), len(counts))
+        counts = np.pad(counts, (0, size - len(counts)))
+        counts += np.pad(found, (0, size - len(found)))
+        if counts.sum() >= NUM_LABELS:
+            break
+    return counts
+
+
+def distribution(counts: np.ndarray, num_classes: int) -> np.ndarray:
+    """Returns the labels' distribution, as if each had come once more.
+
+    float64 `[num_classes]`, all positive: some classes may not have come.
+    """
+    padded = np.pad(counts, (0, num_classes - len(counts))) + 1.0
+    return padded / padded.sum()
+
+
+def of(loss: keras.losses.Loss) -> Any:
+    """Returns by what a loss is judged: `Classes` or `Clicks`."""
+    while isinstance(loss, Regularized):
+        loss = loss.inner
+    kinds = {
+        keras.losses.SparseCategoricalCrossentropy: Classes,
+        keras.losses.BinaryCrossentropy: Clicks,
+    }
+    for kind, objective in kinds.items():
+        if isinstance(loss, kind) and loss.from_logits:
+            return objective
+    raise ValueError(
+        "The loss of a workload must be SparseCategoricalCrossentropy or "
+        f"BinaryCrossentropy, with from_logits=True; received {loss!r}. Give "
+        "the model logits as outputs, or train it by a script of your own."
+    )
+
+
+class Classes:
+    """One of several classes; of a sequence, at each of its places."""
+
+    log_loss = functools.partial(
+        keras.metrics.SparseCategoricalCrossentropy,
+        from_logits=True,
+        name="log_loss",
+    )
+
+    @staticmethod
+    def predictions(logits: np.ndarray, labels: np.ndarray) -> Any:
+        """Returns the softmax, or what is kept of one for each token."""
+        if logits.ndim < 3:
+            return predictions.Distributions(
+                probabilities=special.softmax(logits, axis=-1),
+                labels=labels.reshape(-1),
+            )
+        flat = logits.reshape(-1, logits.shape[-1])
+        chosen = special.softmax(flat, axis=-1)[
+            np.arange(len(flat)), labels.reshape(-1)
+        ]
+        return predictions.LabelProbabilities(
+            label_probabilities=chosen,
+            predicted_labels=flat.argmax(axis=-1).astype(np.int32),
+            labels=labels.reshape(-1),
+        )
+
+
+class Clicks:
+    """A click, or none."""
+
+    log_loss = functools.partial(
+        keras.metrics.BinaryCrossentropy, from_logits=True, name="log_loss"
+    )
+
+    @staticmethod
+    def predictions(logits: np.ndarray, labels: np.ndarray) -> Any:
+        """Returns the logistic function, `[examples]`."""
+        return predictions.Distributions(
+            probabilities=special.expit(logits.reshape(-1)),
+            labels=labels.reshape(-1),
+        )

@@ -1,0 +1,374 @@
+"""What one task of a group does: data, model, fit, results."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdistill
+from tfdistill import data
+from tfdistill import workload as workload_lib
+from tfdistill.follow import screen
+from tfdistill.observe import run_log
+from tfdistill.observe import summaries
+from tfdistill.recipes import objectives
+from tfdistill.recipes import outputs
+from tfdistill.recipes import predictions
+from tfdistill.recipes import recipes
+
+Workload = workload_lib.Workload
+# Predictions that are held at a time: 256 MB of float64.
+_LOGITS_AT_ONCE = 2**25
+
+
+def run(
+    recipe: recipes.Recipe,
+    cluster: tfdistill.Cluster,
+    *,
+    verbose: bool = False,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+) -> dict[str, Any]:
+    """Trains this task's student with its group, and writes the results.
+
+    Returns the group's results; its metrics on the chief only. Raises DataError
+    or OptionsError, whichever are at fault. `callbacks` come after the run's.
+    """
+    strategy = tfdistill.make_strategy(cluster)
+    workload = recipe.workload()
+    if workload.schema:  # Of files, which teachers and exports need not reopen.
+        workload = dataclasses.replace(
+            workload, schema=functools.cache(workload.schema)
+        )
+    if cluster.is_chief and cluster.group == 0:
+        outputs.write_config(recipe, str(cluster.workdir))
+    _seed(workload, cluster)
+    train, validation = map(data.without_autotune, open_data(workload, cluster))
+    _seed(workload, cluster)
+    exchange = tfdistill.Exchange(str(cluster.exchange))
+    loss = task_loss(workload, train)
+    with strategy.scope():
+        model = make_model(workload, cluster, exchange, loss=loss)
+    watched = _Watched(
+        workload,
+        cluster,
+        exchange,
+        has_teachers=bool(len(model.teachers)),
+    )
+    model.fit(
+        train,
+        validation_data=validation,
+        steps_per_epoch=workload.epoch_steps,
+        epochs=workload.num_steps // workload.epoch_steps,
+        callbacks=[*watched.callbacks, *callbacks],
+        verbose=2 if verbose else 0,
+    )
+    # A collective: every worker takes part, and gets all of them.
+    predicted = _predict(model, validation, workload, objectives.of(loss))
+    result = {
+        **_summary(recipe, workload, cluster, model),
+        "teachers": model.teachers.status(),
+        **watched.measured(),
+    }
+    if cluster.is_chief:
+        workdir = str(cluster.workdir)
+        directory = outputs.group_dir(workdir, cluster.group)
+        outputs.write_predictions(directory, predicted)
+        outputs.write_student(model.save, directory)
+        result["metrics"] = predicted.figures()
+        outputs.write_results(
+            result, workdir=workdir, num_groups=cluster.num_groups
+        )
+    return result
+
+
+def initial_seed(workload: Workload, group: int) -> int:
+    """Returns the seed of a group's initial weights.
+
+    Groups that mix their weights begin with the same ones; else no two groups
+    and runs share one.
+    """
+    number = 0 if workload.mixer else group
+    drawn = np.random.SeedSequence([workload.seed, number])
+    return int(drawn.generate_state(1)[0])
+
+
+def _seed(workload: Workload, cluster: tfdistill.Cluster) -> None:
+    keras.config.set_dtype_policy(workload.dtype_policy)
+    keras.utils.set_random_seed(initial_seed(workload, cluster.group))
+
+
+def open_data(
+    workload: Workload, cluster: tfdistill.Cluster
+) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    """Returns this group's training data and its validation data.
+
+    Raises DataError or OptionsError, whichever are at fault.
+    """
+    workers = cluster.num_workers
+    if not cluster.uses_parameter_servers and workload.batch_size < workers:
+        raise recipes.OptionsError(
+            "`batch_size` must be at least the number of workers of a group, "
+            f"{workers}; received {workload.batch_size}. Batches are global: "
+            "raise it, or use fewer workers."
+        )
+    try:
+        return workload.datasets(cluster)
+    except TypeError as cause:
+        raise recipes.OptionsError(
+            f"The arguments of the data do not fit: {cause}."
+        ) from cause
+    except (OSError, ValueError) as cause:
+        raise data.DataError(str(cause)) from cause
+
+
+def task_loss(workload: Workload, train: tf.data.Dataset) -> keras.losses.Loss:
+    """Returns the loss of the labels.
+
+    Raises OptionsError if results cannot be judged by it.
+    """
+    loss = workload.loss
+    if not isinstance(loss, keras.losses.Loss):
+        loss = loss(train)
+    try:
+        objectives.of(loss)
+    except ValueError as cause:
+        raise recipes.OptionsError(str(cause)) from cause
+    return loss
+
+
+def make_student(workload: Workload) -> keras.Model:
+    """Returns a student without teachers.
+
+    Raises OptionsError if the model refuses its arguments.
+    """
+    try:
+        return workload.model()
+    except (TypeError, ValueError) as cause:
+        raise recipes.OptionsError(
+            f"The arguments of the model do not fit: {cause}"
+        ) from cause
+
+
+def make_model(
+    workload: Workload,
+    cluster: tfdistill.Cluster,
+    exchange: tfdistill.Exchange,
+    *,
+    loss: keras.losses.Loss,
+) -> tfdistill.CodistillModel:
+    """Returns the compiled student with its teachers.
+
+    Call it in the strategy's scope.
+    """
+    model = tfdistill.CodistillModel(
+        make_student(workload),
+        teachers=_teachers(workload, exchange),
+    )
+    model.compile(
+        _optimizer(workload, cluster, model),
+        loss,
+        metrics=[*workload.metrics(), objectives.of(loss).log_loss()],
+        distillation_loss=workload.distillation_loss
+        or tfdistill.losses.SoftTargetCrossEntropy(from_logits=True),
+        distillation_weight=workload.distillation_weight,
+        steps_per_execution=workload.steps_per_execution,
+    )
+    return model
+
+
+def _teachers(
+    workload: Workload, exchange: tfdistill.Exchange
+) -> list[tfdistill.teachers.Teacher]:
+    """Returns the teachers, of which peers are told what all groups share."""
+    made = workload.teachers() if workload.teachers else []
+    found = list(made) if isinstance(made, list | tuple) else [made]
+    for one in found:
+        if isinstance(one, tfdistill.teachers.Peers):
+            one.exchange = one.exchange or exchange
+            if workload.schema and not one.schema:
+                one.schema = screen.digests(workload.schema())
+    return found
+
+
+def _optimizer(
+    workload: Workload, cluster: tfdistill.Cluster, model: Any
+) -> keras.optimizers.Optimizer:
+    """Returns the optimizer of a group that learns from others, or not."""
+    make = workload.optimizer
+    if not len(model.teachers) and workload.optimizer_alone:
+        make = workload.optimizer_alone
+    try:
+        optimizer = make()
+        table = tfdistill.layers.ShardedEmbedding
+        has_tables = any(isinstance(x, table) for x in model.student.layers)
+        if cluster.uses_parameter_servers or has_tables:
+            table.check_optimizer(optimizer)
+    except (TypeError, ValueError) as cause:
+        raise recipes.OptionsError(str(cause)) from cause
+    return optimizer
+
+
+class _Watched:
+    """The callbacks of a run, and what they have measured."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: tfdistill.Cluster,
+        exchange: tfdistill.Exchange,
+        *,
+        has_teachers: bool,
+    ) -> None:
+        callbacks = tfdistill.callbacks
+        directory = outputs.group_dir(str(cluster.workdir), cluster.group)
+        self._pace = _Pace(workload.batch_size)
+        self._exporter = callbacks.StudentExporter(
+            exchange,
+            group=cluster.group,
+            schema=workload.schema and workload.schema(),
+            every_steps=workload.every_steps,
+            **workload.exporter,
+        )
+        self._every_steps = workload.every_steps
+        self._together = callbacks.WaitForGroups(
+            cluster, limit_secs=workload.start_together_secs
+        )
+        self._mixer = workload.mixer and workload.mixer()
+        self._backup = callbacks.Backup(
+            directory / "backup", every_steps=workload.backup_every_steps
+        )
+        loader = callbacks.TeacherLoader(
+            every_steps=workload.refresh_every_steps
+        )
+        best = workload.checkpoints == "best"
+        name = "best.keras" if best else "checkpoints/{epoch:05d}.keras"
+        checkpoint = keras.callbacks.ModelCheckpoint(
+            str(directory / name), monitor="val_loss", save_best_only=best
+        )
+        # All; `fit` runs those that write on the chief only.
+        self.callbacks = [
+            *([self._together] if workload.start_together_secs else []),
+            *[self._pace, self._exporter],
+            *([self._mixer] if self._mixer else []),
+            self._backup,
+            run_log.RunLogger(str(directory)),
+            callbacks.CodistillTensorBoard(directory / summaries.DIRECTORY),
+            *([loader] if has_teachers else []),
+            *(
+                [callbacks.IgnoreStorageErrors(checkpoint)]
+                if workload.checkpoints != "none"
+                else []
+            ),
+            *workload.callbacks(),
+        ]
+
+    def measured(self) -> dict[str, Any]:
+        """Returns what the results say of the training."""
+        return {
+            "examples_per_second": self._pace.examples_per_second,
+            "seconds": self._pace.seconds,
+            "process_seconds": self._pace.process_seconds,
+            "waited_seconds": self._together.waited_secs,
+            "exports": {
+                **self._exporter.totals,
+                "every_steps": self._every_steps,
+            },
+            **({"mixing": self._mixer.totals} if self._mixer else {}),
+            "resumed_step": self._backup.resumed_step,
+        }
+
+
+def _predict(
+    model: tfdistill.CodistillModel,
+    validation: tf.data.Dataset,
+    workload: Workload,
+    objective: Any,
+) -> Any:
+    """Predicts the validation data, a part at a time if logits are many."""
+    num_batches = int(validation.cardinality())  # Negative if not known.
+    logits_each = int(np.prod(model.student.output_shape[1:]))
+    step = max(1, _LOGITS_AT_ONCE // (logits_each * workload.batch_size))
+    parts = [
+        validation.skip(first).take(step)
+        for first in range(0, num_batches, step)
+    ]
+    if len(parts) < 2:
+        parts = [validation]
+    predicted = []
+    for part in parts:
+        logits = np.asarray(model.predict(part, verbose=0), np.float64)
+        labels = np.concatenate([np.asarray(label) for _, label in part])
+        predicted.append(objective.predictions(logits, labels))
+    return predictions.concatenate(predicted)
+
+
+def _summary(
+    recipe: recipes.Recipe,
+    workload: Workload,
+    cluster: tfdistill.Cluster,
+    model: tfdistill.CodistillModel,
+) -> dict[str, Any]:
+    steps = int(model.optimizer.iterations.numpy())
+    return {
+        "group": cluster.group,
+        "recipe": recipe.recipe,
+        "steps": steps,
+        "examples": steps * workload.batch_size,
+        "workers": cluster.num_workers,
+        "parameter_bytes": sum(
+            int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size
+            for v in model.student.trainable_variables
+        ),
+    }
+
+
+class _Pace(keras.callbacks.Callback):
+    """Measures training without tracing and without evaluation."""
+
+    def __init__(self, global_batch_size: int) -> None:
+        super().__init__()
+        self._global_batch_size = global_batch_size
+        # Steps and seconds of each epoch of this process.
+        self._epochs: list[tuple[int, float]] = []
+        self._epoch_start = self._start = self._process_start = 0.0
+        self._first_batch: int | None = None
+        self.seconds = self.process_seconds = 0.0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._start = time.perf_counter()
+        self._process_start = time.process_time()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.seconds = time.perf_counter() - self._start
+        self.process_seconds = time.process_time() - self._process_start
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._first_batch = None
+        self._epoch_start = time.perf_counter()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        # Not 0 in an epoch that was resumed.
+        if self._first_batch is None:
+            self._first_batch = batch
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        # Between the last step of an epoch and its evaluation.
+        steps = self.params["steps"] - (self._first_batch or 0)
+        seconds = time.perf_counter() - self._epoch_start
+        self._epochs.append((steps, seconds))
+
+    @property
+    def examples_per_second(self) -> float:
+        """Of the whole group; of all epochs but the first, which traces.
+
+        0 if nothing was left to train.
+        """
+        epochs = self._epochs[1:] or self._epochs
+        steps = sum(steps for steps, _ in epochs)
+        seconds = sum(seconds for _, seconds in epochs)
+        return steps * self._global_batch_size / seconds if seconds else 0.0
