@@ -132,8 +132,8 @@ def test_malformed_cluster(cluster, must):
 
 
 # What services set, as these sources write it: training.py of
-# aws/sagemaker-tensorflow-training-toolkit (without a distribution: the block of
-# docs/clusters.md), "Distributed training" of Vertex AI's documentation,
+# aws/sagemaker-tensorflow-training-toolkit (without a distribution: the block
+# of docs/clusters.md), "Distributed training" of Vertex AI's documentation,
 # train/tensorflow/config.py of ray-project/ray, mirrored_strategy_runner.py of
 # tensorflow/ecosystem for Databricks, which is Ray's form, and
 # kubeflow/training-operator. The text, and the task's name, its address,

@@ -32,8 +32,8 @@ def fields_of(**changes):
     return {**json.loads(make().to_json()), **changes}
 
 
-# As the first release wrote it, byte for byte; docs/exchange_format.md promises that
-# it stays readable.
+# As the first release wrote it, byte for byte; docs/exchange_format.md promises
+# that it stays readable.
 _FORMAT_1 = """{
  "created": 1700000000.5,
  "extras": {

@@ -1,8 +1,8 @@
 """The exchange: versions published by one process of a group, read by any.
 
 The directory `<root>/group_<g>/<step>/` is a version once it holds a valid
-manifest, and whole once each file agrees with it; docs/exchange_format.md says how it
-becomes visible, and what a reader must check. Nothing found there is trusted,
+manifest, and whole once each file agrees with it; docs/exchange_format.md says
+how it becomes visible, and what a reader must check. Nothing found there is trusted,
 and links are not followed. Needs neither TensorFlow nor Keras.
 """
 
