@@ -179,6 +179,8 @@ class Round:
         group, start = injection.group, time.time()
         step = self._steps[group]
         num_refused = self._watch.num_refused(group)
+        if injection.fault == "disk_full":
+            self._watch.filled(group)
         outcome = self._outcome(injection)
         if outcome.damaged is not None:
             self._watch.damaged(*outcome.damaged)

@@ -52,6 +52,9 @@ class Watch:
         ]
         self._last_steps: list[int | None] = [None for _ in groups]
         self._last_times = [0.0 for _ in groups]
+        # Groups whose disk was full since they started: lines may be lost, also
+        # one that tells of a start.
+        self._filled = set[int]()
         self._stores = [
             tfdistill.Exchange(view.group_dir(group) / "backup", key=None)
             for group in groups
@@ -71,6 +74,10 @@ class Watch:
     def damaged(self, group: int, step: int) -> None:
         """Takes in that a version's files were damaged just now."""
         self._damaged[group, step] = time.time()
+
+    def filled(self, group: int) -> None:
+        """Takes in that a group's disk is full from now on for a while."""
+        self._filled.add(group)
 
     def num_refused(self, group: int) -> int:
         """Returns how many messages a group says that it has refused."""
@@ -172,8 +179,9 @@ class Watch:
         if record.get("event") == "start":
             # It has no teacher yet; what it takes from now on counts anew.
             self._uses = {use for use in self._uses if use[0] != group}
+            self._filled.discard(group)
             self._check_resume(group, step, record["time"])
-        elif last is not None and step < last:
+        elif last is not None and step < last and group not in self._filled:
             self.tell(f"group {group} logged step {step} after {last}")
         self._last_steps[group] = step
         loss = record.get("loss", 0.0)
