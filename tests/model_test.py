@@ -472,6 +472,16 @@ def _reads_no_labels(here, there):
     cases.fit(model, data.map(lambda *e: attached.attach(e, {"big": label})))
 
 
+def _misspells(method, name):
+    def train(here, there):
+        model = tfdistill.CodistillModel(
+            cases.linear(), teachers=cases.peers(here)
+        )
+        getattr(model, method)(**{name: 1})
+
+    return train
+
+
 def _measures(metric, *, from_logits=True):
     def train(*_):
         loss = keras.losses.BinaryCrossentropy(from_logits=from_logits)
@@ -521,6 +531,9 @@ def _ends_in_softmax(here, there):
         ),
         (_distils_while_it_mixes, "must be the `distillation_weight` as well"),
         (_reads_no_labels, "labels of big, which no teacher reads"),
+        (_misspells("compile", "distilation_loss"), "`distillation_loss`?"),
+        (_misspells("compile", "optimiser"), "Did you mean `optimizer`?"),
+        (_misspells("fit", "valdation_data"), "Did you mean `validation_data`"),
         (_measures("AUC"), r"keras.metrics.AUC\(from_logits=True\)"),
         (_measures(keras.metrics.AUC), r"AUC\(from_logits=True\)"),
         (_measures("accuracy"), r"BinaryAccuracy\(threshold=0\)"),

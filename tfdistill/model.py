@@ -626,8 +626,14 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             **kwargs: As for `keras.Model.compile`.
 
         Raises:
-            ValueError: There are teachers and no `distillation_loss`.
+            ValueError: There are teachers and no `distillation_loss`, or an
+                argument is unknown.
         """
+        fit_arguments.check_names(
+            keras.Model.compile,
+            kwargs,
+            *("distillation_loss", "distillation_weight"),
+        )
         if len(self.teachers) and distillation_loss is None:
             raise ValueError(
                 "`compile` needs a `distillation_loss` when the model has "

@@ -4,6 +4,7 @@ Keras goes on with a warning, or without one, if data hold nothing or end too
 early, and leaves out arguments that do not fit the others.
 """
 
+import difflib
 import inspect
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -22,9 +23,27 @@ def bind(
     method: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """Returns all arguments of Keras' own method by name."""
+    check_names(method, kwargs)
     bound = inspect.signature(method).bind(*args, **kwargs).arguments
     extra = bound.pop("kwargs", {})
     return {**bound, **extra}
+
+
+def check_names(
+    method: Callable[..., Any], given: Iterable[str], *further: str
+) -> None:
+    """Refuses arguments that neither Keras' own method nor ours takes."""
+    parameters = inspect.signature(method).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    known = [*parameters, *further]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean `{near[0]}`?" if near else ""
+            raise ValueError(
+                f"`{method.__name__}` takes no argument `{name}`.{hint}"
+            )
 
 
 def of_loop(
