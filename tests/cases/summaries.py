@@ -25,6 +25,13 @@ def tags(directory: pathlib.Path) -> set[str]:
     return {*found["scalars"], *found["tensors"]}
 
 
+def descriptions(directory: pathlib.Path) -> dict[str, str]:
+    """What TensorBoard says of each tag."""
+    read = _read(directory)
+    found = {tag: read.SummaryMetadata(tag) for tag in tags(directory)}
+    return {tag: each.summary_description for tag, each in found.items()}
+
+
 def scalars(directory: pathlib.Path, tag: str) -> list[tuple[int, float]]:
     """The points of one tag, in the order of the files."""
     return [(p.step, p.value) for p in _read(directory).Scalars(tag)]

@@ -114,13 +114,35 @@ def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
     }
     named = {
         re.sub(
-            "^(training|validation)/(?!learning_rate).*", r"\1/<metric>", tag
+            "^(training|Validation)/(?!learning_rate).*", r"\1/<metric>", tag
         )
         for tag in named
     }
     documented = summary_cases.documented()
     assert not named - documented
     assert not documented - named
+    told = {
+        **summary_cases.descriptions(tmp_path / "log"),
+        **summary_cases.descriptions(tmp_path / "mixed"),
+    }
+    assert all(told.values())
+    assert told["teachers/peer/share"].endswith("The teacher: group_1.")
+    # TensorBoard sorts tags so: what decides comes first.
+    assert min(told).startswith("Validation/")
+
+
+def test_teachers_have_the_same_tags_in_all_groups(tmp_path):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    for group, others in ((0, [1, 2]), (1, [0, 2])):
+        members = [
+            cases.peers(exchange, others),
+            teachers.FixedTeacher(cases.linear(5), name="large"),
+        ]
+        model = cases.codistill(cases.linear(0), members)
+        assert list(summaries._roles(model.teachers)) == [
+            *("peer_1", "peer_2"),
+            "large",
+        ], group
 
 
 def test_points_hold_the_logs_of_their_step(tmp_path):
@@ -142,12 +164,10 @@ def test_points_hold_the_logs_of_their_step(tmp_path):
 def test_the_rows_that_a_teacher_has_taught(tmp_path, exchange):
     model = _taught(exchange)
     _fit(model, tmp_path / "log", cases.never(), every_steps=8)
-    found = summary_cases.scalars(
-        tmp_path / "log", "teachers/group_1/taught_rows"
-    )
+    found = summary_cases.scalars(tmp_path / "log", "teachers/peer/taught_rows")
     assert [share for _, share in found] == [1.0, 1.0]
     staleness = summary_cases.scalars(
-        tmp_path / "log", "teachers/group_1/staleness_steps"
+        tmp_path / "log", "teachers/peer/staleness_steps"
     )
     assert staleness[0] == (8, -2.0)
 

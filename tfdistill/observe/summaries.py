@@ -5,6 +5,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import keras
 import numpy as np
 from tensorboard.compat.proto import event_pb2
 from tensorboard.compat.proto import summary_pb2
+from tensorboard.plugins.scalar import metadata
 from tensorboard.summary.writer import event_file_writer
 
 from tfdistill.cluster import replicas
@@ -20,6 +22,8 @@ from tfdistill.observe import run_log
 from tfdistill.observe import storage_errors
 from tfdistill.system import processes
 from tfdistill.teachers import labels
+from tfdistill.teachers import peers as peers_lib
+from tfdistill.teachers import predictions
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -129,8 +133,8 @@ class TrainingPace:
         }
 
 
-# Of a group, in its directory: `tensorboard --logdir` shows it as the run.
-DIRECTORY = "tensorboard"
+# The group's own directory, after which `tensorboard --logdir` names the run.
+DIRECTORY = ""
 _SHOWN = ("loss", "task_loss", "distillation_loss", "distillation_weight")
 
 
@@ -176,6 +180,7 @@ class CodistillTensorBoard(steps.SteppedCallback):
         self._mixer: Any = None
         self._run_log: run_log.RunLogger | None = None
         self._file: SummaryFile | None = None
+        self._described: set[str] = set()
         self._pace = TrainingPace()
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
@@ -197,7 +202,8 @@ class CodistillTensorBoard(steps.SteppedCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Writes what is known before the first step."""
         super().on_train_begin(logs)
-        _ = self.codistilled  # Refuses other models.
+        self._roles = _roles(self.codistilled.teachers)
+        self._described.clear()
         self._schedule.start(self.step)
         if self._file is not None:
             self._file.close()  # Of a training that an error has ended.
@@ -228,7 +234,7 @@ class CodistillTensorBoard(steps.SteppedCallback):
         self.read_step()
         found = _of_logs(
             {
-                f"validation/{name.removeprefix('val_')}"
+                f"Validation/{name.removeprefix('val_')}"
                 if name.startswith("val_")
                 else f"training/{name}": value
                 for name, value in (logs or {}).items()
@@ -258,8 +264,8 @@ class CodistillTensorBoard(steps.SteppedCallback):
         self._scalars(
             {
                 **{f"codistillation/{name}": logs.get(name) for name in _SHOWN},
-                **_of_teachers(status, self.step),
-                **self._taught(status),
+                **_of_teachers(status, self.step, self._roles),
+                **self._taught(),
                 **_of_exchange(self._exporter, self._loader),
                 **_of_mixing(self._mixer),
                 **_of_goodput(self._run_log),
@@ -268,12 +274,12 @@ class CodistillTensorBoard(steps.SteppedCallback):
             }
         )
 
-    def _taught(self, status: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _taught(self) -> dict[str, Any]:
         """The share of rows that each teacher taught in the last step."""
         (found,) = self.model.trainer.last.detail(labels.TAUGHT_ROWS) or [()]
         return {
-            f"teachers/{_of_name(one['name'])}/taught_rows": float(share)
-            for one, share in zip(status, found, strict=False)
+            f"teachers/{role}/taught_rows": float(share)
+            for role, share in zip(self._roles, found, strict=False)
             if not math.isnan(share)
         }
 
@@ -285,6 +291,13 @@ class CodistillTensorBoard(steps.SteppedCallback):
             for tag, value in values.items()
             if value is not None
         ]
+        for point in points:
+            if point.tag not in self._described:
+                self._described.add(point.tag)
+                text = _described(point.tag, self._roles)
+                point.metadata.CopyFrom(
+                    metadata.create_summary_metadata("", text)
+                )
         if self._file is not None:
             summary = summary_pb2.Summary(value=points)
             self._file.add(summary, step=self.step)
@@ -293,6 +306,53 @@ class CodistillTensorBoard(steps.SteppedCallback):
 # ---- the tags of docs/monitoring.md, and their values ----
 
 _Scalars = dict[str, Any]
+# By tag, with the teacher's role left out; of metrics, by their prefix.
+_MEANINGS = {
+    "codistillation/task_loss": "Mean since the epoch began.",
+    "codistillation/distillation_loss": "The same, unweighted.",
+    "codistillation/loss": "Task loss plus the weighted distillation loss. To "
+    "see whether distillation helps, compare Validation/loss.",
+    "codistillation/distillation_weight": "At the last step.",
+    "teachers/num_good": "Teachers with full weight.",
+    "teachers//taught_rows": "Share of the last step's examples (chief's first "
+    "replica) that had an answer.",
+    "teachers//staleness_steps": "The student's step minus the version's.",
+    "teachers//health": "4 good, 3 fading, 2 too stale, 1 dropped, 0 absent.",
+    "teachers//share": "What the teacher's age leaves of its weight.",
+    "teachers//loss": "Task loss on rows of the student's batches at the last "
+    "five refreshes.",
+    "teachers//num_quarantined": "Versions (messages, answers) refused so far.",
+    "teachers//num_answers": "Batches with this teacher's predictions in time.",
+    "teachers//num_missed": "Batches without this teacher's predictions.",
+    "teachers//num_unsent": "Messages that the peer did not take.",
+    "teachers//num_forged": "Messages unsigned, or of another run.",
+    "teachers//sent_bytes": "Sent to that peer so far.",
+    "exchange/export_secs": "Of the last export, in the background.",
+    "exchange/export_bytes": "Size of the last version.",
+    "exchange/read_secs": "Longest last read of a teacher, in the background.",
+    "exchange/num_published": "Exports so far.",
+    "exchange/num_skipped": "Exports left out as one was being written.",
+    "exchange/num_failed": "Exports that failed so far.",
+    "exchange/export_blocked_secs": "Pause of training for the last export.",
+    "exchange/refresh_blocked_secs": "Pause of training for the last refresh.",
+    "exchange/blocked_share": "Share of the time in which exports, refreshes "
+    "and mixes paused training; 0.02 is usual.",
+    "mixing/num_mixes": "Mixes of weights so far.",
+    "mixing/num_skipped": "Mixes left out without a version.",
+    "mixing/num_waits": "Mixes that waited for versions.",
+    "mixing/read_bytes": "Size of the versions mixed so far.",
+    "mixing/staleness_steps": "Of the oldest version of the last mix.",
+    "mixing/blocked_secs": "Pause of training for the last mix, with its wait.",
+    "mixing/wait_secs": "The part of the last mix that was a wait.",
+    "goodput/share": "Share of this group's time without what faults cost.",
+    "goodput/": "Lost so far; docs/monitoring.md has the causes.",
+    "host/examples_per_second": "Without evaluations.",
+    "host/step_secs": "Mean since the last point, without evaluations.",
+    "host/rss_bytes": "Memory of the chief's process.",
+    "training/learning_rate": "At the end of an epoch.",
+    "training/": "Over the epoch.",
+    "Validation/": "Over the validation data; loss is the task loss.",
+}
 # From the worst that may recover to the best, as a chart shows them.
 _HEALTHS = ("absent", "dropped", "too_stale", "fading", "good")
 _OF_ANSWERS = (
@@ -301,14 +361,29 @@ _OF_ANSWERS = (
 )
 
 
-def _of_name(teacher: str) -> str:
-    """Returns what stands for a teacher in tags, which slashes divide.
+def _roles(teachers: Any) -> dict[str, str]:
+    """Returns by role, which tags are made of, the name of each teacher.
 
-    Example:
-        >>> _of_name("group_1"), _of_name("/data/large.keras")
-        ('group_1', 'data_large.keras')
+    Peers have the same roles in all groups, whose curves so share a chart.
     """
-    return teacher.strip("/").replace("/", "_")
+    kinds = (peers_lib.Peer, predictions.PredictedPeer)
+    peers = [each for each in teachers if isinstance(each, kinds)]
+    found: dict[str, str] = {}
+    for each in teachers:
+        role = each.name.strip("/").replace("/", "_")
+        if each in peers:
+            role = f"peer_{peers.index(each) + 1}" if peers[1:] else "peer"
+        found[role] = each.name
+    return found
+
+
+def _described(tag: str, roles: Mapping[str, str]) -> str:
+    """Returns what TensorBoard says of a tag; nothing of unknown ones."""
+    kind, _, name = tag.partition("/")
+    if kind != "teachers" or name not in roles and "/" not in name:
+        return _MEANINGS.get(tag) or _MEANINGS.get(f"{kind}/", "")
+    role, _, name = name.rpartition("/")
+    return f"{_MEANINGS[f'teachers//{name}']} The teacher: {roles[role]}."
 
 
 def _of_logs(logs: Mapping[str, Any]) -> _Scalars:
@@ -326,14 +401,16 @@ def _of_logs(logs: Mapping[str, Any]) -> _Scalars:
     }
 
 
-def _of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> _Scalars:
+def _of_teachers(
+    status: Sequence[Mapping[str, Any]], step: int, roles: Iterable[str]
+) -> _Scalars:
     """Returns what is known of the teachers; None if it is unknown."""
     reads = [t["read_secs"] for t in status if t["read_secs"] is not None]
     found: _Scalars = {
         "teachers/num_good": sum(t["health"] == "good" for t in status),
         "exchange/read_secs": max(reads, default=None),
     }
-    for teacher in status:
+    for teacher, role in zip(status, roles, strict=False):
         version = teacher["step"]
         values = {
             "staleness_steps": step - version if version >= 0 else None,
@@ -344,8 +421,7 @@ def _of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> _Scalars:
             # Of peers that send predictions.
             **{key: teacher[key] for key in _OF_ANSWERS if key in teacher},
         }
-        name = _of_name(teacher["name"])
-        found |= {f"teachers/{name}/{key}": v for key, v in values.items()}
+        found |= {f"teachers/{role}/{key}": v for key, v in values.items()}
     return found
 
 
