@@ -26,7 +26,7 @@ from tfdistill.system import programs
 _METRICS = (("accuracy", "accuracy"), ("log_loss", "log loss"))
 _AGREEMENT = (
     ("disagreement", "disagreement"),
-    ("mean_absolute_churn", "mean abs. churn"),
+    ("mean_distance", "mean distance"),
 )
 
 

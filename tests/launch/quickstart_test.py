@@ -126,7 +126,7 @@ def test_two_groups_end_to_end(tmp_path, no_process_left, capsys):
         "accuracy, mean",
         "log loss, mean",
         "disagreement",
-        "mean abs. churn",
+        "mean distance",
         f"--logdir {directory}",
     ):
         assert words in printed

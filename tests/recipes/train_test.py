@@ -132,7 +132,7 @@ def test_groups_learn_from_each_other_and_the_last_one_merges(
     )
     assert results["agreement"] == {
         "disagreement": np.mean(first.argmax(1) != second.argmax(1)),
-        "mean_absolute_churn": pytest.approx(
+        "mean_distance": pytest.approx(
             np.abs(first - second).sum(1).mean() / 2
         ),
     }

@@ -31,8 +31,8 @@ _CHURN = {
     "relative_prediction_difference": ("relative PD", ".4f"),
 }
 _GROUPS = {
-    "between_groups_churn": ("churn between groups", ".4f"),
-    "between_groups_label_churn": ("label churn between groups", ".4f"),
+    "between_groups_churn": ("distance between groups", ".4f"),
+    "between_groups_label_churn": ("disagreement of groups", ".4f"),
     "teacher_staleness": ("teacher staleness, steps", ",.0f"),
     "versions_read": ("versions read", ",.1f"),
     "versions_due": ("versions by the interval", ",.1f"),

@@ -34,7 +34,7 @@ RESULTS = run_files.RESULTS
 STUDENT = "student.keras"
 _AGREEMENT: Mapping[str, str] = {
     "disagreement": "label_churn",
-    "mean_absolute_churn": "churn",
+    "mean_distance": "churn",
 }
 
 
