@@ -1,4 +1,4 @@
-"""What docs/from_distiller.md says of `keras.distillation`, measured.
+"""What docs/models.md says of `keras.distillation`, measured.
 
 A test of a defect fails when Keras corrects it: then the page must change.
 """

@@ -1,6 +1,6 @@
 """The fenced blocks of the documentation's pages.
 
-A page's conventions, which docs/guide.md explains to its readers:
+A page's conventions:
 
 - a Python block whose first line is `# name.py` is the file of that name; the
   others of a page are run one after the other, in one namespace;

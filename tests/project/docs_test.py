@@ -33,7 +33,7 @@ _BLOCKS = [
 ]
 # Pages whose Python blocks a test of their own runs, at length.
 # This page runs as a whole, at the end of this file.
-_INTEROP = "docs/interop.md"
+_INTEROP = "docs/models.md"
 _WITH_PYTHON = sorted(
     {
         block.page
