@@ -12,6 +12,7 @@ import pytest
 from packaging import requirements
 from packaging import utils
 
+from tests.cases import wheels
 from tfdistill.commands import main
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -27,54 +28,17 @@ def _version() -> str:
     return re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE).group(1)
 
 
-def _run(*command: str, cwd: pathlib.Path) -> str:
-    done = subprocess.run(
-        command, cwd=cwd, timeout=240, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 # --- The wheel ---------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> pathlib.Path:
-    """A wheel made from a copy, so that no build folder stays behind here."""
-    pytest.importorskip("pip", reason="needs pip (extra: dev)")
-    source = tmp_path_factory.mktemp("source")
-    copied = ["LICENSE", "README.md", "pyproject.toml"]
-    for folder in ("benchmarks", "launch", "models", "tests", "tfdistill"):
-        found = (_ROOT / folder).rglob("*")
-        copied += [
-            path.relative_to(_ROOT).as_posix()
-            for path in found
-            if path.is_file() and "__pycache__" not in path.parts
-        ]
-    for name in copied:
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes((_ROOT / name).read_bytes())
-    target = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index"]
-    command += ["--no-build-isolation", "--wheel-dir", str(target), str(source)]
-    _run(*command, cwd=target)
-    (made,) = target.glob("*.whl")
-    return made
+    return wheels.build(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory) -> pathlib.Path:
-    target = tmp_path_factory.mktemp("installed")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--no-index",
-    ]
-    _run(*command, "--target", str(target), str(wheel), cwd=target)
-    return target
+    return wheels.install(wheel, tmp_path_factory.mktemp("installed"))
 
 
 def _import_installed(installed: pathlib.Path, program: str) -> str:
@@ -88,7 +52,7 @@ def _import_installed(installed: pathlib.Path, program: str) -> str:
         "    raise SystemExit(f'wrong package: {tfdistill.__file__}')\n"
     )
     command = [sys.executable, "-I", "-c", head + program]
-    return _run(*command, cwd=installed.parent)
+    return wheels.run(*command, cwd=installed.parent)
 
 
 def test_wheel_holds_the_library_and_nothing_else(wheel):
@@ -228,7 +192,7 @@ def _project_files() -> list[pathlib.Path]:
     """Files that git tracks or would add."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     try:
-        names = _run(*command, cwd=_ROOT).splitlines()
+        names = wheels.run(*command, cwd=_ROOT).splitlines()
     except (FileNotFoundError, AssertionError) as error:
         pytest.skip(f"not a git checkout: {error}")
     return [_ROOT / name for name in names if (_ROOT / name).is_file()]
