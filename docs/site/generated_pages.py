@@ -81,6 +81,12 @@ def on_files(files: Any, config: Any) -> Any:
         pages[f"commands/{name}.md"] = _command_page(name)
     for name, path in _TEXTS.items():
         pages[name] = (_ROOT / path).read_text("utf-8")
+    known = importlib.import_module("tfdistill.cluster.identity")
+    missing = {
+        x for x in known.KNOWN_VARIABLES if x not in pages["environment.md"]
+    }
+    if missing:
+        raise PluginError(f"docs/site/environment.md lacks {missing}.")
     for folder in _OUTSIDE:
         for path in sorted((_ROOT / "docs" / folder).glob("**/*.md")):
             name = path.relative_to(_ROOT / "docs").as_posix()

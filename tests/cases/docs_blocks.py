@@ -4,6 +4,7 @@ A page's conventions:
 
 - a Python block whose first line is `# name.py` is the file of that name; the
   others of a page are run one after the other, in one namespace;
+- a `diff` that begins with `# name.py` is that file once it is applied;
 - a block in `sh`, `bash` or no language holds commands, not what they print;
 - `<!-- not run: reason -->` in the line before a block: why no test runs it.
 """
@@ -19,7 +20,7 @@ _MARKER = re.compile(r"^<!-- not run: (.+) -->$")
 _FILE = re.compile(r"^# ([\w/]+\.py)$")
 SHELL = ("", "bash", "sh")
 # Languages of blocks that are there to be read.
-READ = ("dockerfile", "json", "text", "yaml")
+READ = ("diff", "dockerfile", "json", "text", "yaml")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,13 @@ class Block:
         """The file that a Python block is, if it is one."""
         found = _FILE.match(self.text.partition("\n")[0])
         return found[1] if found and self.language == "python" else None
+
+    @property
+    def applied(self) -> str:
+        """What a diff leaves of a file."""
+        lines = self.text.splitlines()
+        kept = [line[1:] for line in lines if not line.startswith("-")]
+        return "".join(f"{line}\n" for line in kept)
 
     @property
     def commands(self) -> list[list[str]]:

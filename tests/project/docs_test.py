@@ -23,10 +23,10 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
-from launch import compare
-from launch import recipes
 from tests.cases import codistillation as cases
 from tests.cases import docs_blocks
+from tfdistill.commands import compare
+from tfdistill.recipes import recipes
 
 _BLOCKS = [
     block for page in docs_blocks.pages() for block in docs_blocks.blocks(page)
@@ -75,10 +75,12 @@ def _check_command(words, block):
     program, arguments = words[0], words[1:]
     if program == ".venv/bin/python":
         program = "python"
-    if program in _project()["scripts"]:
-        _check_program(program, arguments)
+    if program == "tfdistill":
+        if arguments != ["--help"]:
+            name, *arguments = arguments
+            _check_program(f"tfdistill.commands.{name}", arguments, block)
     elif program == "python" and arguments[0] == "-m":
-        _check_program(arguments[1], arguments[2:])
+        _check_program(arguments[1], arguments[2:], block)
     elif program == "python":
         _check_script(arguments[0], block)
     elif program in ("bash", "."):
@@ -97,22 +99,20 @@ def _check_command(words, block):
         )
 
 
-def _check_program(name, arguments):
+def _check_program(name, arguments, block):
     """Gives a command line to the program's own parser."""
-    path = _project()["scripts"].get(name, name).partition(":")[0]
-    module = importlib.import_module(path)
-    if hasattr(module, "__path__"):
-        module = importlib.import_module(f"{path}.__main__")
-    options = module.PROGRAM.parse(arguments)
+    options = importlib.import_module(name).PROGRAM.parse(arguments)
     recipe = getattr(options, "recipe", None)
-    if recipe and not recipe.endswith(".json"):
+    if recipe and recipe.endswith(".py"):
+        _check_script(recipe, block)
+    elif recipe and not recipe.endswith(".json"):
         changes = getattr(options, "override", [])
         found, method = recipes.get(recipe), getattr(options, "method", None)
         found = found.by_method(method) if method else found
         recipes.override(found, changes)
-    if name == "launch.compare":
-        compare._setup(options)
-        assert compare._variants(options)
+        if name.endswith(".compare"):
+            compare._setup(options)
+            assert compare._variants(options)
 
 
 def _check_script(path, block):

@@ -16,15 +16,16 @@ import sys
 
 import pytest
 
-from launch import local
 from tests.cases import docs_blocks
 from tests.cases import runs
 from tests.programs import commands
+from tfdistill.commands import run
 
 # The first test runs the pages.
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(800)]
 # In the order in which a reader types them; later pages use earlier files.
 _PAGES = (
+    "docs/tutorial_workers.md",
     "docs/your_script.md",
     "docs/models.md",
     "docs/parameter_servers.md",
@@ -33,9 +34,10 @@ _PAGES = (
     "docs/serving.md",
 )
 _LIMIT_SECS = 300
-_IN_THE_README = "## In your own script"
 # For a part of each command: what it prints.
 _EXPECTED = {
+    "workers-per-group=2 train.py": "group 0: done",
+    "ps-per-group=1 train.py": "group 0: done",
     "python my_train.py": "distillation_weight",
     "--workdir=/tmp/my_run": "group 1: done",
     "tail -n 1": '"event": "end"',
@@ -45,7 +47,7 @@ _EXPECTED = {
     "offline_train.py": "val_accuracy",
     "--workdir=/tmp/apart": "group 1: done",
     "churn.py": "mean absolute difference: 0.",
-    "launch.promote": "/served/digits/300",
+    "tfdistill promote": "/served/digits/300",
     "ask.py": "'outputs': TensorSpec(shape=(None, 10)",
 }
 # The first run, whose command is typed into a shell.
@@ -72,16 +74,19 @@ def _in_a_shell(text, directory):
 def _by_a_fork(words, directory):
     """What a command prints that imports TensorFlow; None for any other."""
     match words:
-        case ["python", "-m", "launch.local", *options]:
-            end = options.index("--")
-            python, script, *arguments = options[end + 1 :]
-            assert python == "python"
-            command = commands.of(script, *arguments, cwd=directory)
+        case ["tfdistill", "run", *options]:
+            end = [word.startswith("--") for word in options].index(False)
+            command = commands.of(*options[end:], cwd=directory)
             printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                code = local.main([*options[: end + 1], *command])
+            with (
+                contextlib.redirect_stdout(printed),
+                contextlib.chdir(directory),
+            ):
+                code = run.PROGRAM.main([*options[:end], "--", *command])
             assert code == 0, printed.getvalue()
             return printed.getvalue()
+        case ["tfdistill", name, *arguments]:
+            program = f"launch.{name}"
         case ["python", "-m", program, *arguments]:
             pass
         case ["python", program, *arguments]:
@@ -95,7 +100,7 @@ def _by_a_fork(words, directory):
 
 def _here(text, tmp):
     """A page's text with another /tmp, and one worker in a group."""
-    workers = "--workers_per_group="
+    workers = "--workers-per-group="
     return text.replace("/tmp/", f"{tmp}/").replace(
         f"{workers}2", f"{workers}1"
     )
@@ -167,26 +172,15 @@ def test_its_models_are_saved_and_served(typed):
 def test_the_script_of_the_readme_runs_alone_and_in_groups(
     tmp_path, no_process_left
 ):
-    (script,) = (
-        block
-        for block in docs_blocks.blocks("README.md")
-        if block.file_name == "my_train.py"
-    )
-    (tmp_path / script.file_name).write_text(script.text)
-    printed = _by_a_fork(["python", script.file_name], tmp_path)
+    script, command = docs_blocks.blocks("README.md")[1:3]
+    (tmp_path / "my_train.py").write_text(script.applied)
+    printed = _by_a_fork(["python", "my_train.py"], tmp_path)
     assert "accuracy: 0.9" in printed
 
-    section = docs_blocks.read("README.md").partition(_IN_THE_README)[2]
-    (command,) = (
-        line
-        for line in section.partition("\n## ")[0].splitlines()
-        if "launch.local" in line
-    )
-    assert "group 1: done" in _by_a_fork(
-        shlex.split(_here(command, tmp_path)), tmp_path
-    )
-    run = tmp_path / "run"
+    (words,) = command.commands
+    assert "group 1: done" in _by_a_fork(words, tmp_path)
+    workdir = tmp_path / "runs" / "last"
     for group in ("group_0", "group_1"):
         # Of the default callbacks.
-        assert any((run / group / "backup").iterdir())
-        assert any((run / "exchange" / group).iterdir())
+        assert any((workdir / group / "backup").iterdir())
+        assert any((workdir / "exchange" / group).iterdir())
