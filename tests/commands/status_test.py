@@ -134,4 +134,5 @@ def test_a_real_run_that_failed_and_came_back(tmp_path):
         check=True,
     )
     assert done.stdout.splitlines()[3].split()[:2] == ["0", "done"]
-    assert "group_0_worker_0 ended with exit code 1" in done.stdout
+    told = "group_0_worker_0: ValueError: the first try (exit code 1)"
+    assert told in done.stdout

@@ -41,7 +41,7 @@ def _launched(
     preexec_fn=None,
     **env,
 ):
-    command = [sys.executable, "-m", "tfdistill.launcher.command", *options]
+    command = [sys.executable, "-m", "launch.local", *options]
     command += [f"--workdir={workdir}", "--preload=json", "--"]
     command += tasks.command(code)
     process = subprocess.Popen(

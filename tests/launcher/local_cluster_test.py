@@ -133,13 +133,17 @@ def test_two_launchers_do_not_share_a_workdir(tmp_path):
     files.lock(topology).close()
 
 
-def test_an_error_is_quoted_though_much_was_said_after_it(tmp_path):
+def test_the_end_of_a_log_is_quoted_without_the_noise_of_tensorflow(tmp_path):
     path = tmp_path / "group_0_worker_0.log"
-    path.write_text("Traceback\nmy.OddError: 3 rows\n" + "noise\n" * 30)
-    quoted = files.quote(path)
-    assert quoted[1:-1] == ["noise"] * 20 + ["---"]
-    assert quoted[-1] == "before them: my.OddError: 3 rows"
-    path.write_text("ValueError: here\nnoise\n")
-    assert files.quote(path)[1:] == ["ValueError: here", "noise", "---"]
+    noise = (
+        "WARNING: All log messages before absl::InitializeLog() is called are\n"
+        "E0000 00:00:17.148151   20 cuda_platform.cc:52] failed call\n"
+        "I0000 00:00:17.138020   29 grpc_server_lib.cc:467] Started server\n"
+        "2026-11-25 07:40:58.1: I tensorflow/core/util/port.cc:153] oneDNN on\n"
+        "To enable the following instructions: AVX2 FMA, rebuild TensorFlow\n"
+    )
+    own = "W1125 07:40:11.1  12 model.py:30] No teacher"
+    path.write_text("x\n" * 9 + noise + f"{own}\n" + noise + "y\n" * 18)
+    assert files.quote(path)[1:] == ["x", own, *"y" * 18, "---"]
     path.unlink()
     assert files.quote(path)[1:] == ["---"]

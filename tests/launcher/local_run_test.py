@@ -100,6 +100,15 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
     assert other.last_lines == ()
 
 
+def test_the_exception_that_ended_a_task_comes_first(tmp_path, capsys):
+    code = "raise ValueError('no [b] rows')"
+    result = tasks.run(tasks.topology(tmp_path, code))
+    (failed,) = result.groups
+    why = "group_0_worker_0: ValueError: no [b] rows (exit code 1)"
+    assert failed.reason == why
+    assert f"group 0 failed: {why}\n--- last" in capsys.readouterr().out
+
+
 def test_other_groups_may_go_on(tmp_path):
     task = """
 if GROUP == 1:

@@ -106,7 +106,7 @@ def test_11_ctrl_c_ends_every_process(tmp_path):
         [
             sys.executable,
             "-m",
-            "tfdistill.launcher.command",
+            "launch.local",
             "--num_groups=1",
             "--workers_per_group=2",
             f"--workdir={tmp_path}",

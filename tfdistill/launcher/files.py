@@ -131,14 +131,9 @@ def write_record(topology: local_cluster.LocalCluster) -> None:
 
 
 def quote(path: pathlib.Path) -> list[str]:
-    """Returns the last lines of a log, and its last error, as a message."""
+    """Returns the last lines of a log as a message."""
     lines = last_lines(path)
-    quoted = [f"--- last {len(lines)} lines of {path}", *lines, "---"]
-    error = logs.last_error([path])
-    # TensorFlow may say a lot between a failure and its end.
-    if error and not any(error.text in line for line in lines):
-        quoted.append(f"before them: {error.text}")
-    return quoted
+    return [f"--- last {len(lines)} lines of {path}", *lines, "---"]
 
 
 def last_lines(path: pathlib.Path) -> list[str]:
@@ -153,6 +148,5 @@ def last_lines(path: pathlib.Path) -> list[str]:
         return []
     lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
     shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
-    return [untrusted.without_control(line) for line in shown][
-        -_NUM_LAST_LINES:
-    ]
+    told = [untrusted.without_control(x) for x in shown if not logs.is_noise(x)]
+    return told[-_NUM_LAST_LINES:]

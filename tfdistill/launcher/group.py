@@ -33,6 +33,7 @@ from tfdistill.launcher import task_process
 from tfdistill.launcher import watches
 from tfdistill.status import directory as run_directory
 from tfdistill.status import group as group_status
+from tfdistill.status import logs
 from tfdistill.status import run_events
 from tfdistill.system import untrusted
 
@@ -385,5 +386,10 @@ class SupervisedGroup:
         self._holders = []
 
     def _describe(self, name: str, code: int) -> str:
-        described = f"{name} {run_events.describe(code)}"
-        return self._killed_for.get(name) or described
+        """Names the exception that ended a task; else its exit code."""
+        if name in self._killed_for:
+            return self._killed_for[name]
+        error = logs.last_error([self._tasks[name].log_path])
+        if error and code > 0:
+            return f"{name}: {error.text} (exit code {code})"
+        return f"{name} {run_events.describe(code)}"

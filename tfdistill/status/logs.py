@@ -17,6 +17,14 @@ _ERROR = re.compile(
     r"|Fatal Python error: .*"
     r"|(?:Segmentation fault|Killed|Aborted|Bus error).{0,20}"
 )
+# What TensorFlow's C++ says at every start, on machines without GPUs too.
+_NOISE = re.compile(
+    r"[IW][0-9]{4} [0-9:. ]+ [\w.]+\.(?:cc|h):[0-9]+\] "
+    r"|[0-9-]+ [0-9:.]+: [IW] (?:tensorflow|external)/"
+    r"|WARNING: All log messages before absl::InitializeLog"
+    r"|To enable the following instructions: "
+    r"|E.* (?:cuda|cudnn|cufft|cublas)\w*\.cc:[0-9]+\] "
+)
 # Where a launcher has started the task again.
 _RESTART = re.compile(r"===== .*: start [0-9]+ of the group =====")
 
@@ -27,6 +35,18 @@ class LogError(NamedTuple):
     log: str
     text: str
     ends_it: bool
+
+
+def is_noise(line: str) -> bool:
+    """Returns whether a line tells nothing of the training itself.
+
+    Example:
+        >>> is_noise("I0000 00:00:17.5  12 grpc_server_lib.cc:467] Started")
+        True
+        >>> is_noise("W1125 07:40:11.1  12 model.py:30] No teacher")
+        False
+    """
+    return _NOISE.match(line) is not None
 
 
 def last_error(logs: list[pathlib.Path]) -> LogError | None:
