@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv="${LOWEST_VENV:-$PWD/.venv-lowest}"
 uv="${UV-$(command -v uv || true)}"
 # What tests import besides.
-tools="$(grep -E '^(hypothesis|psutil|pytest|pytest-xdist|PyYAML|pyyaml)==' \
+tools="$(grep -E '^(hypothesis|psutil|pytest|pytest-xdist)==' \
   requirements.txt)"
 # Where versions differ: the same numbers on replicas, each private name of
 # Keras, and what variables and SavedModels are made of.

@@ -115,7 +115,11 @@ def test_the_wheel_alone_runs_every_command_on_a_users_own_files(tfdistill):
     )
     assert "60 examples" in tried["label"]
     tried["compare"] = tfdistill(
-        *("compare", "--recipe=my_workload.py", "--methods=independent,codistill"),
+        *(
+            "compare",
+            "--recipe=my_workload.py",
+            "--methods=independent,codistill",
+        ),
         *("--trials=2", "--workdir=compared"),
     )
     assert (here / "compared" / "report.md").exists()
@@ -135,7 +139,8 @@ def test_the_wheel_alone_runs_every_command_on_a_users_own_files(tfdistill):
     tried["slurm"] = tfdistill("slurm", *shared)
     assert "#SBATCH --array=0-1" in tried["slurm"]
     tried["kubernetes"] = tfdistill(
-        "kubernetes", "--name=run1", "--image=me/image", *groups
+        *("kubernetes", "--name=run1", "--image=me/image"),
+        *("--volume-claim=runs", *groups),
     )
     assert "my_train.py" in tried["kubernetes"]
     assert set(tried) == set(main.COMMANDS)
