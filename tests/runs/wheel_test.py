@@ -124,14 +124,16 @@ def test_the_wheel_alone_runs_every_command_on_a_users_own_files(tfdistill):
     )
     assert (here / "compared" / "report.md").exists()
 
-    process = tfdistill.start("teach", "--exchange=runs/last/exchange")
+    process = tfdistill.start(
+        "teach", "--exchange=runs/last/exchange", "--port=0"
+    )
     try:
         tried["teach"] = process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
     finally:
         process.kill()
-    assert json.loads(tried["teach"])["port"] == 8500
+    assert json.loads(tried["teach"])["port"] > 0
     assert process.returncode == 0
 
     groups = ("--num-groups=2", "--workdir=/shared/run", "my_train.py")
