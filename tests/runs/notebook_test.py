@@ -69,7 +69,7 @@ def test_the_notebook_runs_and_shows_what_it_promises(executed, tmp_path):
         lines = "".join(o.text for o in outputs)
         print(lines)
         for group in (0, 1):  # Again with each news of the other.
-            assert f"group {group}: done, step 480/480" in lines
+            assert f"group {group}: done, step 1200/1200" in lines
     *texts, plot = _outputs(executed, "saved_model.load")
     assert plot.data["image/png"]
     # On a busy machine, lines come one by one.
