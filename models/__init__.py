@@ -24,6 +24,7 @@ between groups. It takes the same arguments; most of them change nothing.
 RECIPES = {
     "cifar10": "models.cifar10:workload",
     "cifar10_small": "models.cifar10:small",
+    "clicks": "models.clicks:workload",
     "criteo": "models.criteo:workload",
     "criteo_dlrm": "models.criteo:dlrm",
     "criteo_small": "models.criteo:small",

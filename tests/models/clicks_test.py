@@ -1,0 +1,58 @@
+"""Tests of the generated clicks: what their docstring promises."""
+
+import numpy as np
+import tensorflow as tf
+
+from models import clicks
+from tfdistill import metrics
+
+
+def _log_loss(log, probabilities):
+    return metrics.quality(log.labels, probabilities)["log_loss"]
+
+
+def test_the_same_seed_makes_the_same_log():
+    one, same, other = (
+        clicks.generate(seed, rows_per_day=50) for seed in (3, 3, 4)
+    )
+    for name in ("ids", "numbers"):
+        np.testing.assert_array_equal(one.inputs[name], same.inputs[name])
+        assert not np.array_equal(one.inputs[name], other.inputs[name])
+    np.testing.assert_array_equal(one.labels, same.labels)
+
+
+def test_labels_are_drawn_with_the_true_probabilities():
+    log = clicks.generate(seed=1)
+    for bound in (0.1, 0.3):
+        rows = np.abs(log.probabilities - bound) < 0.02
+        assert abs(log.labels[rows].mean() - bound) < 0.03
+    truth = _log_loss(log, log.probabilities)
+    mean = np.full(len(log.labels), log.labels.mean())
+    assert truth < 0.9 * _log_loss(log, mean)
+    # Anybody who knows better than the truth has seen the labels.
+    for worse in (log.probabilities * 0.9, log.probabilities**0.9):
+        assert _log_loss(log, worse) > truth
+
+
+def test_the_last_day_is_held_out_and_the_clicks_drift():
+    log = clicks.generate(rows_per_day=2000)
+    train, held_out = clicks.split(log)
+    assert set(train.days) == set(range(7)) and set(held_out.days) == {7}
+    assert len(held_out.labels) == 2000
+    still = clicks.generate(rows_per_day=2000, drift=0.0)
+    frequent = np.unique(still.inputs["ids"][:, 0], return_counts=True)[1]
+    assert (frequent > 100).any()
+
+    def changes(log):
+        days = [log.probabilities[log.days == day].mean() for day in range(8)]
+        return np.std(days)
+
+    assert changes(log) > 2 * changes(still)
+
+
+def test_the_student_takes_what_the_log_holds():
+    workload = clicks.workload(rows_per_day=20)
+    (inputs, labels), _ = workload.data
+    logits = workload.model()(inputs)
+    assert logits.shape == labels.shape == (140, 1)
+    assert logits.dtype == tf.float32
