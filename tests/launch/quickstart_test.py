@@ -170,7 +170,9 @@ def _check_run(workdir, *, distilled):
         ] * distilled
         directory = workdir / f"group_{group}"
         # By the chief alone: two files would repeat each step.
-        shown = summary_cases.scalars(directory, "codistillation/task_loss")
+        shown = summary_cases.scalars(
+            directory / "tensorboard", "codistillation/task_loss"
+        )
         assert [step for step, _ in shown] == [40]
         found = predictions.read(directory)
         assert found.probabilities.shape == (500, 10)

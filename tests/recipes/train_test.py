@@ -78,7 +78,7 @@ def test_one_group_on_one_machine_leaves_all_files(tmp_path, capsys):
     assert metrics["log_loss"] == pytest.approx(
         epochs[-1]["val_loss"], rel=1e-4
     )
-    assert list(directory.glob("*tfevents*"))
+    assert list(directory.glob("tensorboard/*tfevents*"))
     assert not [p for p in workdir.rglob(".*") if p.is_file()], "drafts left"
 
     _, (images, labels) = digits.load()

@@ -133,8 +133,9 @@ class TrainingPace:
         }
 
 
-# The group's own directory, after which `tensorboard --logdir` names the run.
-DIRECTORY = ""
+# Of a group, in its directory: a place that other programs rely on, so that
+# `tensorboard --logdir` calls the run group_0/tensorboard.
+DIRECTORY = "tensorboard"
 _SHOWN = ("loss", "task_loss", "distillation_loss", "distillation_weight")
 
 
