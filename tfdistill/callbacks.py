@@ -1,7 +1,8 @@
 """What happens between steps: exports of the student, news of teachers.
 
 And the other callbacks that users add to `fit`, each of whose code is in its
-room: `Backup`, `CodistillTensorBoard`, `IgnoreStorageErrors`.
+room: `Backup`, `CodistillTensorBoard`, `HeldOutPredictions`,
+`IgnoreStorageErrors`.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import tensorflow as tf
 
 from tfdistill.backup.callback import Backup
 from tfdistill.cluster import identity
+from tfdistill.cluster import method
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import claim
@@ -28,6 +30,9 @@ from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 from tfdistill.follow import screen
+from tfdistill.held_out.callback import HeldOutPredictions
+from tfdistill.mixing import mixer
+from tfdistill.mixing import rules
 from tfdistill.observe.storage_errors import IgnoreStorageErrors
 from tfdistill.observe.summaries import CodistillTensorBoard
 from tfdistill.system import background
@@ -40,6 +45,8 @@ _FIRST_PAUSE_SECS = 1.0
 _LONGEST_PAUSE_SECS = 30.0
 # Longest wait for the last export at the end of training.
 _FINISH_SECS = 600.0
+# How long groups that are compared wait for each other.
+_TOGETHER_SECS = 300.0
 # Steps that have certainly ended when so many later ones were begun.
 _MOST_UNCOUNTED = 64
 # Of a group that has taken its first step, in its directory.
@@ -51,6 +58,7 @@ _log = logging.getLogger(__name__)
 __all__ = [
     "Backup",
     "CodistillTensorBoard",
+    "HeldOutPredictions",
     "IgnoreStorageErrors",
     "StudentExporter",
     "TeacherLoader",
@@ -89,6 +97,14 @@ def defaults(
         StudentExporter(exchange, every_steps=every_steps),
         TeacherLoader(every_steps=every_steps),
     ]
+    if chosen := method.chosen():  # Runs of a comparison are short.
+        found.insert(0, WaitForGroups(cluster, limit_secs=_TOGETHER_SECS))
+        if chosen.mixes:
+            found[-1] = mixer.WeightMixer(
+                rules.ModelAveraging(),
+                every_steps=method.every_steps(every_steps),
+                wait_secs=_TOGETHER_SECS,
+            )
     if cluster.group_dir is not None:
         found.append(Backup(f"{cluster.group_dir}/backup"))
     return found
@@ -151,6 +167,7 @@ class StudentExporter(steps.Exporter):
             ValueError: An argument is not as above.
         """
         super().__init__()
+        every_steps = method.every_steps(every_steps)
         self._schedule = steps.EverySteps(every_steps)
         _check_offset(offset_steps, every_steps)
         if exchange is not None:
@@ -466,7 +483,9 @@ class TeacherLoader(steps.Loader):
             every_steps: Steps between refreshes, >= 1.
         """
         super().__init__()
-        self._schedule = steps.EverySteps(every_steps)
+        own = steps.EverySteps(every_steps).every_steps
+        # To look less often than there is news would hide the interval.
+        self._schedule = steps.EverySteps(min(own, method.every_steps(own)))
         self.num_refreshes = 0
         self.blocked = background.WorkTimes()
 

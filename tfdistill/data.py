@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdistill import data_checks
 from tfdistill.cluster import identity
+from tfdistill.cluster import method
 from tfdistill.data_checks import DataError
 from tfdistill.data_checks import checked
 
@@ -71,6 +72,7 @@ def group_shard(
     if mode not in _MODES:
         raise ValueError(f"`mode` must be one of {_MODES}; received {mode!r}.")
     cluster = cluster or identity.Cluster.from_env()
+    mode = method.share(mode, num_groups=cluster.num_groups)
     if not isinstance(examples, tf.data.Dataset):
         return _shard_arrays(examples, cluster, mode)
     if mode == "coordinated":

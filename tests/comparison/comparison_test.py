@@ -19,8 +19,8 @@ from tfdistill.comparison import report
 from tfdistill.comparison import runs
 from tfdistill.comparison import trials
 from tfdistill.comparison import tuning
+from tfdistill.held_out import predictions
 from tfdistill.recipes import outputs
-from tfdistill.recipes import predictions
 
 
 def _setup(**changes):

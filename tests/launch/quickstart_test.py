@@ -12,8 +12,8 @@ import rich.console
 
 from launch import quickstart
 from tests.cases import runs
+from tfdistill.held_out import predictions
 from tfdistill.recipes import outputs
-from tfdistill.recipes import predictions
 
 ROOT = pathlib.Path(quickstart.__file__).parent.parent
 # Groups of two workers run to their end in tests/runs/kubernetes_test.py.

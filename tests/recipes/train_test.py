@@ -19,10 +19,10 @@ from tests.cases import criteo as criteo_cases
 from tests.cases import runs
 from tfdistill.commands import run as local
 from tfdistill.commands import train
+from tfdistill.held_out import predictions
 from tfdistill.launcher import group as supervised_group
 from tfdistill.launcher import local_run
 from tfdistill.recipes import outputs
-from tfdistill.recipes import predictions
 from tfdistill.recipes import task
 
 SHORT = ("num_steps=20", "evaluate_every_steps=10", "every_steps=10")

@@ -9,7 +9,7 @@ import pytest
 from launch import train
 from tests.cases import language_model as cases
 from tests.cases import runs
-from tfdistill.recipes import predictions
+from tfdistill.held_out import predictions
 
 SHORT = (
     "num_steps=20",

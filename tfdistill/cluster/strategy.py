@@ -9,10 +9,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdistill.cluster import ending
 from tfdistill.cluster import identity
+from tfdistill.cluster import method
 from tfdistill.cluster import rendezvous
 from tfdistill.cluster import replicas
 from tfdistill.cluster import server
@@ -87,6 +89,9 @@ def make_strategy(
     ending.install()  # TensorFlow may have put its own handler there.
     signs.announce(signs.READY)
     _CLUSTERS[strategy] = cluster
+    seed = method.seed(cluster.group)
+    if seed is not None:
+        keras.utils.set_random_seed(seed)
     return strategy
 
 

@@ -1,7 +1,7 @@
 """Does codistillation help this model? Runs it against its controls.
 
-tfdistill compare --recipe=digits --methods=independent,codistill \
-    --trials=6 --workdir=DIR
+tfdistill compare my_workload.py --methods=independent,codistill --trials=4
+tfdistill compare my_train.py --held-out=NAME
 
 The same command resumes where it was stopped, and adds more methods and trials
 to the same report.
@@ -16,6 +16,7 @@ from typing import Any
 from absl import logging
 
 from tfdistill.commands import recipe_options
+from tfdistill.commands import run as run_lib
 from tfdistill.comparison import trials
 from tfdistill.launcher import fields
 from tfdistill.launcher import parent
@@ -23,6 +24,8 @@ from tfdistill.recipes import recipes
 from tfdistill.system import programs
 
 _METHODS = "independent,codistill"
+# Where comparisons without --workdir go.
+_HERE = "comparisons"
 EXIT_FAILURE, EXIT_OPTIONS, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -50,13 +53,19 @@ def _add_options(options: programs.Flags) -> None:
 
 def _add_what(add: Callable[..., None]) -> None:
     add(
-        "recipe",
-        "<NAME>: a recipe, a file or module with a function workload, or the "
-        "config.json of an earlier run",
-        required=True,
+        "held_out",
+        "<NAME>: FILE.py is a training script, whose callback "
+        "HeldOutPredictions of this name says what is compared",
     )
     add(
-        "workdir", "<DIR>: directory for all runs and the report", required=True
+        "recipe",
+        "<NAME>: in place of FILE.py a recipe, a module with a function "
+        "workload, or the config.json of an earlier run",
+    )
+    add(
+        "workdir",
+        f"<DIR>: directory for all runs and the report; default ./{_HERE}/1, "
+        f"./{_HERE}/2 and so on, or the last one if the same is compared there",
     )
     add("methods", f"<NAME,...>: default {_METHODS}")
     add(
@@ -97,10 +106,51 @@ def _add_what(add: Callable[..., None]) -> None:
     )
 
 
+def _compared(options: programs.Options) -> recipes.Recipe:
+    """Returns what is compared: a recipe, a file of one, or a script."""
+    file, name = options.file, options.recipe
+    if (file is None) == (name is None):
+        received = "neither" if file is None else f"{file} and {name}"
+        raise ValueError(
+            "expected a file with a function workload, a script and "
+            f"--held-out=NAME, or --recipe=NAME; received {received}"
+        )
+    if options.held_out is None:
+        if options.command:
+            raise ValueError(
+                "what follows -- are the arguments of a script, which needs "
+                f"--held-out=NAME; received {' '.join(options.command)}"
+            )
+        return recipes.get(name or file)
+    from tfdistill.comparison import scripts
+
+    return scripts.Script.of(
+        file or name, held_out=options.held_out, command=options.command
+    )
+
+
+def _workdir(options: programs.Options, setup: trials.Setup) -> pathlib.Path:
+    """Returns the directory: the last one if the same is compared there."""
+    from tfdistill.comparison import experiment
+
+    if options.workdir:
+        return pathlib.Path(options.workdir).absolute()
+    place = pathlib.Path(_HERE).absolute()
+    last = (place / run_lib.LAST).resolve()
+    if experiment.holds(last, setup, _tuning(options)):
+        return last
+    if options.report_only:
+        raise ValueError(
+            f"--report-only needs a comparison of these options; {last} is "
+            "none. Name its directory: --workdir=DIR"
+        )
+    return run_lib.new_directory(place)
+
+
 def _setup(options: programs.Options) -> trials.Setup:
     from tfdistill.comparison import collect
 
-    recipe = recipes.override(recipes.get(options.recipe), options.override)
+    recipe = recipes.override(_compared(options), options.override)
     collect.check(options.target)
     return trials.Setup(recipe=recipe, **fields.chosen(trials.Setup, options))
 
@@ -144,13 +194,17 @@ def _run(options: programs.Options) -> int:
     from tfdistill.comparison import markdown
 
     try:
-        compared = experiment.Experiment(
-            pathlib.Path(options.workdir).absolute(),
-            setup=_setup(options),
-            variants=_variants(options),
-            num_trials=0 if options.report_only else options.trials,
-            tune=_tuning(options),
-        )
+        setup = _setup(options)
+        planned: dict[str, Any] = {
+            "setup": setup,
+            "variants": _variants(options),
+            "num_trials": 0 if options.report_only else options.trials,
+            "tune": _tuning(options),
+        }
+        if not options.workdir:  # No directory is made for wrong options.
+            experiment.Experiment(pathlib.Path(_HERE, "0"), **planned)
+        workdir = _workdir(options, setup)
+        compared = experiment.Experiment(workdir, **planned)
     except (OSError, ValueError) as error:
         raise programs.UsageError(str(error)) from error
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -183,12 +237,15 @@ def _say(text: str) -> None:
 
 PROGRAM = programs.Program(
     name="tfdistill compare",
-    usage="--recipe=NAME --workdir=DIR [options]",
-    about="Trains a recipe by several methods, each several times with "
-    "different\nseeds, and reports quality, steps to a target, churn and cost "
-    "in report.md,\nreport.json and plots.",
+    usage="my_workload.py [options]\n"
+    "my_train.py --held-out=NAME [options] [-- ARGUMENT ...]\n"
+    "--recipe=NAME [options]",
+    about="Trains a model by several methods, each several times with "
+    "different\nseeds, and reports quality, churn and cost in report.md, "
+    "report.json and plots.",
     notes=_notes(),
     define=_add_options,
     run=_run,
+    takes_file="a file with a function workload, or a training script",
 )
 main = PROGRAM.main

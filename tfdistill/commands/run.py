@@ -62,8 +62,8 @@ def _add_options(options: programs.Flags) -> None:
     recipe_options.add(options)
 
 
-def _new_directory(runs: pathlib.Path) -> pathlib.Path:
-    """Makes the directory with the next number, and links to it."""
+def new_directory(runs: pathlib.Path) -> pathlib.Path:
+    """Makes the directory with the next number; `last` links to it."""
     runs.mkdir(exist_ok=True)
     number = 0
     while True:
@@ -82,7 +82,7 @@ def _new_directory(runs: pathlib.Path) -> pathlib.Path:
 def _workdir(options: programs.Options) -> str:
     given, runs = options.workdir, pathlib.Path(RUNS)
     if not options.resume:
-        return given or str(_new_directory(runs))
+        return given or str(new_directory(runs))
     found = pathlib.Path(given or runs / LAST)
     if not (found / "logs").is_dir():
         raise programs.UsageError(

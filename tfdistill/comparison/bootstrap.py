@@ -158,7 +158,7 @@ def interval(
     # Only here: it takes a second.
     from scipy import stats
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         # Of draws without the figure, which are looked at below.
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
         drawn = stats.bootstrap(

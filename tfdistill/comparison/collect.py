@@ -17,11 +17,12 @@ import numpy as np
 
 from tfdistill.comparison import bootstrap
 from tfdistill.comparison import trials as trials_lib
+from tfdistill.held_out import predictions
 from tfdistill.recipes import outputs
-from tfdistill.recipes import predictions
 
 # The validation figure that curves and targets are about, in nats.
 METRIC = "log_loss"
+_CURVES = (f"val_{METRIC}", "val_loss")
 NAMED = ("final", "best")
 Directory = Callable[[trials_lib.Run], pathlib.Path]
 
@@ -96,17 +97,23 @@ class Group:
         found = {}
         for record in self.records:
             if record.get("event") == "epoch_end":
-                loss = record.get(f"val_{METRIC}")
+                # A script may have another metric, or evaluate nothing.
+                names = [n for n in _CURVES if n in record]
+                if not names:
+                    return []
+                loss = record[names[0]]
                 # A diverged run has null there: worse than any target.
                 loss = math.inf if loss is None else loss
                 found[record["step"]] = loss, record["time"] - start
         return [(step, *found[step]) for step in sorted(found)]
 
 
-def read(groups: Sequence[Group]) -> Curve:
-    """Returns the mean curve of several groups."""
+def read(groups: Sequence[Group]) -> Curve | None:
+    """Returns the mean curve of several groups; None without evaluations."""
     found = [group.curve() for group in groups]
     length = min(len(curve) for curve in found)
+    if not length:
+        return None
     steps, values, seconds = np.mean(
         [curve[:length] for curve in found], axis=0
     ).T

@@ -6,6 +6,7 @@ Imports neither TensorFlow nor Keras.
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import json
 import pathlib
 import zipfile
@@ -30,6 +31,7 @@ from tfdistill.recipes import recipes
 RECORD = "compare.json"
 REPORT, MARKDOWN = "report.json", "report.md"
 LOCK = "compare.lock"
+_SOURCE = "contents of the file"
 _UNREADABLE = (
     *(OSError, TypeError, ValueError, zipfile.BadZipFile, zlib.error),
     *(ArithmeticError, LookupError),
@@ -54,6 +56,7 @@ class Experiment:
         """
         self.workdir = workdir
         self._setup, self._tune = setup, tune
+        self._num_trials_asked = num_trials
         self._runner = runs.Runner(workdir)
         earlier, trials = self._earlier()
         self._variants = trials_lib.unique([*earlier, *variants])
@@ -74,23 +77,12 @@ class Experiment:
 
     def _earlier(self) -> tuple[list[trials_lib.Variant], int]:
         """Returns the methods and trials of earlier calls in the directory."""
-        path = self.workdir / RECORD
-        if not path.exists():
+        record = _record(self.workdir)
+        if record is None:
             return [], 0
-        try:
-            record = json.loads(path.read_bytes())
-        except ValueError as cause:
-            raise ValueError(
-                f"{path} must be JSON that an earlier call has written; "
-                f"received {cause}. Remove it to continue without its methods "
-                "and checks."
-            ) from cause
-        changed = recipes.changed_names(
-            recipes.Recipe(**record["recipe"]), self._setup.recipe
-        )
-        own = {**_described(self._setup), "tune": _tree(self._tune)}
-        before = {**record["setup"], "tune": record.get("tune")}
-        changed += [name for name in before if own[name] != before[name]]
+        changed = _changed(record, self._setup, self._tune)
+        if not self._num_trials_asked:
+            changed = [name for name in changed if name != _SOURCE]
         done = f"{runs.RUNS}/*/{outputs.RESULTS}"
         if changed and not any(self.workdir.glob(done)):
             return [], 0  # Nothing came of it: a mistake, corrected now.
@@ -254,6 +246,7 @@ class Experiment:
         record = {
             "recipe": dataclasses.asdict(self._setup.recipe),
             "setup": _described(self._setup),
+            _SOURCE: _source(self._setup.recipe),
             "variants": [dataclasses.asdict(v) for v in self._variants],
             "num_trials": self._num_trials,
             "tune": _tree(self._tune),
@@ -269,6 +262,60 @@ def _runs(trials: Iterable[trials_lib.Trial]) -> list[runs.Run]:
     return list(
         {run.key: run for trial in trials for run in trial.runs}.values()
     )
+
+
+def holds(
+    workdir: pathlib.Path,
+    setup: trials_lib.Setup,
+    tune: tuning.Tuning | None,
+) -> bool:
+    """Whether a directory holds a comparison of the same, to continue."""
+    record = _record(workdir)
+    return record is not None and not _changed(record, setup, tune)
+
+
+def _record(workdir: pathlib.Path) -> dict[str, Any] | None:
+    path = workdir / RECORD
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as cause:
+        raise ValueError(
+            f"{path} must be JSON that an earlier call has written; "
+            f"received {cause}. Remove it to continue without its methods "
+            "and checks."
+        ) from cause
+
+
+def _changed(
+    record: Mapping[str, Any],
+    setup: trials_lib.Setup,
+    tune: tuning.Tuning | None,
+) -> list[str]:
+    """Returns in what a comparison differs from an earlier one."""
+    changed = recipes.changed_names(
+        recipes.Recipe(**record["recipe"]), setup.recipe
+    )
+    own = {
+        **_described(setup),
+        "tune": _tree(tune),
+        _SOURCE: _source(setup.recipe),
+    }
+    before = {
+        **record["setup"],
+        "tune": record.get("tune"),
+        _SOURCE: record.get(_SOURCE, own[_SOURCE]),
+    }
+    return changed + [name for name in before if own[name] != before[name]]
+
+
+def _source(recipe: recipes.Recipe) -> str | None:
+    """Returns a digest of the user's file, which is what is compared."""
+    path = pathlib.Path(recipe.recipe.partition(":")[0])
+    if path.suffix != ".py" or not path.exists():
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _described(setup: trials_lib.Setup) -> dict[str, Any]:

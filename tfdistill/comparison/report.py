@@ -41,7 +41,7 @@ def make(
     """
     baseline = methods.get(BASELINE, ())
     aim = None
-    if baseline or target not in collect.NAMED:
+    if _curves(baseline) or target not in collect.NAMED:
         aim = collect.make(target, _curves(baseline))
     # Between all pairs of trials: the dearest figure, made once a method.
     churn = {
@@ -62,8 +62,8 @@ def make(
         }
         if baseline and name != BASELINE:
             figures["versus_independent"] = versus(name, BASELINE, aim)
-            if aim is not None:
-                figures["verdict"] = verdict_on(name, figures, target=aim.value)
+            value = aim.value if aim else None
+            figures["verdict"] = verdict_on(name, figures, target=value)
     # Of two methods, the later less the earlier. Those to independent stand
     # with each method; values of a sweep are many, and left out.
     names = [n for n in methods if n != BASELINE and "[" not in n]
@@ -103,7 +103,9 @@ def _curves(trials: Trials) -> list[collect.Curve]:
 # --- verdicts ---
 
 
-def verdict_on(name: str, figures: Mapping[str, Any], *, target: float) -> str:
+def verdict_on(
+    name: str, figures: Mapping[str, Any], *, target: float | None
+) -> str:
     """Returns the verdict on a method, from its part of the report."""
     shown, versus = _shown(name), figures["versus_independent"]
     least = trials_lib.LEAST_TRIALS
@@ -135,7 +137,7 @@ def _shown(name: str) -> str:
 def _said(
     figures: Mapping[str, Any],
     versus: Mapping[str, Any],
-    target: float,
+    target: float | None,
     other: str,
 ) -> str:
     parts = [
@@ -162,10 +164,10 @@ def _budget(versus: Mapping[str, Any]) -> str:
 def _steps(
     figures: Mapping[str, Any],
     found: Mapping[str, Any] | None,
-    target: float,
+    target: float | None,
     other: str,
 ) -> str:
-    if "reached" not in figures:
+    if target is None or "reached" not in figures:
         return ""
     goal = f"{target:.4g} nats"
     reached, trials = figures["reached"], figures["num_trials"]

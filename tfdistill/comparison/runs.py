@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfdistill.cluster import signs
+from tfdistill.comparison import scripts
 from tfdistill.comparison import trials
 from tfdistill.launcher import local_cluster
 from tfdistill.recipes import outputs
@@ -102,8 +103,8 @@ class Runner:
                         self._end(active)
                 if self._refused and waiting:
                     self._say(
-                        "nothing is trained yet, and the first run has wrong "
-                        f"options or data: the other {len(waiting)} are not "
+                        "nothing is trained yet, and the first run has failed, "
+                        f"as all would: the other {len(waiting)} are not "
                         "tried"
                     )
                     waiting.clear()
@@ -145,9 +146,15 @@ class Runner:
             teacher = outputs.last_export(self.directory(run.teacher), 0)
             chosen = chosen.changed({"method.saved_model": str(teacher)})
         path.write_text(chosen.to_json())
-        command = [sys.executable, "-m", recipes.train_module()]
+        command = ["-m", recipes.train_module()]
+        command += [f"--recipe={path}", f"--workdir={directory}"]
+        env: dict[str, str] = {}
+        if isinstance(chosen, scripts.Script):
+            command = [chosen.recipe, *chosen.arguments["command"]]
+            env = chosen.environ
         topology = local_cluster.LocalCluster(
-            command=[*command, f"--recipe={path}", f"--workdir={directory}"],
+            command=[sys.executable, *command],
+            env=env,
             workdir=str(directory),
             num_groups=run.num_groups,
             workers_per_group=run.workers_per_group,
@@ -162,7 +169,10 @@ class Runner:
         run, result = active.run, active.process.result()
         active.process.close()
         self._active.remove(active)
-        code = result.exit_code
+        code, script, why = result.exit_code, run.recipe, ""
+        is_script = isinstance(script, scripts.Script)
+        if code == 0 and isinstance(script, scripts.Script):
+            why = script.finish(self.directory(run), run.num_groups)
         if code == 0 and self.is_done(run):
             self._seconds.append(time.monotonic() - active.start)
             self._num_done += 1
@@ -170,9 +180,10 @@ class Runner:
             self._say(f"{run.key} lost a task; it starts again")
             self._start(run, tries=active.tries + 1)
         else:
-            self._refused |= not self._num_done and code in _EXITS_OF_ALL
+            of_all = is_script or code in _EXITS_OF_ALL
+            self._refused |= not self._num_done and of_all
             reasons = "; ".join(g.reason for g in result.groups if g.reason)
-            why = f"exit code {code}: {reasons}"
+            why = why or f"exit code {code}: {reasons}"
             logs = self.directory(run) / "logs"
             self._failures[run.key] = f"{why}; logs: {logs}"
             self._say(f"{run.key}: {self._failures[run.key]}")

@@ -51,7 +51,7 @@ def large_group(
 
 def label_smoothing(workload: Workload, *, weight: float = 0.1) -> Workload:
     """Independent, with labels smoothed uniformly."""
-    from tfdistill.recipes import objectives
+    from tfdistill.held_out import objectives
 
     loss = objectives.smoothed(workload.loss, weight=weight)
     return dataclasses.replace(independent(workload), loss=loss)
@@ -59,7 +59,7 @@ def label_smoothing(workload: Workload, *, weight: float = 0.1) -> Workload:
 
 def unigram_smoothing(workload: Workload, *, weight: float = 0.1) -> Workload:
     """Independent, with labels smoothed by their frequencies."""
-    from tfdistill.recipes import objectives
+    from tfdistill.held_out import objectives
 
     def loss(train: Any) -> Any:
         counts = objectives.label_counts(train)

@@ -6,7 +6,6 @@ rename. Imports neither TensorFlow nor Keras, and NumPy late: programs answer
 --help without it.
 """
 
-import io
 import json
 import os
 import pathlib
@@ -84,23 +83,10 @@ def write_student(save: Callable[[str], None], directory: pathlib.Path) -> None:
 
 
 def write_predictions(directory: pathlib.Path, predicted: Any) -> None:
-    """Writes what a group predicts for the validation data.
+    """Writes what a group predicts for the validation data."""
+    from tfdistill.held_out import predictions
 
-    Refuses what is not finite: training has diverged.
-    """
-    import numpy as np
-
-    from tfdistill.recipes import predictions
-
-    arrays = predicted.arrays()
-    if not all(np.isfinite(array).all() for array in arrays.values()):
-        raise RuntimeError(
-            "The student predicts NaN: its training has diverged. Lower "
-            "learning_rate, or clip the gradients."
-        )
-    file = io.BytesIO()
-    np.savez_compressed(file, **arrays)
-    write(directory / predictions.FILE, file.getvalue())
+    predictions.save(directory / predictions.FILE, predicted)
 
 
 def write_results(
@@ -207,7 +193,7 @@ def _agreement(directories: Sequence[pathlib.Path]) -> dict[str, float] | None:
     """How far the groups' predictions are apart; None for one group."""
     if len(directories) < 2:
         return None
-    from tfdistill.recipes import predictions
+    from tfdistill.held_out import predictions
 
     found = predictions.between(list(map(predictions.read, directories)))
     return {name: found[key] for name, key in _AGREEMENT.items()}

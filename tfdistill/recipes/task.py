@@ -14,11 +14,11 @@ import tfdistill
 from tfdistill import data
 from tfdistill import workload as workload_lib
 from tfdistill.follow import screen
+from tfdistill.held_out import objectives
+from tfdistill.held_out import predictions
 from tfdistill.observe import run_log
 from tfdistill.observe import summaries
-from tfdistill.recipes import objectives
 from tfdistill.recipes import outputs
-from tfdistill.recipes import predictions
 from tfdistill.recipes import recipes
 
 Workload = workload_lib.Workload

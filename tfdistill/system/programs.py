@@ -168,6 +168,9 @@ class Program:
     # Whether a script, or what follows the first `--`, is a command: it becomes
     # the option `command`.
     takes_command: bool = False
+    # What a .py file among the options is. It becomes the option `file`, and
+    # what follows the first `--` its arguments, the option `command`.
+    takes_file: str = ""
 
     def start(self) -> NoReturn:
         """Runs the program with the arguments of this process, and exits."""
@@ -216,6 +219,10 @@ class Program:
             description=inspect.cleandoc(self.about),
             epilog=self.notes,
         )
+        if self.takes_file:
+            made.add_argument(
+                "file", nargs="?", metavar="FILE.py", help=self.takes_file
+            )
         self.define(made)
         if made.quick:
             made.add("quick", "rough and soon, by fewer turns", False)
@@ -228,6 +235,9 @@ class Program:
         parser = self.parser()
         if self.takes_command:
             before, command = _split(before, parser)
+        elif self.takes_file and "--" in before:
+            at = before.index("--")
+            before, command = before[:at], before[at + 1 :]
         before = [parser.spelled(argument) for argument in before]
         if "--quick" in before:
             parser.set_defaults(**parser.quick)
@@ -238,7 +248,7 @@ class Program:
             parser.error(f"unknown arguments: {' '.join(unknown)}{hint}")
         if missing := parser.missing(options):
             parser.error(missing)
-        if self.takes_command:
+        if self.takes_command or self.takes_file:
             options.command = list(command)
         return options
 

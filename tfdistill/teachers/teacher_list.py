@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill.cluster import identity
+from tfdistill.cluster import method
 from tfdistill.follow import agreement
 from tfdistill.follow import follower
 from tfdistill.teachers import canary
@@ -89,7 +90,7 @@ class TeacherList:
         `teachers` is None, a teacher, or a list of them. ValueError if two
         have the same name.
         """
-        self._given = checked(teachers)
+        self._given = _chosen(checked(teachers))
         self._teachers = [
             member for given in self._given for member in given.members(cluster)
         ]
@@ -506,6 +507,19 @@ class TeacherList:
         if was_following:
             self._start_following()
         self._publish()
+
+
+def _chosen(given: list[teacher_lib.Teacher]) -> list[teacher_lib.Teacher]:
+    """Returns the teachers of the method that the environment names, if any."""
+    chosen = method.chosen()
+    if chosen is None:
+        return given
+    if chosen.teachers == method.OWN_PAST:
+        return [own_past.OwnPast()]
+    if chosen.teachers == method.NOBODY:
+        return []
+    found = [each for each in given if isinstance(each, peers_lib.Peers)]
+    return list(found or [peers_lib.Peers()])
 
 
 def _give_names(teachers: Sequence[teacher_lib.Teacher]) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from tfdistill.recipes import objectives
+from tfdistill.held_out import objectives
 
 _CLASSES = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 _CLICKS = keras.losses.BinaryCrossentropy(from_logits=True)

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import special
 
-from tfdistill.recipes import predictions
+from tfdistill.held_out import predictions
 
 # Labels from which the distribution of the labels is estimated, at least.
 NUM_LABELS = 100_000
@@ -165,3 +165,41 @@ class Clicks:
             probabilities=special.expit(logits.reshape(-1)),
             labels=labels.reshape(-1),
         )
+
+
+# What `compile` takes for these, by class or by name.
+_COMPILED: dict[str, Any] = {
+    "SparseCategoricalCrossentropy": Classes,
+    "sparse_categorical_crossentropy": Classes,
+    "CategoricalCrossentropy": Classes,
+    "categorical_crossentropy": Classes,
+    "BinaryCrossentropy": Clicks,
+    "binary_crossentropy": Clicks,
+}
+
+
+def predictions_of(loss: Any, outputs: Any, labels: np.ndarray) -> Any:
+    """Returns the predictions of a model of one output that `fit` trained.
+
+    `loss` is what it was compiled with: it says what `outputs` are.
+    """
+    while hasattr(loss, "inner"):
+        loss = loss.inner
+    name = type(loss).__name__
+    name = name if name in _COMPILED else getattr(loss, "name", name)
+    if name not in _COMPILED or not isinstance(outputs, np.ndarray):
+        raise ValueError(
+            "Held-out predictions need a model with one output and a sparse, "
+            "categorical or binary cross-entropy as its loss; received "
+            f"{name} and outputs of {type(outputs).__name__}. Compile with one "
+            "of these, or leave HeldOutPredictions out."
+        )
+    kind, exact = _COMPILED[name], np.asarray(outputs, np.float64)
+    if not getattr(loss, "from_logits", False):
+        tiny = np.finfo(np.float64).tiny
+        is_click = kind is Clicks
+        exact = np.clip(exact, tiny, 1 - np.finfo(np.float64).epsneg)
+        exact = special.logit(exact) if is_click else np.log(exact)
+    if name.lower().startswith("categorical"):
+        labels = np.argmax(labels, -1)
+    return kind.predictions(exact, labels)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tfdistill.held_out import predictions
 from tfdistill.recipes import outputs
-from tfdistill.recipes import predictions
 
 
 def _classes(rng, labels):

@@ -4,8 +4,10 @@ Every figure of a report can be made again from these files. Imports neither
 TensorFlow nor Keras.
 """
 
+import io
 import itertools
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 from typing import Self
@@ -13,6 +15,7 @@ from typing import Self
 import numpy as np
 
 from tfdistill import metrics as metrics_lib
+from tfdistill.system import run_files
 
 FILE = "predictions.npz"
 
@@ -151,6 +154,23 @@ def click_figures(
         "log_loss": log_loss,
         "normalized_entropy": log_loss / least,
     }
+
+
+def save(path: pathlib.Path, predicted: Predictions) -> None:
+    """Writes what a model predicts; `FILE` of a directory is what `read` reads.
+
+    Refuses what is not finite: training has diverged.
+    """
+    arrays = predicted.arrays()
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise RuntimeError(
+            "The student predicts NaN: its training has diverged. Lower "
+            "learning_rate, or clip the gradients."
+        )
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    run_files.write(path, [file.getvalue()])
 
 
 def read(directory: str | os.PathLike[str]) -> Any:

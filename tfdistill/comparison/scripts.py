@@ -1,0 +1,182 @@
+"""A training script that is compared as it stands, in place of a recipe.
+
+Its environment says by which method it trains (`cluster.method`), and what its
+callback HeldOutPredictions wrote shows whether it did. Imports neither
+TensorFlow nor Keras.
+"""
+
+import ast
+import dataclasses
+import json
+import math
+import pathlib
+import shutil
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from tfdistill.cluster import method as method_lib
+from tfdistill.held_out import predictions
+from tfdistill.recipes import outputs
+from tfdistill.recipes import recipes
+
+# An ensemble is several independent groups.
+METHODS = (*method_lib.METHODS, "ensemble")
+_CHANGED = {"seed": 0, "every_steps": 1}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Script(recipes.Recipe):
+    """A script: `recipe` is its path, its settings what the environment says.
+
+    Its arguments are `held_out`, the name of the predictions, and `command`,
+    what follows the script on its command line.
+    """
+
+    @classmethod
+    def of(
+        cls, path: str, *, held_out: str, command: Sequence[str]
+    ) -> "Script":
+        """Returns the script of a path."""
+        path = recipes.place(path)
+        try:
+            ast.parse(pathlib.Path(path).read_bytes(), path)
+        except (OSError, SyntaxError, ValueError) as cause:
+            raise ValueError(
+                f"{path} must be a Python script: {cause}."
+            ) from None
+        arguments = {"held_out": held_out, "command": list(command)}
+        return cls(recipe=path, arguments=arguments)
+
+    def changed(self, changes: Mapping[str, Any]) -> "Script":
+        """Returns the same with another seed or interval of exports."""
+        for name, value in changes.items():
+            if name not in _CHANGED:
+                raise ValueError(
+                    f"Of a script only {' and '.join(_CHANGED)} can be "
+                    f"changed; received {name}. Give the file a function "
+                    "workload, whose arguments can all be changed."
+                )
+            if type(value) is not int or value < _CHANGED[name]:
+                raise ValueError(
+                    f"`{name}` must be a whole number >= {_CHANGED[name]}; "
+                    f"received {value!r}."
+                )
+        settings = {**self.settings, **changes}
+        return dataclasses.replace(self, settings=settings)
+
+    def by_method(self, name: str, **arguments: Any) -> "Script":
+        """Returns the same script, trained by a method."""
+        if name not in METHODS:
+            raise ValueError(
+                f"A script cannot be trained by {name}, which changes more "
+                "than its teachers and the groups' data. Methods of scripts: "
+                f"{', '.join(METHODS)}. For {name} give the file a function "
+                "workload; see docs/workload.md."
+            )
+        return dataclasses.replace(self, method=name)
+
+    def shortened(self, parts: int) -> "Script":
+        """Refuses: a script takes the steps that it takes."""
+        if parts == 1:
+            return self
+        raise ValueError(
+            "--budget=total needs a file with a function workload: a script "
+            "takes the steps that it takes. Leave it out."
+        )
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The variables that say by which method it trains."""
+        every = self.settings.get("every_steps", "")
+        return {
+            method_lib.METHOD: str(self.method),
+            method_lib.SEED: str(self.settings["seed"]),
+            method_lib.EVERY_STEPS: str(every),
+        }
+
+    def finish(self, directory: pathlib.Path, num_groups: int) -> str:
+        """Writes the results of a run, if it shows that the script obeyed.
+
+        Returns why not; empty if it did.
+        """
+        name, results = self.arguments["held_out"], []
+        for group in range(num_groups):
+            place = outputs.group_dir(directory, group)
+            found = place / "held_out" / f"{name}.json"
+            if not found.exists():
+                others = [f.stem for f in found.parent.glob("*.json")]
+                return (
+                    f"it wrote no held-out predictions {name!r}"
+                    + (f", but {', '.join(others)}" * bool(others))
+                    + ". Add tfdistill.callbacks.HeldOutPredictions"
+                    f"({name!r}, (x, y)) to the callbacks of `fit`."
+                )
+            result = json.loads(found.read_bytes())
+            why = self._disobeyed(result, num_groups)
+            if why:
+                return f"{self.method} was not applied: {why}"
+            shutil.copyfile(found.with_suffix(".npz"), place / predictions.FILE)
+            results.append({"group": group, "recipe": self.recipe, **result})
+        if self._ignores_seed(directory, results[0]["first_loss"]):
+            return (
+                "another seed gave the same loss, so retrains would not "
+                "differ. Leave seeds to the comparison: call keras.utils."
+                "set_random_seed before make_strategy, or not at all."
+            )
+        for result in results:
+            place = outputs.group_dir(directory, result["group"])
+            result["metrics"] = predictions.read(place).figures()
+            outputs.write_results(
+                result, workdir=str(directory), num_groups=num_groups
+            )
+        return ""
+
+    def _disobeyed(self, found: Mapping[str, Any], num_groups: int) -> str:
+        """Returns what a training does not show of the method, and a remedy."""
+        method, obeyed = method_lib.METHODS[str(self.method)], found["obeyed"]
+        seed, every = self.settings["seed"], self.settings.get("every_steps")
+        exports = found["exports"].get("every_steps")
+        names = [each["name"] for each in found["teachers"]]
+        peers = [name for name in names if name != method_lib.OWN_PAST]
+        taught = {
+            method_lib.NOBODY: not names,
+            method_lib.OWN_PAST: names == [method_lib.OWN_PAST],
+            method_lib.PEERS: bool(peers) and peers == names,
+        }
+        if obeyed.get("seed") != seed:
+            return "make_strategy() was not called, which sets the seed."
+        if not taught[method.teachers]:
+            return (
+                f"the teachers were {', '.join(names) or 'none'}. Make the "
+                "tfdistill.CodistillModel after make_strategy()."
+            )
+        if num_groups > 1 and obeyed.get("share") != method.share:
+            return (
+                "the script chooses the groups' data itself. Pass them through "
+                "tfdistill.data.group_shard."
+            )
+        if exports is None or (every or exports) != exports:
+            return (
+                "no StudentExporter was in `fit`. Add "
+                "tfdistill.callbacks.defaults(every_steps=...)."
+            )
+        if ("mixing" in found) != method.mixes:
+            return (
+                "a WeightMixer is missing, or in the way. Leave it to "
+                "tfdistill.callbacks.defaults(every_steps=...)."
+            )
+        return ""
+
+    def _ignores_seed(
+        self, directory: pathlib.Path, loss: float | None
+    ) -> bool:
+        name = self.arguments["held_out"]
+        for path in directory.parent.glob(f"*/group_0/held_out/{name}.json"):
+            other = json.loads(path.read_bytes())
+            same = other["obeyed"].get("seed") == self.settings["seed"]
+            first = other["first_loss"]
+            if not same and loss is not None and first is not None:
+                if math.isclose(loss, first, rel_tol=1e-6):
+                    return True
+        return False

@@ -1,0 +1,182 @@
+"""HeldOutPredictions: `fit` writes down what a student predicts."""
+
+import json
+import pathlib
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.cluster import method
+from tfdistill.cluster import replicas
+from tfdistill.cluster import strategy as strategy_lib
+from tfdistill.held_out import objectives
+from tfdistill.held_out import predictions
+from tfdistill.system import run_files
+from tfdistill.training import steps
+
+_BATCH_SIZE = 256
+
+
+class HeldOutPredictions(steps.SteppedCallback):
+    """Writes what the student predicts of held-out data at the end of `fit`.
+
+    The chief writes `held_out/NAME.npz` in its group's directory, or in the
+    current one outside of a launched run: the probabilities and the labels.
+    Beside it, `held_out/NAME.json` has what the training took. They are what
+    `tfdistill compare my_train.py --held-out=NAME` compares.
+
+    The compiled loss says what outputs are: it must be a sparse, categorical
+    or binary cross-entropy, of logits or of probabilities.
+
+    Example:
+        >>> callback = HeldOutPredictions("last_day", (np.eye(3), np.arange(3)))
+        >>> callback.name
+        'last_day'
+    """
+
+    def __init__(self, name: str, data: Any) -> None:
+        """Predicts nothing yet.
+
+        Args:
+            name: What the data are called: letters, digits, `_` and `-`.
+            data: Examples that no group trains on: arrays `(x, y)`, or a
+                `tf.data.Dataset` of batches of them. The same examples in the
+                same order each time.
+
+        Raises:
+            ValueError: An argument is not as above.
+        """
+        super().__init__()
+        if not re.fullmatch(r"[\w-]+", name):
+            raise ValueError(
+                "`name` must have letters, digits, `_` and `-` only; received "
+                f"{name!r}."
+            )
+        is_pair = isinstance(data, tuple | list) and len(data) == 2
+        if not is_pair and not isinstance(data, tf.data.Dataset):
+            raise ValueError(
+                "`data` must be arrays (x, y) or a tf.data.Dataset of batches "
+                f"(x, y); received {type(data).__name__}."
+            )
+        self.name, self._data = name, data
+
+    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds the callbacks whose doing it writes down."""
+        self._exporter: Any = steps.first(callbacks, steps.Exporter)
+        self._mixer = steps.first(callbacks, steps.Mixer)
+        self._waits = [c for c in callbacks if hasattr(c, "waited_secs")]
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts the clocks."""
+        super().on_train_begin(logs)
+        self._start = time.perf_counter(), time.process_time()
+        # Steps and seconds of each epoch, without its evaluation.
+        self._epochs: list[tuple[int, float]] = []
+        self._epoch: tuple[int, float] | None = None
+        self._first_loss: float | None = None
+        self.codistilled  # noqa: B018, an error now, not after the training.
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes when an epoch begins."""
+        super().on_epoch_begin(epoch, logs)
+        self._epoch = self.step, time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Notes an early loss, which another seed would not give."""
+        super().on_train_batch_end(batch, logs)
+        # The first may be one of weights that are 0, whatever the seed.
+        if self._first_loss is None and self.step > 1 and logs:
+            self._first_loss = float(logs["loss"])
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Notes when an epoch ends: its evaluation comes next."""
+        if self._epoch is not None:
+            step, start = self._epoch
+            spent = time.perf_counter() - start
+            self._epochs.append((self.step - step, spent))
+            self._epoch = None
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Notes when an epoch without an evaluation ends."""
+        self.on_test_begin()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Predicts on all workers, and writes on the chief."""
+        self.read_step()
+        now = time.perf_counter(), time.process_time()
+        strategy = self.codistilled.distribute_strategy
+        outputs, labels = self._predict()
+        if not replicas.is_chief(strategy):
+            return
+        predicted = objectives.predictions_of(self.model.loss, outputs, labels)
+        cluster = strategy_lib.cluster_of(strategy)
+        directory = pathlib.Path(cluster.group_dir or ".", "held_out")
+        predictions.save(directory / f"{self.name}.npz", predicted)
+        seconds, process_seconds = np.subtract(now, self._start).tolist()
+        text = json.dumps(
+            {
+                "obeyed": method.obeyed,
+                "seconds": seconds,
+                "process_seconds": process_seconds,
+                **self._measured(),
+            }
+        )
+        path = directory / f"{self.name}.json"
+        run_files.write(path, [f"{text}\n".encode()])
+        if method.obeyed:
+            print(f"tfdistill: trained as told: {self._told()}", flush=True)
+
+    def _predict(self) -> tuple[Any, Any]:
+        """Returns outputs and labels, in the same order."""
+        if not isinstance(self._data, tf.data.Dataset):
+            x, y = self._data
+            y = np.asarray(y)
+            return self.model.predict(x, batch_size=_BATCH_SIZE, verbose=0), y
+        before = self._labels()
+        outputs = self.model.predict(self._data, verbose=0)
+        if not np.array_equal(before, self._labels()):
+            raise ValueError(
+                f"The held-out data {self.name!r} must come in the same order "
+                "each time; received another one in a second pass. Leave "
+                "shuffle() out of them."
+            )
+        return outputs, before
+
+    def _labels(self) -> Any:
+        return np.concatenate([np.asarray(each[1]) for each in self._data])
+
+    def _measured(self) -> dict[str, Any]:
+        """Returns what results of a group say of its training."""
+        exporter, mixer = self._exporter, self._mixer
+        examples = exporter.counts["examples"] if exporter else 0.0
+        epochs = self._epochs[1:] or self._epochs  # The first one traces.
+        num_steps, seconds = map(sum, zip(*epochs, strict=True))
+        per_step = examples / self.step if self.step else 0.0
+        variables = self.model.student.trainable_variables
+        exports = {}
+        if exporter:
+            exports = {**exporter.totals, "every_steps": exporter.every_steps}
+        return {
+            "first_loss": self._first_loss,
+            "steps": self.step,
+            "examples": examples,
+            "examples_per_second": per_step * num_steps / max(seconds, 1e-9),
+            "waited_seconds": sum(each.waited_secs for each in self._waits),
+            "parameter_bytes": sum(
+                int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size
+                for v in variables
+            ),
+            "exports": exports,
+            "teachers": self.model.teachers.status(),
+            **({"mixing": mixer.totals} if mixer else {}),
+        }
+
+    def _told(self) -> str:
+        names = self.model.teachers.names
+        parts = [f"{key} {value}" for key, value in method.obeyed.items()]
+        return ", ".join([*parts, f"teachers {', '.join(names) or 'none'}"])
