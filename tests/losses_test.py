@@ -446,3 +446,28 @@ def test_every_public_name_is_a_registered_loss():
         assert issubclass(cls, losses.DistillationLoss)
         registered = keras.saving.get_registered_name(cls)
         assert registered == f"tfdistill>{name}"
+
+
+def test_a_temperature_schedule_gives_each_step_its_own():
+    falling = keras.optimizers.schedules.PolynomialDecay(4.0, 10, 1.0)
+    rng = np.random.default_rng(0)
+    teacher, student = rng.normal(size=(2, 5, 3)).astype("float32")
+    scheduled = losses.ForwardKL(temperature=falling, from_logits=True)
+    again = keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(scheduled)
+    )
+
+    @tf.function
+    def at(step, loss):
+        with losses.at_step(step):
+            target = loss.aggregate([teacher], tf.ones([1]))
+            return loss(target, student)
+
+    for loss in (scheduled, again, scheduled.with_from_logits(True)):
+        for step, temperature in ((0, 4.0), (5, 2.5), (10, 1.0), (99, 1.0)):
+            plain = losses.ForwardKL(temperature=temperature, from_logits=True)
+            np.testing.assert_allclose(
+                at(tf.constant(step, tf.int64), loss),
+                plain(plain.aggregate([teacher], tf.ones([1])), student),
+                rtol=1e-5,
+            )

@@ -53,7 +53,9 @@ def _values(model):
 # ---- the loss, by hand ----
 
 
-def _gradient(student, x, y, teachers, *, weight, temperature, rows):
+def _gradient(
+    student, x, y, teachers, *, weight, temperature, rows, soft_rows=None
+):
     """d loss / d logits of a linear softmax student, `[n, classes]`."""
     kernel, bias = [v.numpy().astype("float64") for v in student.variables]
     logits = x @ kernel + bias
@@ -63,7 +65,8 @@ def _gradient(student, x, y, teachers, *, weight, temperature, rows):
         for share, (k, b) in teachers
     ) / sum(share for share, _ in teachers)
     soft = temperature * (cases.softmax(logits / temperature) - target)
-    return (task + weight * soft) * rows[:, None] / len(x)
+    soft_rows = rows if soft_rows is None else soft_rows
+    return (task * rows[:, None] + weight * soft * soft_rows[:, None]) / len(x)
 
 
 def _teacher_values(seed):
@@ -113,6 +116,31 @@ def test_one_update_by_hand(exchange):
         logs["loss"][0],
         logs["task_loss"][0] + 0.7 * logs["distillation_loss"][0],
         rtol=1e-5,
+    )
+
+
+def test_rows_without_a_label_are_distilled(exchange):
+    model = _taught(
+        exchange, distillation_weight=0.7, distillation_sample_weights=False
+    )
+    rows = (np.arange(16) % 2).astype("float32")
+    labels = np.where(rows, _Y, 0)
+    gradient = _gradient(
+        model.student,
+        _X,
+        labels,
+        [(1.0, _teacher_values(1))],
+        weight=0.7,
+        temperature=1.0,
+        rows=rows,
+        soft_rows=np.ones(16),
+    )
+    kernel, _ = _values(model)
+    cases.fit(model, _X, labels, batch_size=16, sample_weight=rows)
+    np.testing.assert_allclose(
+        model.student.variables[0].numpy(),
+        kernel - 0.1 * _X.T @ gradient,
+        atol=1e-6,
     )
 
 

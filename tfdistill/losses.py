@@ -6,8 +6,12 @@ outputs, made by its own `aggregate()`; its `y_pred` is the student's output.
 `y_pred.shape[:-1]`, so that it is weighted, masked and reduced as a task loss.
 """
 
+import contextlib
 import math
 import numbers
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import Self
@@ -27,6 +31,18 @@ __all__ = [
 
 # The smallest probability whose logarithm is taken: exp(-87.3).
 TINY = float(np.finfo(np.float32).tiny)
+# The global step of the training step that this thread traces.
+_traced = threading.local()
+
+
+@contextlib.contextmanager
+def at_step(step: tf.Tensor) -> Iterator[None]:
+    """Makes this the step of which temperature schedules are functions."""
+    _traced.step = step
+    try:
+        yield
+    finally:
+        del _traced.step
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -41,7 +57,9 @@ class DistillationLoss(keras.losses.Loss):
         temperature: Divides the logits of teachers and student, > 0. On
             probabilities it acts as `p ** (1 / temperature)`, renormalized.
             The loss is multiplied by its square, which keeps the size of the
-            gradient (Hinton et al. 2015, section 2).
+            gradient (Hinton et al. 2015, section 2). A schedule, such as
+            `keras.optimizers.schedules.PolynomialDecay(4.0, 1000, 1.0)`,
+            gives each step its own (outside of a training: that of step 0).
         from_logits: Whether teachers and student give logits. None, the
             default, means "as the task loss": `with_from_logits()` settles it.
         name: Name of the loss; by default made from the class.
@@ -55,32 +73,38 @@ class DistillationLoss(keras.losses.Loss):
     def __init__(
         self,
         *,
-        temperature: float = 1.0,
+        temperature: float | Callable[[Any], Any] = 1.0,
         from_logits: bool | None = None,
         name: str | None = None,
         reduction: str | None = "sum_over_batch_size",
         dtype: Any = None,
     ) -> None:
         super().__init__(name=name, reduction=reduction, dtype=dtype)
+        if isinstance(temperature, dict):
+            temperature = keras.saving.deserialize_keras_object(temperature)
         is_number = isinstance(temperature, numbers.Real)
-        if not (is_number and 0 < temperature < math.inf):
+        given: Any = temperature
+        if not (callable(given) or is_number and 0 < given < math.inf):
             raise ValueError(
-                "`temperature` must be a finite number > 0; received "
-                f"{temperature!r}. Use 1.0 for untempered soft targets."
+                "`temperature` must be a finite number > 0, or a schedule of "
+                f"them; received {temperature!r}. Use 1.0 for untempered soft "
+                "targets."
             )
         if not (from_logits is None or isinstance(from_logits, bool)):
             raise ValueError(
                 "`from_logits` must be True, False or None (as the task "
                 f"loss); received {from_logits!r}."
             )
-        self.temperature = float(temperature)
+        self._temperature = (
+            temperature if callable(temperature) else float(temperature)
+        )
         self.from_logits = from_logits
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, for serialization."""
         return {
             **super().get_config(),
-            "temperature": self.temperature,
+            "temperature": self._temperature,
             "from_logits": self.from_logits,
             "dtype": self.dtype,
         }
@@ -152,7 +176,15 @@ class DistillationLoss(keras.losses.Loss):
         return tf.cast(tensor, dtype)
 
     @property
-    def scale(self) -> float:
+    def temperature(self) -> Any:
+        """A float; of a schedule a scalar tensor, that of the traced step."""
+        if not callable(self._temperature):
+            return self._temperature
+        found = self._temperature(getattr(_traced, "step", 0))
+        return self._cast(found)
+
+    @property
+    def scale(self) -> Any:
         """What the loss is multiplied by, for its temperature."""
         return self.temperature**2
 

@@ -610,6 +610,8 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         *args: Any,
         distillation_loss: Any = None,
         distillation_weight: Any = 1.0,
+        distillation_loss_weights: Any = None,
+        distillation_sample_weights: bool = True,
         **kwargs: Any,
     ) -> None:
         """Configures training.
@@ -623,6 +625,13 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             distillation_weight: A number or a callable of the global step
                 (int64 scalar tensor) that gives a float scalar, such as the
                 schedules of `tfdistill.schedules`. Default 1.
+            distillation_loss_weights: By output, as `distillation_loss`, a
+                number that its loss is multiplied by besides, as Keras'
+                `loss_weights` are of the task. Default 1 each.
+            distillation_sample_weights: Whether sample weights count for the
+                distillation loss, too. With False, all rows are distilled
+                alike: rows without a label have weight 0 beside rows with one.
+                Masks count in any case. Default True.
             **kwargs: As for `keras.Model.compile`.
 
         Raises:
@@ -633,6 +642,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             keras.Model.compile,
             kwargs,
             *("distillation_loss", "distillation_weight"),
+            *("distillation_loss_weights", "distillation_sample_weights"),
         )
         if len(self.teachers) and distillation_loss is None:
             raise ValueError(
@@ -646,6 +656,8 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             schedules.get(distillation_weight),
             task_loss=self.loss,
             output_names=getattr(self.student, "output_names", None),
+            weights=distillation_loss_weights,
+            by_sample_weight=distillation_sample_weights,
         )
         # Attributes, by which Keras finds metrics; and keeps them, so once.
         if self._task_tracker is None:

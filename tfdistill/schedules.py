@@ -1,4 +1,4 @@
-"""The weight of the distillation term, as a function of the global step.
+"""The distillation weight, or a temperature, as a function of the global step.
 
 A schedule is called with the step inside the traced training step. It uses
 only tensor operations, so a new step value never causes a retrace. A number is

@@ -62,6 +62,8 @@ class Workload:
             exports. None: there are none.
         optimizer_alone: Returns the optimizer of a group without teachers.
             Default: `optimizer`.
+        optimizer_name: Of Keras, such as `"muon"` or `"schedule_free_adamw"`,
+            in place of `optimizer`, whose learning rate and clipping it takes.
         distillation_loss: Default: `SoftTargetCrossEntropy` of logits.
         distillation_weight: Of `tfdistill.schedules`, or a number.
         every_steps: Steps between two exports.
@@ -104,6 +106,7 @@ class Workload:
     backup_every_steps: int | None = None
     teachers: Callable[[], Any] | None = peers
     optimizer_alone: Callable[[], Any] | None = None
+    optimizer_name: str = ""
     distillation_loss: Any = None
     distillation_weight: Any = 1.0
     every_steps: int = 50

@@ -186,6 +186,17 @@ def test_losses_that_fit_no_outputs_are_refused(structure, message):
         _term(structure(loss))(soft, [_STUDENT, _STUDENT], None)
 
 
+@pytest.mark.parametrize("weights", [{"a": 0.5, "b": 3.0}, [0.5, 3.0]])
+def test_loss_weights_by_output(weights):
+    soft, first, second = _two_outputs()
+    loss = losses.SoftTargetCrossEntropy(from_logits=True)
+    term = _term(loss, weights=weights)
+    found = float(term(soft, {"a": _STUDENT, "b": _STUDENT}, None))
+    np.testing.assert_allclose(found, 0.5 * first + 3 * second, rtol=1e-5)
+    with pytest.raises(ValueError, match="`distillation_loss_weights` must"):
+        _term(loss, weights={"c": 1.0})(soft, {"a": 1, "b": 1}, None)
+
+
 def test_sample_weights_by_output():
     soft, first, second = _two_outputs()
     loss = losses.SoftTargetCrossEntropy(from_logits=True)

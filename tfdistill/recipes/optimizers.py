@@ -62,6 +62,23 @@ def decayed(optimizer: Any, decay: float, *, kind: Any = None) -> Any:
     )
 
 
+# What an optimizer of another name takes of the recipe's.
+_KEPT = ("learning_rate", "clipnorm", "clipvalue", "global_clipnorm")
+
+
+def named(optimizer: Any, name: str) -> Any:
+    """Returns Keras' optimizer of a name, with another's rate and clipping.
+
+    Example:
+        >>> type(named(keras.optimizers.SGD(0.1), "schedule_free_adamw"))
+        <class 'keras.src.optimizers.schedule_free_adamw.ScheduleFreeAdamW'>
+    """
+    found = keras.optimizers.get(name.replace("_", ""))
+    given = optimizer.get_config()
+    kept = {key: given[key] for key in _KEPT}
+    return type(found).from_config({**found.get_config(), **kept})
+
+
 def as_adamw(optimizer: Any) -> Any:
     """Returns AdamW in the place of Adam, and any other optimizer as it is."""
     if type(optimizer) is not keras.optimizers.Adam:

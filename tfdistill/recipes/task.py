@@ -18,6 +18,7 @@ from tfdistill.held_out import objectives
 from tfdistill.held_out import predictions
 from tfdistill.observe import run_log
 from tfdistill.observe import summaries
+from tfdistill.recipes import optimizers
 from tfdistill.recipes import outputs
 from tfdistill.recipes import recipes
 
@@ -204,6 +205,8 @@ def _optimizer(
         make = workload.optimizer_alone
     try:
         optimizer = make()
+        if workload.optimizer_name:
+            optimizer = optimizers.named(optimizer, workload.optimizer_name)
         table = tfdistill.layers.ShardedEmbedding
         has_tables = any(isinstance(x, table) for x in model.student.layers)
         if cluster.uses_parameter_servers or has_tables:

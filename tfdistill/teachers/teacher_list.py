@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistill import losses as losses_lib
 from tfdistill.cluster import identity
 from tfdistill.cluster import method
 from tfdistill.follow import agreement
@@ -157,11 +158,12 @@ class TeacherList:
         *,
         task_loss: Any,
         output_names: Sequence[str] | None,
+        **options: Any,
     ) -> None:
         """Takes what `CodistillModel.compile` was given."""
         self.loss, self.weight, self._task_loss = loss, weight, task_loss
         self._term = term_lib.DistillationTerm(
-            loss, task_loss=task_loss, output_names=output_names
+            loss, task_loss=task_loss, output_names=output_names, **options
         )
 
     def attach(self, student: teacher_lib.Student) -> None:
@@ -247,7 +249,8 @@ class TeacherList:
                 rows = on_batches.rows(
                     y, y_pred, sample_weight, soft.is_asked, soft.outputs
                 )
-        loss = self._term(soft, y_pred, sample_weight)
+        with losses_lib.at_step(tf.cast(step, tf.int64)):
+            loss = self._term(soft, y_pred, sample_weight)
         weight *= tf.cast(soft.strength, dtype)
         return loss, {
             "distillation_weight": weight,

@@ -25,12 +25,16 @@ class DistillationTerm:
         *,
         task_loss: Any,
         output_names: Sequence[str] | None = None,
+        weights: Any = None,
+        by_sample_weight: bool = True,
     ) -> None:
         """Settles each loss's `from_logits` by the task loss beside it.
 
         `losses` is one loss for all outputs, or a dict, list or tuple of losses
         (or None) by output. `output_names` are in the order of the student's
         outputs, for a dict of losses if the outputs are none; None if unknown.
+        `weights` are factors of the losses, by output as these; unless they
+        count `by_sample_weight`, all rows count alike.
         """
         if isinstance(losses, list | tuple):
             losses = dict(enumerate(losses))
@@ -44,6 +48,10 @@ class DistillationTerm:
             else _wrapped(losses, task_loss)
         )
         self._output_names = list(output_names or ())
+        if isinstance(weights, list | tuple):
+            weights = dict(enumerate(weights))
+        self._weights = weights
+        self._by_sample_weight = by_sample_weight
 
     def __call__(
         self, soft: soft_targets.SoftTargets, y_pred: Any, sample_weight: Any
@@ -59,17 +67,22 @@ class DistillationTerm:
         )
         flat_pred = keras.tree.flatten(y_pred)
         total = tf.zeros([])
-        for outputs, student, loss, weight in zip(
+        for outputs, student, loss, weight, factor in zip(
             soft.outputs,
             flat_pred,
             self._by_output(y_pred),
-            _by_output(sample_weight, len(flat_pred)),
+            _by_output(
+                sample_weight if self._by_sample_weight else None,
+                len(flat_pred),
+            ),
+            self._factors(y_pred),
             strict=True,
         ):
             if loss is not None:
                 target = loss.inner.aggregate(outputs, soft.weights)
                 share = loss(target, student, _masked(weight, of_rows, student))
-                total += tf.cast(share, tf.float32)
+                share = tf.cast(share, tf.float32)
+                total += share if factor == 1 else factor * share
         return total
 
     def losses_of(
@@ -78,14 +91,25 @@ class DistillationTerm:
         """Returns the loss of each output; None for one without."""
         return [loss and loss.inner for loss in self._by_output(y_pred)]
 
-    def _by_output(self, y_pred: Any) -> list[Any]:
-        losses, count = self._losses, len(keras.tree.flatten(y_pred))
+    def _factors(self, y_pred: Any) -> list[Any]:
+        """Returns the factor of each output, as Keras' `loss_weights`: 1."""
+        if self._weights is None:
+            return [1] * len(keras.tree.flatten(y_pred))
+        name = "distillation_loss_weights"
+        found = self._by_output(y_pred, self._weights, name)
+        return [1 if factor is None else factor for factor in found]
+
+    def _by_output(
+        self, y_pred: Any, given: Any = None, name: str = "distillation_loss"
+    ) -> list[Any]:
+        losses = self._losses if given is None else given
+        count = len(keras.tree.flatten(y_pred))
         if not isinstance(losses, dict):
             return [losses] * count
         if all(isinstance(key, int) for key in losses):
             if len(losses) != count:
                 raise ValueError(
-                    f"`distillation_loss` must hold one loss (or None) for "
+                    f"`{name}` must hold one entry (or None) for "
                     f"each of {count} outputs; received {len(losses)}."
                 )
             return list(losses.values())
@@ -97,11 +121,11 @@ class DistillationTerm:
         unknown = set(losses).difference(names)
         if unknown or len(names) != count:
             raise ValueError(
-                "`distillation_loss` must be keyed by the student's outputs "
+                f"`{name}` must be keyed by the student's outputs "
                 f"{sorted(names)}, or a list if these have no names; received "
                 f"the keys {list(losses)}."
             )
-        return [losses.get(name) for name in names]
+        return [losses.get(output) for output in names]
 
 
 def _wrapped(loss: Any, task_loss: Any) -> global_batch.GlobalBatchLoss | None:
