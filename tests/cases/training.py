@@ -85,6 +85,14 @@ def bags() -> tuple[tf.RaggedTensor, np.ndarray]:
     return tf.RaggedTensor.from_row_lengths(ids, lengths), y
 
 
+def partly_labelled() -> tuple[np.ndarray, np.ndarray]:
+    """Classes, of which some are unknown: more to one replica's rows."""
+    x, y = regression(27)
+    kind = np.abs(y[:, 0] * 3).astype("int64") % 3
+    kind[[1, 2, 9, 10, 11, 17, 25]] = -1
+    return x, kind
+
+
 def sparse_rows() -> tuple[tf.SparseTensor, np.ndarray]:
     x = _rng().normal(size=(30, 9)) * (_rng().uniform(size=(30, 9)) < 0.3)
     x = x.astype("float32")
@@ -443,6 +451,21 @@ CASES: dict[str, Case] = {
         steps_per_execution=5,
         tolerance=2e-5,
     ),
+    "partly_labelled": Case(
+        student=lambda: dense(units=3),
+        data=partly_labelled,
+        compiled=lambda: {
+            "loss": _kinds(ignore_class=-1),
+            "metrics": ["accuracy"],
+        },
+    ),
+    # By the names that `compile` takes.
+    "muon": Case(optimizer=lambda: "muon", tolerance=2e-5),
+    # `fit` of Keras 3.15 makes its first step from weights of 0: it copies
+    # them to the optimizer in a trace, where the copies are lost.
+    "schedule_free": Case(
+        optimizer=lambda: "schedulefreeadamw", is_plain=False, tolerance=2e-5
+    ),
     # Models with steps and losses of their own.
     "own_loss": Case(
         optimizer=lambda: sgd(0.1, momentum=0.9),
@@ -495,6 +518,9 @@ PLACES = {
         "masked_sequence",
         "tables",
         "taught_in_memory",
+        "partly_labelled",
+        "muon",
+        "schedule_free",
         "own_step",
     ),
     "two_workers": (

@@ -202,6 +202,10 @@ class GlobalBatchLoss(keras.losses.Loss):
             (y_true, y_pred),
         )
         values = self.inner.call(y_true, y_pred)
+        # As Keras: what a loss leaves out itself, such as `ignore_class`.
+        out = getattr(values, "_keras_mask", None)
+        if out is not None:
+            mask = out if mask is None else tf.logical_and(mask, out)
         share = _share(values, sample_weight, mask, self.reduction, batch)
         if not batch.is_alone:
             return share
