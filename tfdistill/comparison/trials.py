@@ -222,6 +222,7 @@ _ALONE: Mapping[str, Callable[[Setup, int, str], Trial]] = {
     "unigram_smoothing": _one("smoothing_weight"),
     "weight_decay": _one("weight_decay"),
     "ensemble": _ensemble,
+    "diloco_alone": _one(),
 }
 _SEVERAL = (
     *("codistill", "codistill_shared", "codistill_coordinated"),

@@ -74,7 +74,9 @@ class WeightMixer(steps.Mixer):
             every_steps: Steps between mixes, >= 1; a multiple of the
                 exporter's.
             peers: Groups to mix with, each of which must mix with this one.
-                Default: all others of the run.
+                Default: all others of the run. An empty list: nobody, so that
+                the rule takes the group's own weights for the mean, as DiLoCo
+                with one replica does.
             wait_secs: The longest wait of a mix for its peers' versions of
                 the same step, >= 0. Default 0: training never waits.
             clock: Seconds of a clock that never goes backwards.
@@ -207,11 +209,11 @@ class WeightMixer(steps.Mixer):
         others = [g for g in range(cluster.num_groups) if g != group]
         given = others if self._peers is None else self._peers
         groups = sorted(follower.checked_groups(given, own=group))
-        if not groups:
+        if not groups and self._peers is None:
             raise ValueError(
                 "A mixing.WeightMixer needs another group to mix with; "
-                f"received none for group {group}. Start more groups, or leave "
-                "the mixer out."
+                f"received none for group {group}. Start more groups, leave "
+                "the mixer out, or pass peers=[] to mix with nobody."
             )
         before = self._followers
         self._followers = peers_lib.followers_of(
@@ -254,7 +256,7 @@ class WeightMixer(steps.Mixer):
         with self.blocked.measured():
             if is_due:
                 self._mix()
-            if is_ahead:
+            if is_ahead and self._followers:
                 self._rounds.look_ahead()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -285,6 +287,10 @@ class WeightMixer(steps.Mixer):
         return ready
 
     def _mix(self) -> None:
+        if not self._followers:
+            self._weights.mix([], num=0)
+            self.num_mixes += 1
+            return
         is_known, before = self._journal.replay(self.step)
         if is_known:
             chosen = self._rounds.repeated(before or {})

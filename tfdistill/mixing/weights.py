@@ -93,8 +93,9 @@ class MixedWeights:
             ]
 
     def mix(self, others: Sequence[Any], *, num: int) -> None:
-        """Mixes the weights with the mean of `num` other groups'."""
+        """Mixes the weights with the mean of `num` other groups', if any."""
         share = num / (num + 1)
+        others = others or self._take()
         if self._rule.way is not None:
             self._move(
                 list(others), tf.constant(self._rule.way * share, tf.float64)

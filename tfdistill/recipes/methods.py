@@ -170,7 +170,21 @@ def averaging(workload: Workload, *, every_steps: int = 50) -> Workload:
 
 def diloco(workload: Workload, *, every_steps: int = 50) -> Workload:
     """Groups whose progress moves common weights by Nesterov momentum."""
+    return _diloco(workload, every_steps)
 
+
+def diloco_alone(workload: Workload, *, every_steps: int = 50) -> Workload:
+    """One group with the two optimizers of diloco: what these do by themselves.
+
+    A control: the groups of `diloco` also share what they learn.
+    """
+    alone = _diloco(workload, every_steps, peers=[])
+    return dataclasses.replace(alone, start_together_secs=0.0)
+
+
+def _diloco(
+    workload: Workload, every_steps: int, peers: list[int] | None = None
+) -> Workload:
     def rule() -> Any:
         import keras
 
@@ -182,7 +196,7 @@ def diloco(workload: Workload, *, every_steps: int = 50) -> Workload:
 
         return optimizers.as_adamw(mixed.optimizer())
 
-    mixed = _mixed(workload, rule, every_steps=every_steps)
+    mixed = _mixed(workload, rule, every_steps=every_steps, peers=peers)
     return dataclasses.replace(mixed, optimizer=optimizer)
 
 
@@ -193,7 +207,7 @@ METHODS: Mapping[str, Callable[..., Workload]] = {
         *(weight_decay, offline_distillation),
         *(ema_teacher, own_past),
         *(codistill, codistill_shared, codistill_coordinated, predictions),
-        *(averaging, diloco, labels),
+        *(averaging, diloco, diloco_alone, labels),
     )
 }
 NAMES = ", ".join(METHODS)
@@ -248,11 +262,13 @@ def _mixed(
     rule: Callable[[], Any],
     *,
     every_steps: int,
+    peers: list[int] | None = None,
 ) -> Workload:
     def mixer() -> Any:
         return tfdistill.mixing.WeightMixer(
             rule(),
             every_steps=every_steps,
+            peers=peers,
             wait_secs=_WAIT_SECS,
         )
 
