@@ -19,6 +19,7 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.framework import config as framework_config
 
+# By tests/lowest_versions.sh and tests/nightly_keras.sh: CONTRIBUTING.md.
 _TESTED_KERAS = (3, 12), (3, 16)
 
 
