@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["churn", "quality", "spread"]
+__all__ = ["churn", "divergence", "quality", "spread"]
 
 # Softmax in bfloat16 gives rows that miss one by some thousandths.
 _ROW_SUM_TOLERANCE = 1e-2
@@ -157,6 +157,35 @@ def churn(
         "churn": float(np.mean(_distances(first, second))),
         "label_churn": float(np.mean(changed)),
     }
+
+
+def divergence(
+    predictions: npt.ArrayLike, other_predictions: npt.ArrayLike
+) -> float:
+    """Returns the mean KL divergence of two models, at temperature 1.
+
+    However the distillation loss was tempered, this says how near a student has
+    come to its teacher.
+
+    Args:
+        predictions: Probabilities of one model, as the teacher.
+        other_predictions: Those of the other, for the same examples.
+
+    Returns:
+        The mean over examples of `sum_c p_c log(p_c / q_c)`, in nats.
+        Probabilities q are kept in [1e-7, 1 - 1e-7].
+
+    Raises:
+        ValueError: If shapes differ or values are not probabilities.
+
+    Example:
+        >>> round(divergence([0.5, 0.5], [0.25, 0.5]), 4)
+        0.0719
+    """
+    p, q = _pair(predictions, other_predictions)
+    log_p = np.log(np.maximum(p, np.finfo(np.float64).tiny))
+    log_q = np.log(np.clip(q, _EPSILON, 1.0 - _EPSILON))
+    return float(np.mean((p * (log_p - log_q)).sum(axis=-1)))
 
 
 def spread(
