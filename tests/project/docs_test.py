@@ -103,6 +103,7 @@ def _check_program(name, arguments, block):
     """Gives a command line to the program's own parser."""
     options = importlib.import_module(name).PROGRAM.parse(arguments)
     recipe = getattr(options, "recipe", None)
+    recipe = recipe or getattr(options, "file", None)
     if recipe and recipe.endswith(".py"):
         _check_script(recipe, block)
     elif recipe and not recipe.endswith(".json"):
