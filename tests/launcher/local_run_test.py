@@ -292,6 +292,55 @@ def test_runs_are_numbered_and_the_last_one_can_be_resumed(
     assert (tmp_path / "runs" / "last").resolve().name == "2"
 
 
+# A training that a backup resumes at its last step.
+RESUMED = f"""
+import json, os, pathlib, sys, time
+sys.path.insert(0, {os.getcwd()!r})
+from tfdistill.status import goodput
+place = pathlib.Path(os.environ["TFDISTILL_WORKDIR"], "group_0")
+(place / "backup").mkdir(parents=True, exist_ok=True)
+marks, metrics = goodput.Marks(place), place / "metrics.jsonl"
+first = 50 if metrics.exists() else 0
+marks.resume(first, None)
+for step in range(first, 50):
+    marks.see(step + 1)
+    time.sleep(0.01)
+marks.end(50)
+line = dict(step=50, time=time.time(), val_auc=0.75, loss=9.0, published=40)
+metrics.write_text(json.dumps(line) + chr(10))
+if sys.argv[2:]:
+    raise ValueError("odd")
+"""
+
+
+def test_a_run_ends_with_a_result_and_a_finished_one_says_so(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text(RESUMED)
+    never_meet = "--start-timeout-secs=0"
+    assert cli.main(["--start=spawn", never_meet, "a.py", "--x"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "groups: 1 done after 0:0" in out
+    assert "group state step val_auc goodput time" in out
+    assert " 0 done 50 0.7500 " in out
+    assert "results runs/1/results.json logs runs/1/logs" in out
+    assert "students runs/1/exchange/group_0/40" in out
+    assert cli.main(["--resume", never_meet, "a.py", "--x"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "finished at step 50 on 20" in out
+    told = (
+        f"nothing was trained; a new run: tfdistill run {never_meet} a.py --x"
+    )
+    assert told in out
+    arguments = ["--workdir", "runs/1", never_meet, "a.py", "--x", "fails"]
+    assert cli.main(arguments) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "failed group 0: group_0_worker_0: ValueError: odd" in out
+    resume = f"tfdistill run {never_meet} --resume --workdir=runs/1"
+    assert f"next resume it: {resume} a.py --x fails" in out
+
+
 @pytest.mark.parametrize("main", [cli.main, local.main])
 @pytest.mark.parametrize(
     "arguments, message",

@@ -4,6 +4,7 @@ import io
 
 import pytest
 import rich.console
+import rich.text
 
 from tests.cases import runs as cases
 from tfdistill.status import group
@@ -18,22 +19,44 @@ def test_status_line_holds_what_is_known():
     status = group.GroupStatus(1)
     assert tables.group_line(status) == "group 1: starting"
     status.state = "running"
-    values = {"loss": 0.51234, "distillation_loss": 0.1, "total_steps": 500}
+    values = {"loss": 1.5, "task_loss": 0.51234, "total_steps": 500}
     values |= {"examples_per_second": 1234.5, "teacher_staleness": None}
+    values |= {"val_loss": 0.25, "val_auc": 0.75}
     status.update(_records(10, 20, **values))
     assert tables.group_line(status) == (
-        "group 1: running, step 20/500, loss 0.5123, distillation loss 0.1000,"
-        " examples/s 1,234, time left 4:00"
+        "group 1: running, step 20/500, task loss 0.5123, validation auc"
+        " 0.7500, examples/s 1,234, time left 4:00"
     )
 
 
-def test_time_left_follows_the_recent_pace():
+def test_time_left_follows_the_recent_pace_after_the_first_execution():
     status = group.GroupStatus(0, "running")
-    status.update(_records(*range(1, 10), pace_secs=100, total_steps=1000))
-    status.update(_records(*range(900, 920), pace_secs=2, total_steps=1000))
+    status.update(_records(0, event="start", total_steps=1000))
+    status.update(_records(1, pace_secs=100))
+    assert status.secs_left is None and status.has_stepped
+    status.update([{"step": 2, "time": 1e9 + 102}])
+    assert status.secs_left == pytest.approx((1000 - 2) * 2)
+    status.update(_records(*range(900, 920), pace_secs=2))
     assert status.secs_left == pytest.approx((1000 - 919) * 2)
     status.update(_records(1005, pace_secs=2))
     assert status.secs_left == 0
+
+
+def test_a_terminal_has_the_time_since_the_start_and_a_bar_in_place():
+    status, seen = group.GroupStatus(0, since=1e9), []
+    for values in ({}, {"step": 250, "time": 1e9 + 9, "total_steps": 500}):
+        if values:
+            status.update([values | {"loss": 0.5, "val_accuracy": 0.875}])
+        console = rich.console.Console(
+            file=io.StringIO(), force_terminal=True, width=80
+        )
+        console.print(tables.view(_run(status, now=9.6), console, whole=False))
+        seen.append(rich.text.Text.from_ansi(console.file.getvalue()).plain)
+    (start, running) = (text.splitlines() for text in seen)
+    assert start[1] == running[1]  # Columns stay where they are.
+    assert start[3].split()[:3] == ["0", "starting", "0:10"]
+    assert running[3].split()[:3] == ["0", "running", "250/500"]
+    assert "━━━━━" in running[3] and "accuracy 0.8750" in running[3]
 
 
 def _run(*statuses, now=0.0):
@@ -83,17 +106,17 @@ def _troubled():
     return status
 
 
-@pytest.mark.parametrize("width", [110, 60, 20])
+@pytest.mark.parametrize("width", [116, 60, 20])
 def test_the_view_fits_the_terminal(width):
     lines = _lines(_troubled(), width=width, whole=False)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
     assert "running" in text or width == 20
-    assert ("teachers" in lines[1]) == (width >= 60)
-    assert ("newest" in lines[1]) == (width >= 60)
+    assert ("validation" in lines[1]) == (width >= 60)
+    assert ("newest" in lines[1]) == (width >= 116)
     # A table of one group, two notes, which are cut, and one of a teacher.
     assert len(lines) == 5 + 2 + 5
-    if width == 110:
+    if width == 116:
         (row,) = [line.split() for line in lines if "20/500" in line]
         assert row[:4] == ["0", "running", "20/500", "0.5000"]
         assert {"15", "1/1", "2"} <= set(row)
@@ -120,8 +143,9 @@ def test_of_many_teachers_those_that_are_not_good_are_named(width):
     rows = [" ".join(line.split()) for line in lines]
     assert "3 group_6 2 fading 0.50 2 - -" in rows
     for number, row in enumerate(rows[3:19]):
-        what = "14/15 good, group_6 fading" if number == 3 else "15/15 good"
-        assert row.startswith(f"{number} running 10") and what in row
+        what = "14/15 good" if number == 3 else "15/15 good"
+        assert row.startswith(f"{number} running 10")
+        assert (what in row) == (width == 120)
 
 
 def test_many_notes_are_counted_and_those_of_groups_come_first():

@@ -5,6 +5,8 @@ tfdistill run --num-groups=2 my_train.py --epochs=3
 
 import os
 import pathlib
+import re
+import shlex
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ from tfdistill.system import programs
 
 if TYPE_CHECKING:
     from tfdistill.launcher import local_run
+    from tfdistill.status import result as outcome
 
 # Where runs without --workdir go, and the link to the last of them.
 RUNS, LAST = "runs", "last"
@@ -117,7 +120,38 @@ def _launch(options: programs.Options) -> "local_run.RunResult":
         started = local_run.LocalRun(_topology(options, options.workdir))
     except ValueError as cause:
         raise programs.UsageError(str(cause)) from cause
-    return started.supervise()
+    return started.supervise(_commands(options))
+
+
+def _commands(options: programs.Options) -> "outcome.Commands":
+    """Returns what can be typed after this run."""
+    from tfdistill.status import result as outcome
+
+    num_own = len(options.given) - len(options.command)
+    num_own += options.command[:1] == [programs.PYTHON]
+    own, task = options.given[:num_own], options.given[num_own:]
+    if own[-1:] == ["--"]:
+        own, task = own[:-1], ["--", *task]
+    kept, skips = list[str](), False
+    for argument in own:
+        name, equals, _ = argument.partition("=")
+        if not skips and name not in ("--resume", "--workdir"):
+            kept.append(argument)
+        skips = not skips and name == "--workdir" and not equals
+
+    def again(*more: str) -> str:
+        return shlex.join([*options.program.split(), *kept, *more, *task])
+
+    compared = f"--recipe={options.recipe}" if options.recipe else ""
+    if options.command[:1] == [programs.PYTHON]:
+        compared = f"{options.command[1]} --held-out=NAME"
+    compare = re.sub("(run|local)$", "compare", options.program)
+    return outcome.Commands(
+        new=again(),
+        resume=again("--resume", f"--workdir={outcome.short(options.workdir)}"),
+        two_groups=again("--num-groups=2"),
+        compare=f"{compare} {compared}" * bool(compared),
+    )
 
 
 def run(

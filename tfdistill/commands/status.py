@@ -4,9 +4,6 @@ import sys
 import time
 from collections.abc import Callable
 
-import rich.console
-import rich.live
-
 from tfdistill.status import group
 from tfdistill.status import observed_run
 from tfdistill.status import tables
@@ -47,24 +44,17 @@ def _add_options(options: programs.Flags) -> None:
 
 
 def _show(run: group.RunStatus) -> None:
-    console = rich.console.Console()
-    if not console.is_terminal:
-        console.width = 1000  # Whoever reads a pipe wants whole lines.
+    console = tables.console()
     console.print(tables.view(run, console))
 
 
 def _watch(run: observed_run.ObservedRun) -> group.RunStatus:
     """Shows the run until it is over: by lines, if not on a terminal."""
-    console = rich.console.Console()
-    if not console.is_terminal:
-        return _follow(run, tables.Lines(errors=True).show)
-    with rich.live.Live(console=console, auto_refresh=False) as live:
-        return _follow(
-            run,
-            lambda seen: live.update(
-                tables.view(seen, console, whole=False), refresh=True
-            ),
-        )
+    with tables.display(errors=True) as display:
+        seen = _follow(run, display.show)
+    if isinstance(display, tables.Screen):
+        _show(seen)
+    return seen
 
 
 def _follow(

@@ -110,7 +110,7 @@ class SupervisedGroup:
         self._restarts = restarts.Restarts(limit=topology.max_restarts)
         run = run_directory.RunDirectory(topology.workdir)
         self._tail = untrusted.Tail(run.metrics(group))
-        self.status = group_status.GroupStatus(group)
+        self.status = group_status.GroupStatus(group, since=time.time())
         self._prepare()
 
     def _prepare(self) -> None:

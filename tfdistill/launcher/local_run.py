@@ -27,6 +27,8 @@ from tfdistill.launcher import parent
 from tfdistill.launcher import task_process
 from tfdistill.status import directory
 from tfdistill.status import group as group_status
+from tfdistill.status import observed_run
+from tfdistill.status import result as outcome
 from tfdistill.status import run_events
 from tfdistill.status import tables
 from tfdistill.system import run_files
@@ -76,7 +78,7 @@ class LocalRun:
         self,
         topology: local_cluster.LocalCluster,
         *,
-        display: tables.Lines | None = None,
+        display: tables.Lines | tables.Screen | None = None,
     ) -> None:
         """Describes the run; entering it starts the processes.
 
@@ -118,8 +120,8 @@ class LocalRun:
     def _start(self) -> None:
         topology = self._topology
         if self._kept_files:
-            kept = ", ".join(self._kept_files)
-            self._say(f"files of an earlier run kept as {kept}")
+            kept = outcome.short(self._kept_files[-1])
+            self._say(f"logs of an earlier run are kept, such as {kept}")
         replaced = sorted(local_cluster.IDENTITY_VARIABLES & set(os.environ))
         if replaced:
             self._say(f"replaced for each task: {', '.join(replaced)}")
@@ -150,7 +152,7 @@ class LocalRun:
             self._forks = True
         for running in self._groups:
             running.start()
-        self._say(f"logs: {topology.logs_dir}")
+        self._say(f"logs: {outcome.short(topology.logs_dir)}")
 
     def _start_task(
         self, env: Mapping[str, str], log_file: IO[bytes]
@@ -233,16 +235,27 @@ class LocalRun:
         self.poll(0)  # States and messages of the last to end.
         return self.result()
 
-    def supervise(self) -> RunResult:
-        """Starts everything, prints what happens, and waits for the end.
+    def supervise(self, commands: outcome.Commands | None = None) -> RunResult:
+        """Starts everything, prints what happens and what it came to.
 
         In the main thread, SIGINT (Ctrl-C), SIGTERM and SIGHUP stop all tasks;
-        a second one kills them at once.
+        a second one kills them at once. The `commands` are what is said to be
+        next.
         """
-        self._display = tables.Lines()
-        with _handlers(self), self:
+        began = time.monotonic()
+        with tables.display() as self._display, _handlers(self), self:
             result = self.wait()
         _write_results(result)
+        with contextlib.suppress(OSError):
+            tables.console().print(
+                outcome.view(
+                    observed_run.ObservedRun(result.workdir).look(),
+                    workdir=result.workdir.absolute(),
+                    exchange=result.exchange,
+                    secs=time.monotonic() - began,
+                    commands=commands or outcome.Commands(),
+                )
+            )
         return result
 
     def interrupt(self, number: int = signal.SIGINT) -> None:

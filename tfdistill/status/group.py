@@ -32,6 +32,8 @@ class GroupStatus:
     # When its launcher reported anything, and when its present attempt began.
     last_event: float = 0.0
     since: float = 0.0
+    # When an earlier launch made its last step, if this one trained nothing.
+    finished_before: float | None = None
     # What its time was spent on; nothing in a launcher, which doesn't read the
     # groups' marks.
     spent: goodput.Goodput = dataclasses.field(default_factory=goodput.Goodput)
@@ -45,11 +47,11 @@ class GroupStatus:
         for record in records:
             self.record.update(record)
             step, time = record.get("step"), record.get("time")
-            if step is None or time is None:
-                continue
-            if self._pace and step < self._pace[-1][0]:
-                self._pace.clear()  # The group went back to a backup.
-            self._pace.append((step, time))
+            if record.get("event") == "start":
+                # The first execution, which traces, ends before the next line.
+                self._pace.clear()
+            elif step is not None and time is not None:
+                self._pace.append((step, time))
         # A script may train without having called make_strategy.
         if self.state == "starting" and self.trains:
             self.state = "running"
@@ -83,6 +85,27 @@ class GroupStatus:
     def trains(self) -> bool:
         """Whether its present attempt has written a line of metrics."""
         return self.record.get("time", 0.0) > self.since
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether the present attempt is known to have made a step."""
+        return self.state != "starting" and len(self._pace) > 0
+
+    @property
+    def validation(self) -> dict[str, float]:
+        """The newest validation metrics by name, the loss last."""
+        prefix = "val_"
+        found = {
+            name.removeprefix(prefix): value
+            for name, value in self.record.items()
+            if name.startswith(prefix) and isinstance(value, int | float)
+        }
+        return dict(sorted(found.items(), key=lambda item: item[0] == "loss"))
+
+    @property
+    def task_loss(self) -> float | None:
+        """The newest loss without the distillation loss."""
+        return self.record.get("task_loss", self.record.get("loss"))
 
     @property
     def teachers(self) -> Sequence[Mapping[str, Any]]:

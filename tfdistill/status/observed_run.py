@@ -162,6 +162,10 @@ class ObservedRun:
         history += self._new_lines(path, last_bytes=_EVENTS_BYTES)
         lines = [*history, *self._end]
         status.spent = goodput.measure(lines, until=until)
+        made = status.spent.good + status.spent.lost["repeated"]
+        if status.state == "done" and not made:
+            ended = [x["time"] for x in history if x["event"] == "ended"]
+            status.finished_before = min(ended, default=None)
 
     def _add_log_error(self, status: group_status.GroupStatus) -> None:
         found = logs.last_error(self._directory.logs(status.group))

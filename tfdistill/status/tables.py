@@ -17,6 +17,8 @@ from typing import TextIO
 
 import rich.box
 import rich.console
+import rich.live
+import rich.progress_bar
 import rich.table
 import rich.text
 
@@ -24,7 +26,7 @@ from tfdistill.status import goodput
 from tfdistill.status import group
 from tfdistill.system import untrusted
 
-_UNKNOWN = "-"
+UNKNOWN = "-"
 # So many teachers of all groups are listed; if there are more, of those that
 # are neither good nor, as all are at the start, absent. And so many notes.
 _MOST_TEACHERS, _MOST_NOTES = 8, 16
@@ -33,11 +35,13 @@ _USUAL = ("good", "absent")
 _MANY_MISSED, _MIN_BATCHES = 0.1, 100
 # Between two lines of a group as it was, at least; of many, one a second.
 _INTERVAL_SECS = 5.0
+_REFRESH_SECS = 0.5
 _Status = group.GroupStatus
+_Cell = Any  # A text, or what rich can render.
 
 
 def _text(value: float | None, form: str = "{}") -> str:
-    return _UNKNOWN if value is None else form.format(value)
+    return UNKNOWN if value is None else form.format(value)
 
 
 def _number(key: str, form: str) -> Callable[[_Status], str]:
@@ -50,6 +54,13 @@ def _state(status: _Status) -> str:
     return status.state
 
 
+def _validation(status: _Status) -> str:
+    """The first metric; the loss if there is no other."""
+    for name, value in status.validation.items():
+        return f"{name.replace('_', ' ')} {value:.4f}"
+    return UNKNOWN
+
+
 def _step(status: _Status) -> str:
     total = status.record.get("total_steps")
     step = _text(status.record.get("step"))
@@ -59,7 +70,7 @@ def _step(status: _Status) -> str:
 def _teachers(status: _Status) -> str:
     """How many are good, and the worst of the others."""
     if not status.teachers:
-        return _UNKNOWN
+        return UNKNOWN
     others = [t for t in status.teachers if t["health"] != "good"]
     num_all = len(status.teachers)
     found = f"{num_all - len(others)}/{num_all} good"
@@ -77,7 +88,7 @@ def duration(secs: float | None) -> str:
         ('1:00', '1:01:01')
     """
     if secs is None:
-        return _UNKNOWN
+        return UNKNOWN
     minutes, seconds = divmod(round(secs), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -85,17 +96,18 @@ def duration(secs: float | None) -> str:
     return f"{minutes}:{seconds:02}"
 
 
-_CELLS: dict[str, Callable[[_Status], str]] = {
+# The texts of a group's row, by their column.
+CELLS: dict[str, Callable[[_Status], str]] = {
     "group": lambda status: str(status.group),
     "state": _state,
     "step": _step,
-    "loss": _number("loss", "{:.4f}"),
-    "distill loss": _number("distillation_loss", "{:.4f}"),
+    "task loss": lambda status: _text(status.task_loss, "{:.4f}"),
+    "validation": _validation,
     "weight": _number("distillation_weight", "{:.3g}"),
     "teachers": _teachers,
     "newest": _number("published", "{:.0f}"),
     "restarts": lambda s: str(
-        s.num_restarts + s.num_worker_restarts or _UNKNOWN
+        s.num_restarts + s.num_worker_restarts or UNKNOWN
     ),
     "goodput": lambda s: _text(s.spent.share, "{:.1%}"),
     "examples/s": _number("examples_per_second", "{:,.0f}"),
@@ -104,28 +116,48 @@ _CELLS: dict[str, Callable[[_Status], str]] = {
 _TEACHER_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "teacher": lambda teacher: teacher["name"],
     "version": lambda teacher: (
-        str(teacher["step"]) if teacher["step"] >= 0 else _UNKNOWN
+        str(teacher["step"]) if teacher["step"] >= 0 else UNKNOWN
     ),
     "health": lambda teacher: teacher["health"].replace("_", " "),
     "share": lambda teacher: _text(teacher["share"], "{:.2f}"),
     # Less than 0 if the teacher is ahead of its student.
     "steps old": lambda teacher: _text(teacher["age_steps"]),
     # On rows of its student's batches, beside the student's.
-    "task loss": lambda teacher: _text(teacher.get("teacher_loss"), "{:.4f}"),
-    "own": lambda teacher: _text(teacher.get("own_loss"), "{:.4f}"),
+    "its loss": lambda teacher: _text(teacher.get("teacher_loss"), "{:.4f}"),
+    "own loss": lambda teacher: _text(teacher.get("own_loss"), "{:.4f}"),
 }
 # The columns for which a narrow terminal has room, too.
-_WIDE = 110
-_NARROW = ("group", "state", "step", "loss", "teachers", "newest")
-_LEFT = ("group", "state", "teachers", *_TEACHER_CELLS)
+_WIDE = 116
+_NARROW = ("group", "state", "step", "task loss", "validation", "time left")
+_LEFT = ("group", "state", "validation", "teachers", *_TEACHER_CELLS)
+# So that columns stay where they are while their values grow.
+_MIN_WIDTHS = {
+    "state": 13,
+    "step": 9,
+    "task loss": 9,
+    "validation": 15,
+    "teachers": 8,
+    "newest": 6,
+    "time left": 9,
+}
+_BAR_WIDTH = 10
+_STYLES = {
+    "failed": "bold red",
+    "silent": "bold red",
+    "stopped": "yellow",
+    "restarting": "yellow",
+    "starting": "cyan",
+    "running": "cyan",
+    "done": "green",
+}
 
 
 def group_line(status: _Status) -> str:
     """Returns the known values of a group in one line of text."""
     known = [
-        f"{name.replace('distill ', 'distillation ')} {text}"
-        for name, cell in _CELLS.items()
-        if name not in ("group", "state") and (text := cell(status)) != _UNKNOWN
+        f"{name} {text}"
+        for name, cell in CELLS.items()
+        if name not in ("group", "state") and (text := cell(status)) != UNKNOWN
     ]
     return ", ".join([f"group {status.group}: {_state(status)}", *known])
 
@@ -137,10 +169,10 @@ def view(
 
     Unless `whole`, notes are cut to one line each.
     """
-    # Goodput has a table of its own.
-    wide = [name for name in _CELLS if name != "goodput"]
+    # Goodput has a table of its own, and a weight rarely changes.
+    wide = [name for name in CELLS if name not in ("goodput", "weight")]
     names = wide if console.width >= _WIDE else _NARROW
-    groups = [[_CELLS[name](s) for name in names] for s in run.groups]
+    groups = [_row(s, names, run.time, console) for s in run.groups]
     teachers = [(s.group, t) for s in run.groups for t in s.teachers]
     if len(teachers) > _MOST_TEACHERS:
         teachers = [(g, t) for g, t in teachers if t["health"] not in _USUAL]
@@ -151,8 +183,10 @@ def view(
     notes = [*_notes(run)]
     if len(notes) > _MOST_NOTES:
         notes[_MOST_NOTES:] = [f"{len(notes) - _MOST_NOTES} more notes"]
+    if console.is_terminal:
+        names = [*names[:3], "", *names[3:]]
     return rich.console.Group(
-        _table(names, groups),
+        table(names, groups),
         *(
             rich.text.Text(
                 note,
@@ -161,7 +195,7 @@ def view(
             )
             for note in notes
         ),
-        _table(("group", *_TEACHER_CELLS), rows) if rows else "",
+        table(("group", *_TEACHER_CELLS), rows) if rows else "",
         *_goodput(run),
     )
 
@@ -173,7 +207,7 @@ def _goodput(run: group.RunStatus) -> Iterator[rich.table.Table]:
     if whole.total:
         rows = [[str(s.group), *_shares(s.spent)] for s in hit]
         rows.append(["all", *_shares(whole)])
-        yield _table(("group", "goodput", *goodput.CAUSES), rows)
+        yield table(("group", "goodput", *goodput.CAUSES), rows)
 
 
 def _shares(found: goodput.Goodput) -> list[str]:
@@ -182,19 +216,59 @@ def _shares(found: goodput.Goodput) -> list[str]:
     return [_text(found.share, "{:.1%}"), *lost]
 
 
-def _table(
-    names: Iterable[str], rows: Iterable[Sequence[str]]
+def _row(
+    status: _Status,
+    names: Sequence[str],
+    now: float,
+    console: rich.console.Console,
+) -> list[_Cell]:
+    # Which teachers are not good is in their table, or in the notes.
+    cells: list[_Cell] = [CELLS[n](status).partition(", ")[0] for n in names]
+    cells[1] = state(status)
+    if status.state in ("starting", "running") and not status.has_stepped:
+        if status.since:
+            cells[1].append(f" {duration(now - status.since)}")
+    if console.is_terminal:
+        total = status.record.get("total_steps")
+        step = status.record.get("step") or 0
+        bar = rich.progress_bar.ProgressBar(
+            total=total or 1,
+            completed=step if total else 0,
+            width=_BAR_WIDTH,
+            finished_style="green",
+        )
+        cells.insert(3, bar)
+    return cells
+
+
+def state(status: _Status) -> rich.text.Text:
+    """Returns the state of a group in its colour."""
+    return rich.text.Text(_state(status), _STYLES.get(status.state, ""))
+
+
+def table(
+    names: Iterable[str], rows: Iterable[Sequence[_Cell]]
 ) -> rich.table.Table:
+    """Returns a table; its cells are plain texts, whoever wrote them."""
     result = rich.table.Table(
         box=rich.box.SIMPLE_HEAD, padding=0, collapse_padding=True
     )
     for name in names:
         result.add_column(
-            name, justify="left" if name in _LEFT else "right", no_wrap=True
+            name,
+            justify="left" if name in _LEFT else "right",
+            no_wrap=True,
+            min_width=_MIN_WIDTHS.get(name),
         )
-    for texts in rows:
-        # Not markup: a state or a name is text of others.
-        result.add_row(*(rich.text.Text(untrusted.one_line(t)) for t in texts))
+    for cells in rows:
+        result.add_row(
+            *(
+                rich.text.Text(untrusted.one_line(cell))
+                if isinstance(cell, str)
+                else cell
+                for cell in cells
+            )
+        )
     return result
 
 
@@ -230,6 +304,14 @@ def _of_teacher(teacher: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: no predictions for {missed} of {asked} batches"
     if forged := teacher.get("num_forged"):
         yield f"refused messages of strangers: {forged}"
+
+
+def console() -> rich.console.Console:
+    """Returns what prints here; whoever reads a pipe gets whole lines."""
+    made = rich.console.Console()
+    if not made.is_terminal:
+        made.width = 1000
+    return made
 
 
 class Lines:
@@ -275,3 +357,48 @@ class Lines:
                 continue
             self._shown[status.group] = (now, status.state, line)
             self.say(f"[{now:7.1f} s] {line}")
+
+
+class Screen:
+    """Shows a run on a terminal: messages scroll by, the table stays below."""
+
+    def __init__(self, console: rich.console.Console) -> None:
+        """Shows nothing yet; it is entered first."""
+        self._console = console
+        self._live = rich.live.Live(
+            console=console, auto_refresh=False, transient=True
+        )
+        self._shown = 0.0
+
+    def __enter__(self) -> "Screen":
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Takes the table away."""
+        with contextlib.suppress(OSError):
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Writes a message above the table."""
+        with contextlib.suppress(OSError):
+            self._console.print(rich.text.Text(text))
+
+    def show(self, run: group.RunStatus) -> None:
+        """Shows the present status, at most twice a second."""
+        if run.time - self._shown >= _REFRESH_SECS:
+            self._shown = run.time
+            shown = view(run, self._console, whole=False)
+            with contextlib.suppress(OSError):
+                self._live.update(shown, refresh=True)
+
+
+@contextlib.contextmanager
+def display(*, errors: bool = False) -> Iterator[Lines | Screen]:
+    """Yields what shows a run here: a screen on a terminal, else lines."""
+    console = rich.console.Console()
+    if not console.is_interactive:
+        yield Lines(errors=errors)
+        return
+    with Screen(console) as screen:
+        yield screen

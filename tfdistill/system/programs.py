@@ -250,6 +250,7 @@ class Program:
             parser.error(missing)
         if self.takes_command or self.takes_file:
             options.command = list(command)
+            options.program, options.given = self.name, list(argv)
         return options
 
 

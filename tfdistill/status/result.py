@@ -1,0 +1,166 @@
+"""What a run came to, for people: its figures, its files, and what is next."""
+
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import rich.console
+import rich.table
+import rich.text
+
+from tfdistill.status import group
+from tfdistill.status import tables
+from tfdistill.system import run_files
+from tfdistill.system import untrusted
+
+_MOST_METRICS, _MOST_STUDENTS = 6, 4
+# Of a group, if it has written any.
+_STUDENT, _BACKUP, _TENSORBOARD = (
+    "student.keras",
+    "backup",
+    "events.out.tfevents.*",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Commands:
+    """What can be typed next; empty if there is no such command."""
+
+    new: str = ""
+    resume: str = ""
+    two_groups: str = ""
+    compare: str = ""
+
+
+def view(
+    run: group.RunStatus,
+    *,
+    workdir: pathlib.Path,
+    exchange: str,
+    secs: float,
+    commands: Commands,
+) -> rich.console.RenderableType:
+    """Returns what is shown of a run that is over, after so many seconds."""
+    states = collections.Counter(status.state for status in run.groups)
+    counted = ", ".join(f"{n} {state}" for state, n in states.items())
+    headline = f"groups: {counted} after {tables.duration(secs)}"
+    before = [s.finished_before for s in run.groups if s.finished_before]
+    if before and len(before) == len(run.groups):
+        step = max(status.record["step"] for status in run.groups)
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(before)))
+        headline = (
+            f"finished at step {step} on {when}; nothing was trained; a new "
+            f"run: {commands.new or 'choose another workdir'}"
+        )
+    grid = rich.table.Table.grid(padding=(0, 2))
+    rows = [
+        ("failed", f"group {status.group}: {status.last_error}")
+        for status in run.groups
+        if status.state == "failed"
+    ]
+    rows += _files(run, workdir, exchange)
+    rows += [("next", text) for text in _next(run, workdir, commands)]
+    for name, text in rows:
+        text = untrusted.one_line(text)
+        grid.add_row(rich.text.Text(f" {name}", "bold"), rich.text.Text(text))
+    return rich.console.Group(
+        "", rich.text.Text(headline, "bold"), _figures(run, workdir), grid
+    )
+
+
+def short(path: str | os.PathLike[str]) -> str:
+    """Returns a path as it is read from here; a URL as it is."""
+    return os.fspath(path).removeprefix(os.path.join(os.getcwd(), ""))
+
+
+def _group_files(
+    run: group.RunStatus, workdir: pathlib.Path, pattern: str
+) -> list[pathlib.Path]:
+    """Returns the files of each group that match."""
+    names = [run_files.group_name(status.group) for status in run.groups]
+    return [path for name in names for path in (workdir / name).glob(pattern)]
+
+
+def _metrics(
+    status: group.GroupStatus, workdir: pathlib.Path
+) -> dict[str, float]:
+    """Returns the metrics of a recipe's results; else those of the logs."""
+    path = workdir / run_files.group_name(status.group) / run_files.RESULTS
+    try:
+        return json.loads(path.read_bytes())["metrics"]
+    except (OSError, ValueError, KeyError):
+        found = {f"val_{n}": x for n, x in status.validation.items()}
+    if not found and status.task_loss is not None:
+        found = {"task loss": status.task_loss}
+    return found
+
+
+def _figures(
+    run: group.RunStatus, workdir: pathlib.Path
+) -> rich.console.RenderableType:
+    """Returns a row for each group, and the columns of which any is known."""
+    rows: list[dict[str, Any]] = []
+    for status in run.groups:
+        figures = [*_metrics(status, workdir).items()][:_MOST_METRICS]
+        row = {name: tables.CELLS[name](status) for name in ("group", "step")}
+        row |= {name: f"{value:.4f}" for name, value in figures}
+        if not status.finished_before:
+            row["goodput"] = tables.CELLS["goodput"](status)
+            row["time"] = tables.duration(status.spent.total or None)
+        rows.append({n: x for n, x in row.items() if x != tables.UNKNOWN})
+    # The last columns of a group may be the only ones of another.
+    names = dict.fromkeys(n for row in sorted(rows, key=len)[::-1] for n in row)
+    return tables.table(
+        ["group", "state", *[*names][1:]],
+        (
+            [
+                row["group"],
+                tables.state(status),
+                *(row.get(n, tables.UNKNOWN) for n in [*names][1:]),
+            ]
+            for row, status in zip(rows, run.groups, strict=True)
+        ),
+    )
+
+
+def _files(
+    run: group.RunStatus, workdir: pathlib.Path, exchange: str
+) -> Iterator[tuple[str, str]]:
+    here = short(workdir)
+    if (workdir / run_files.RESULTS).exists():
+        yield "results", f"{here}/{run_files.RESULTS}"
+    yield "logs", f"{here}/logs"
+    students = [short(path) for path in _group_files(run, workdir, _STUDENT)]
+    students = students or [
+        f"{short(exchange)}/{run_files.group_name(status.group)}/{version}"
+        for status in run.groups
+        if (version := status.record.get("published"))
+    ]
+    if students:
+        more = ", ..." * (len(students) > _MOST_STUDENTS)
+        yield "students", ", ".join(students[:_MOST_STUDENTS]) + more
+    if _group_files(run, workdir, _TENSORBOARD):
+        yield "TensorBoard", f"tensorboard --logdir {here}"
+
+
+def _next(
+    run: group.RunStatus, workdir: pathlib.Path, commands: Commands
+) -> Iterator[str]:
+    """Yields what to do: first about what went wrong."""
+    states = {status.state for status in run.groups}
+    for status in run.groups:
+        if untaught := status.record.get("untaught"):
+            yield f"no step of group {status.group} had a teacher: {untaught}"
+    if states != {"done"}:
+        if commands.resume and _group_files(run, workdir, _BACKUP):
+            yield f"resume it: {commands.resume}"
+    elif len(run.groups) == 1 and commands.two_groups:
+        if "distillation_weight" in run.groups[0].record:
+            yield f"let two groups teach each other: {commands.two_groups}"
+    elif commands.compare:
+        yield f"find out whether it pays: {commands.compare}"
