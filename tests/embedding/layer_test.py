@@ -8,6 +8,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as codistillation_cases
 from tests.cases import embedding as cases
+from tfdistill.embedding import layer as layer_lib
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 
@@ -315,3 +316,13 @@ def test_a_peer_s_table_teaches(tmp_path):
     logs = codistillation_cases.fit(model, x, y, batch_size=len(x))
     np.testing.assert_allclose(logs["distillation_loss"], [expected], rtol=1e-5)
     model.teachers.stop()
+
+
+def test_tables_share_the_trace_of_the_check_of_their_ids():
+    """Its branches took a third of the start of a model with many tables."""
+    count = layer_lib._refuse.experimental_get_tracing_count
+    before = count()
+    for size in (10, 20, 30):
+        table = tfdistill.layers.ShardedEmbedding(size, 4, name=f"of_{size}")
+        tf.function(table)(tf.zeros([2, 5], tf.int64))
+    assert count() <= before + 1

@@ -81,7 +81,7 @@ class FieldIds:
             limits = tf.gather(tf.constant(self.sizes, tf.int64), fields)
         is_bad = tf.logical_or(ids < 0, ids >= limits)
         if self._oov_index is None:
-            ids = _refuse(ids, limits, fields, is_bad, owner)
+            ids = _refuse(ids, limits, fields, is_bad, tf.constant(owner))
         else:
             ids = tf.where(is_bad, tf.cast(self._oov_index, tf.int64), ids)
         if fields is None:
@@ -90,26 +90,31 @@ class FieldIds:
         return ids + tf.gather(tf.constant(offsets, tf.int64), fields)
 
 
+# One trace serves all tables: the branches of a condition take long to trace.
+@tf.function(autograph=False)
 def _refuse(
     ids: tf.Tensor,
     limits: tf.Tensor,
     fields: Any,
     is_bad: tf.Tensor,
-    owner: str,
+    owner: tf.Tensor,
 ) -> tf.Tensor:
     """Returns the ids, behind a check that none is bad."""
 
     def complain() -> tf.Tensor:
         first = tf.where(is_bad)[0]
         parts = [limits, ids, *([] if fields is None else [fields])]
-        message = tf.strings.format(
-            f"Ids of {owner} must be >= 0 and < {{}}; received {{}}"
-            f"{'' if fields is None else ' in field {}'}. Fix the data, or map "
-            "such ids to one by `oov_index`.",
+        limit, bad, *field = (
+            tf.as_string(tf.gather_nd(tf.broadcast_to(p, tf.shape(ids)), first))
+            for p in parts
+        )
+        message = tf.strings.join(
             [
-                tf.gather_nd(tf.broadcast_to(part, tf.shape(ids)), first)
-                for part in parts
-            ],
+                *("Ids of ", owner, " must be >= 0 and < ", limit),
+                *("; received ", bad),
+                *([" in field ", *field] if field else []),
+                ". Fix the data, or map such ids to one by `oov_index`.",
+            ]
         )
         with tf.control_dependencies([tf.debugging.Assert(False, [message])]):
             return tf.constant(False)
