@@ -3,8 +3,7 @@
 The directory `<root>/group_<g>/<step>/` is a version once it holds a valid
 manifest, and whole once each file agrees with it; docs/exchange_format.md says
 how it becomes visible, and what a reader must check. Nothing found there is
-trusted,
-and links are not followed. Needs neither TensorFlow nor Keras.
+trusted, and links are not followed. Needs neither TensorFlow nor Keras.
 """
 
 import contextlib
