@@ -20,11 +20,7 @@ from tfdistill.system import untrusted
 
 _MOST_METRICS, _MOST_STUDENTS = 6, 4
 # Of a group, if it has written any.
-_STUDENT, _BACKUP, _TENSORBOARD = (
-    "student.keras",
-    "backup",
-    "events.out.tfevents.*",
-)
+_STUDENT, _BACKUP, _TENSORBOARD = "student.keras", "backup", "tensorboard"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
