@@ -298,7 +298,8 @@ import json, os, pathlib, sys, time
 sys.path.insert(0, {os.getcwd()!r})
 from tfdistill.status import goodput
 place = pathlib.Path(os.environ["TFDISTILL_WORKDIR"], "group_0")
-(place / "backup").mkdir(parents=True, exist_ok=True)
+for name in ("backup", "tensorboard"):
+    (place / name).mkdir(parents=True, exist_ok=True)
 marks, metrics = goodput.Marks(place), place / "metrics.jsonl"
 first = 50 if metrics.exists() else 0
 marks.resume(first, None)
@@ -326,6 +327,7 @@ def test_a_run_ends_with_a_result_and_a_finished_one_says_so(
     assert " 0 done 50 0.7500 " in out
     assert "results runs/1/results.json logs runs/1/logs" in out
     assert "students runs/1/exchange/group_0/40" in out
+    assert "TensorBoard tensorboard --logdir runs/1" in out
     assert cli.main(["--resume", never_meet, "a.py", "--x"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "finished at step 50 on 20" in out
