@@ -23,7 +23,6 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
-from tests.cases import codistillation as cases
 from tests.cases import docs_blocks
 from tfdistill.commands import compare
 from tfdistill.recipes import recipes
@@ -31,16 +30,12 @@ from tfdistill.recipes import recipes
 _BLOCKS = [
     block for page in docs_blocks.pages() for block in docs_blocks.blocks(page)
 ]
-# Pages whose Python blocks a test of their own runs, at length.
-# This page runs as a whole, at the end of this file.
-_INTEROP = "docs/models.md"
 _WITH_PYTHON = sorted(
     {
         block.page
         for block in _BLOCKS
         if block.language == "python" and not block.file_name
     }
-    - {_INTEROP}
 )
 # Programs of a cluster: what they are given is only read.
 _FOREIGN = ("kubectl", "sbatch", "scancel")
@@ -268,57 +263,3 @@ def test_files_that_contributing_names_exist():
     roots = [docs_blocks.ROOT, docs_blocks.ROOT / "tfdistill"]
     missing = {n for n in named if not any((r / n).is_file() for r in roots)}
     assert not missing and len(named) > 40
-
-
-_PAGE = docs_blocks.ROOT / _INTEROP
-
-
-class Page:
-    """The blocks of the page, run one after the other in one script."""
-
-    def __init__(self) -> None:
-        text = _PAGE.read_text("utf-8")
-        self._blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-        self.names: dict = {}
-
-    def run_until(self, text: str) -> None:
-        """Runs the blocks up to, and without, the one that begins so."""
-        while self._blocks and not self._blocks[0].startswith(text):
-            exec(compile(self._blocks.pop(0), str(_PAGE), "exec"), self.names)
-
-
-def _spec(x):
-    return keras.tree.map_structure(
-        lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), x
-    )
-
-
-@pytest.mark.timeout_secs(600)
-def test_the_page_runs(tmp_path, monkeypatch, one_device):
-    pytest.importorskip("keras_hub", reason="needs keras-hub (extra: hub)")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
-    page = Page()
-
-    def train(block, root, build, x, model):
-        monkeypatch.setenv("TFDISTILL_EXCHANGE", str(tmp_path / root))
-        cluster = tfdistill.Cluster.from_env()
-        exchange = tfdistill.Exchange(cluster.exchange)
-        page.names["exchange"] = exchange
-        page.run_until(block)
-        names = page.names
-        build, x = names[build], names[x]
-        cases.publish(exchange, build(), group=1, step=10, spec=_spec(x))
-        page.run_until("import keras_hub" if root == "images" else "model.save")
-        trained = names[model]
-        (status,) = trained.teachers.status()
-        assert status["step"] == 10 and not status["quarantined"]
-        logs = trained.history.history
-        assert logs["distillation_loss"][-1] > 0
-        assert logs["distillation_weight"][-1] > 0
-
-    monkeypatch.setenv("TFDISTILL_EXCHANGE", str(tmp_path / "images"))
-    train("model = train", "images", "build_image_student", "images", "model")
-    train("text_model", "texts", "build_text_student", "tokens", "text_model")
-    page.run_until("no more blocks")
-    assert page.names["from_text"].shape == (16, 3)
