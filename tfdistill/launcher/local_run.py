@@ -254,7 +254,8 @@ class LocalRun:
                     exchange=result.exchange,
                     secs=time.monotonic() - began,
                     commands=commands or outcome.Commands(),
-                )
+                ),
+                soft_wrap=True,
             )
         return result
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import rich.console
-import rich.table
 import rich.text
 
 from tfdistill.status import group
@@ -53,19 +52,22 @@ def view(
             f"finished at step {step} on {when}; nothing was trained; a new "
             f"run: {commands.new or 'choose another workdir'}"
         )
-    grid = rich.table.Table.grid(padding=(0, 2))
+    failed = [status for status in run.groups if status.state == "failed"]
     rows = [
-        ("failed", f"group {status.group}: {status.last_error}")
-        for status in run.groups
-        if status.state == "failed"
+        *(("failed", f"group {s.group}: {s.last_error}") for s in failed),
+        *_files(run, workdir, exchange),
+        *(("next", text) for text in _next(run, workdir, commands)),
     ]
-    rows += _files(run, workdir, exchange)
-    rows += [("next", text) for text in _next(run, workdir, commands)]
-    for name, text in rows:
-        text = untrusted.one_line(text)
-        grid.add_row(rich.text.Text(f" {name}", "bold"), rich.text.Text(text))
+    width = max(len(name) for name, _ in rows) + 2
+    # Lines that are not broken, so that a command can be copied.
+    lines = [
+        rich.text.Text.assemble(
+            (f" {name:<{width}}", "bold"), untrusted.one_line(text)
+        )
+        for name, text in rows
+    ]
     return rich.console.Group(
-        "", rich.text.Text(headline, "bold"), _figures(run, workdir), grid
+        "", rich.text.Text(headline, "bold"), _figures(run, workdir), *lines
     )
 
 
@@ -82,14 +84,21 @@ def _group_files(
     return [path for name in names for path in (workdir / name).glob(pattern)]
 
 
+def _results(directory: pathlib.Path, key: str) -> dict[str, float]:
+    """Returns a part of results.json; nothing if it isn't there."""
+    try:
+        found = json.loads((directory / run_files.RESULTS).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found.get(key) or {}
+
+
 def _metrics(
     status: group.GroupStatus, workdir: pathlib.Path
 ) -> dict[str, float]:
     """Returns the metrics of a recipe's results; else those of the logs."""
-    path = workdir / run_files.group_name(status.group) / run_files.RESULTS
-    try:
-        return json.loads(path.read_bytes())["metrics"]
-    except (OSError, ValueError, KeyError):
+    found = _results(workdir / run_files.group_name(status.group), "metrics")
+    if not found:
         found = {f"val_{n}": x for n, x in status.validation.items()}
     if not found and status.task_loss is not None:
         found = {"task loss": status.task_loss}
@@ -128,6 +137,9 @@ def _files(
     run: group.RunStatus, workdir: pathlib.Path, exchange: str
 ) -> Iterator[tuple[str, str]]:
     here = short(workdir)
+    if between := _results(workdir, "agreement"):
+        told = [f"{n.replace('_', ' ')} {x:.4f}" for n, x in between.items()]
+        yield "between groups", ", ".join(told)
     if (workdir / run_files.RESULTS).exists():
         yield "results", f"{here}/{run_files.RESULTS}"
     yield "logs", f"{here}/logs"
