@@ -205,9 +205,9 @@ def _figures(**changes):
 
 def test_a_verdict_says_what_the_intervals_show():
     assert report.verdict_on("codistill", _figures(), target=4.05) == (
-        "codistillation reached 4.05 nats in 0.71x the steps (0.66 to 0.77); "
-        "churn -31% +- 4; final log loss not clearly different (-0.0200, "
-        "-0.0300 to +0.0100) (on 2x the training examples in all)"
+        "codistillation is better: churn -31% +- 4; final log loss not clearly "
+        "different (-0.0200, -0.0300 to +0.0100); reached 4.05 nats in 0.71x "
+        "the steps (0.66 to 0.77) (on 2x the training examples in all)"
     )
 
 
@@ -218,7 +218,8 @@ def test_a_verdict_claims_nothing_that_the_intervals_do_not():
         log_loss={"difference": 0.5, "interval": (0.4, 0.6)},
     )
     text = report.verdict_on("codistill", unclear, target=4.05)
-    assert "no clear difference in steps" in text
+    assert text.startswith("codistillation is worse: churn not clearly")
+    assert "steps to 4.05 nats not clearly different" in text
     assert "churn not clearly different (-20%, -40% to +10%)" in text
     assert "final log loss worse (+0.5000" in text
     few = {**_figures(), "num_trials": 3}

@@ -225,8 +225,7 @@ def _run(options: programs.Options) -> int:
         signal.signal(signal.SIGTERM, earlier)
     for note in report["notes"]:
         _say(f"note: {note}")
-    for line in markdown.verdicts(report):
-        print(line)
+    print(f"\n{markdown.first_screen(report)}\n")
     print(f"report  {compared.workdir / experiment.MARKDOWN}")
     return EXIT_FAILURE if failures else 0
 

@@ -58,13 +58,53 @@ def verdicts(report: Mapping[str, Any]) -> list[str]:
     return [*found, *report["beyond_own_past"]]
 
 
+def summary(report: Mapping[str, Any]) -> list[list[str]]:
+    """Returns a table of quality, churn and cost: the head, then the rows."""
+    head = ["method", "final log loss", "churn", "examples", "seconds"]
+    baseline = report["methods"].get("independent")
+    rows = []
+    for name, method in report["methods"].items():
+        figures = method["figures"]
+        churn = method["churn"].get("churn")
+        cells = [
+            _plain(figures["log_loss"], ".4f"),
+            _plain(churn, ".4f") if churn else "",
+            f"{figures['total_examples']['mean']:,.0f}",
+            f"{figures['seconds']['mean']:,.1f}",
+        ]
+        versus = method.get("versus_independent", {})
+        ratio = versus.get("churn", {}).get("ratio")
+        if ratio is not None:
+            cells[1] += f" ({ratio - 1:+.0%})"
+        if baseline:
+            cells[2] += f" ({versus.get('examples', 1):.3g}x)"
+        rows.append([name, *cells])
+    return [head, *rows]
+
+
+def first_screen(report: Mapping[str, Any]) -> str:
+    """Returns what the report begins with, for a terminal."""
+    table = summary(report)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in table
+    ]
+    return "\n".join([*lines, "", *verdicts(report)])
+
+
 def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
     """Returns the report as Markdown."""
     methods = report["methods"]
     target = report["target"]
+    head, *rows = summary(report)
+    recipe = report["recipe"].rpartition("/")[2]
     blocks = [
-        f"# {report['recipe']}: {len(methods)} methods",
+        f"# {recipe}: {len(methods)} methods",
         "\n".join(f"- {line}" for line in verdicts(report)),
+        _rows("Quality, churn and cost", head, rows),
         f"Mean +- standard error over trials, and in brackets a bootstrap "
         f"interval of {100 * report['confidence']:.0f}%. "
         "Codistilled runs have {num_groups} groups of {workers_per_group} "
@@ -210,13 +250,14 @@ def _estimates(method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _estimate(found: Mapping[str, Any], shape: str) -> str:
+    text = _plain(found, shape)
+    return text + _interval(found, shape) * bool(found["standard_error"])
+
+
+def _plain(found: Mapping[str, Any], shape: str) -> str:
+    error = found["standard_error"]
     text = format(found["mean"], shape)
-    if not found["standard_error"]:
-        return text
-    return (
-        f"{text} +- {format(found['standard_error'], shape)}"
-        f"{_interval(found, shape)}"
-    )
+    return f"{text} +- {format(error, shape)}" if error else text
 
 
 def _interval(found: Mapping[str, Any], shape: str) -> str:

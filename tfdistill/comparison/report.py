@@ -120,13 +120,32 @@ def verdict_on(
             )
     deaf = figures.get("figures", {}).get("groups_without_teacher")
     return (
-        f"{shown} {_said(figures, versus, target, BASELINE)}{_budget(versus)}"
+        f"{shown}{_lead(versus)}: {_said(figures, versus, target, BASELINE)}"
+        f"{_budget(versus)}"
         + (
             "; some of its groups never had a teacher, see the notes"
             if deaf and deaf["mean"]
             else ""
         )
     )
+
+
+def _lead(versus: Mapping[str, Any]) -> str:
+    """Returns in a word what the intervals show in all."""
+    clear = set()
+    for name, key, none in (
+        ("churn", "ratio", 1),
+        (collect.METRIC, "difference", 0),
+        ("steps_to_target", "ratio", 1),
+    ):
+        found = versus.get(name)
+        if found and found["interval"] and found[key] is not None:
+            low, high = found["interval"]
+            clear |= {high < none} if not low <= none <= high else set()
+    words = {True: " is better", False: " is worse"}
+    if len(clear) == 1:
+        return words[clear.pop()]
+    return " is better and worse" if clear else " shows no clear difference"
 
 
 def _shown(name: str) -> str:
@@ -141,9 +160,9 @@ def _said(
     other: str,
 ) -> str:
     parts = [
-        _steps(figures, versus.get("steps_to_target"), target, other),
         _churn(versus.get("churn")),
         _loss(versus[collect.METRIC]),
+        _steps(figures, versus.get("steps_to_target"), target, other),
     ]
     return "; ".join(part for part in parts if part)
 
@@ -184,7 +203,7 @@ def _steps(
     low, high = found["interval"]
     if low <= 1 <= high:
         return (
-            f"shows no clear difference in steps to {goal} "
+            f"steps to {goal} not clearly different "
             f"({ratio:.2f}x, {low:.2f} to {high:.2f})"
         )
     return f"reached {goal} in {ratio:.2f}x the steps ({low:.2f} to {high:.2f})"
