@@ -1,8 +1,8 @@
 """Comparisons with real runs: stopped, gone on with, failed."""
 
 import json
-import logging
 import os
+import pathlib
 import signal
 import threading
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from launch import compare
+from tests.cases import docs_blocks
 from tests.cases import runs
 
 _SHORT = (
@@ -54,16 +55,15 @@ def stopped_after_a_run(tmp_path):
 @pytest.mark.timeout_secs(480)
 @pytest.mark.usefixtures("stopped_after_a_run")
 def test_a_stopped_comparison_goes_on_where_it_was(
-    tmp_path, no_process_left, caplog
+    tmp_path, no_process_left, capsys
 ):
     methods = "offline_distillation,codistill"
     options = _options(tmp_path / "c", f"--methods={methods}", "--trials=1")
-    caplog.set_level(logging.INFO)
     assert compare.main(options) == 130
-    assert "the same command resumes from here" in caplog.text
+    assert "the same command resumes from here" in capsys.readouterr().out
     before = _times(tmp_path / "c")
-    assert compare.main(options) == 0, caplog.text
-    assert f"{len(before)} of 3 runs are done" in caplog.text
+    assert compare.main(options) == 0
+    assert f"{len(before)} of 3 runs are done" in capsys.readouterr().out
     after = _times(tmp_path / "c")
     assert len(after) == 3 and before.items() <= after.items()
     report = json.loads((tmp_path / "c" / "report.json").read_text())
@@ -97,3 +97,70 @@ def _check(report, workdir):
 def _last(directory):
     found = [r.get("val_log_loss") for r in runs.records(directory)]
     return [loss for loss in found if loss][-1]
+
+
+def _page(name):
+    """A file of the tutorial, with fewer steps."""
+    (block,) = (
+        block
+        for block in docs_blocks.blocks("docs/tutorial_compare.md")
+        if block.file_name == name
+    )
+    text = block.text
+    for long, short in (
+        ("epochs=10", "epochs=2"),
+        ("BurnIn(steps=100)", "BurnIn(steps=10)"),
+        ("num_steps=300", "num_steps=20"),
+    ):
+        text = text.replace(long, short)
+    pathlib.Path(name).write_text(text)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("no_process_left")
+def test_a_training_script_is_compared_by_its_environment(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    _page("my_train.py")
+    options = ["my_train.py", "--held-out=digits", "--trials=2"]
+    assert compare.main(options) == 0
+    assert "codistillation: 2 trial(s)" in capsys.readouterr().out
+    made = tmp_path / "comparisons" / "last"
+    methods = json.loads((made / "report.json").read_text())["methods"]
+    assert list(methods) == ["independent", "codistill"]
+    for name, teachers in {"independent": [], "codistill": ["group_1"]}.items():
+        trials = methods[name]["trials"]
+        paths = [made / run for trial in trials for run in trial["runs"]]
+        found = [
+            json.loads((path / "group_0" / "results.json").read_text())
+            for path in paths
+        ]
+        assert [one["obeyed"]["seed"] for one in found] == [0, 1]
+        for one in found:
+            assert [each["name"] for each in one["teachers"]] == teachers
+            assert one["steps"] == 100 and one["examples"] == 6400
+        assert methods[name]["churn"]["churn"]["mean"] > 0.01
+    assert trials[0]["figures"]["total_examples"] == 2 * 6400
+    # The same command trains nothing more; another script is another one.
+    assert compare.main([*options, "--report-only"]) == 0
+    pathlib.Path("my_train.py").write_text("")
+    assert compare.main([*options, "--trials=1"]) == 1
+    assert "Add tfdistill.callbacks.HeldOut" in capsys.readouterr().out
+    assert sorted(os.listdir("comparisons")) == ["1", "2", "last"]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("no_process_left")
+def test_a_file_with_a_workload_is_compared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _page("my_workload.py")
+    methods = "--methods=independent,own_past"
+    assert compare.main(["my_workload.py", methods, "--trials=1"]) == 0
+    report = json.loads(pathlib.Path("comparisons/1/report.json").read_text())
+    (trial,) = report["methods"]["own_past"]["trials"]
+    (run,) = trial["runs"]
+    log = runs.records(tmp_path / "comparisons" / "1" / run / "group_0")
+    assert trial["curve"]["steps"][-1] == log[-1]["step"] == 20
+    text = pathlib.Path("comparisons/1/report.md").read_text()
+    assert text.startswith("# my_workload.py: 2 methods\n\n- own past: 1 trial")

@@ -208,6 +208,7 @@ def _run(options: programs.Options) -> int:
     except (OSError, ValueError) as error:
         raise programs.UsageError(str(error)) from error
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    _say(f"comparison in {compared.workdir}")
     failures: dict[str, str] = {}
     earlier = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -231,7 +232,7 @@ def _run(options: programs.Options) -> int:
 
 
 def _say(text: str) -> None:
-    logging.info("%s", text)
+    print(text, flush=True)
 
 
 PROGRAM = programs.Program(

@@ -83,8 +83,7 @@ class Experiment:
         changed = _changed(record, self._setup, self._tune)
         if not self._num_trials_asked:
             changed = [name for name in changed if name != _SOURCE]
-        done = f"{runs.RUNS}/*/{outputs.RESULTS}"
-        if changed and not any(self.workdir.glob(done)):
+        if changed and _is_empty(self.workdir):
             return [], 0  # Nothing came of it: a mistake, corrected now.
         if changed:
             raise ValueError(
@@ -269,9 +268,16 @@ def holds(
     setup: trials_lib.Setup,
     tune: tuning.Tuning | None,
 ) -> bool:
-    """Whether a directory holds a comparison of the same, to continue."""
+    """Whether a directory holds a comparison of the same, or no run yet."""
     record = _record(workdir)
-    return record is not None and not _changed(record, setup, tune)
+    if record is None:
+        return False
+    return _is_empty(workdir) or not _changed(record, setup, tune)
+
+
+def _is_empty(workdir: pathlib.Path) -> bool:
+    """Whether nothing came of a comparison."""
+    return not any(workdir.glob(f"{runs.RUNS}/*/{outputs.RESULTS}"))
 
 
 def _record(workdir: pathlib.Path) -> dict[str, Any] | None:

@@ -92,7 +92,7 @@ def first_screen(report: Mapping[str, Any]) -> str:
         ).rstrip()
         for row in table
     ]
-    return "\n".join([*lines, "", *verdicts(report)])
+    return "\n".join([*lines, "", *verdicts(report)]).rstrip()
 
 
 def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:

@@ -185,7 +185,7 @@ class Runner:
             reasons = "; ".join(g.reason for g in result.groups if g.reason)
             why = why or f"exit code {code}: {reasons}"
             logs = self.directory(run) / "logs"
-            self._failures[run.key] = f"{why}; logs: {logs}"
+            self._failures[run.key] = f"{why.rstrip('.')}; logs: {logs}"
             self._say(f"{run.key}: {self._failures[run.key]}")
             for group in result.groups:
                 for line in group.last_lines if group.failed_task else ():

@@ -1,0 +1,100 @@
+"""What a script must show of the method that its environment named."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tfdistill.commands import compare
+from tfdistill.comparison import scripts
+from tfdistill.held_out import predictions
+from tfdistill.recipes import outputs
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A script, as the third trial of codistillation."""
+    (tmp_path / "my_train.py").write_text("")
+    path = str(tmp_path / "my_train.py")
+    made = scripts.Script.of(path, held_out="day", command=["--epochs=3"])
+    return made.changed({"seed": 2}).by_method("codistill")
+
+
+def _write(directory, **changes):
+    """Writes what HeldOutPredictions would, in two groups."""
+    for group in (0, 1):
+        place = outputs.group_dir(directory, group) / "held_out"
+        kept = predictions.Distributions(
+            probabilities=np.full([4, 2], 0.5), labels=np.array([0, 1, 0, 1])
+        )
+        predictions.save(place / "day.npz", kept)
+        found = {
+            "obeyed": {"method": "codistill", "seed": 2, "share": "disjoint"},
+            "first_loss": 0.7,
+            "exports": {"every_steps": 25},
+            "teachers": [{"name": f"group_{1 - group}"}],
+        }
+        (place / "day.json").write_text(json.dumps(found | changes))
+
+
+def test_a_script_that_obeyed_has_results(script, tmp_path):
+    _write(tmp_path / "run")
+    assert script.finish(tmp_path / "run", 2) == ""
+    written = outputs.read_results(tmp_path / "run")
+    assert written["mean"]["log_loss"] == pytest.approx(np.log(2))
+    assert predictions.read(tmp_path / "run" / "group_1").labels.size == 4
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"obeyed": {}}, "make_strategy"),
+        ({"obeyed": {"seed": 2}}, "group_shard"),
+        ({"obeyed": {"seed": 2, "share": "shared"}}, "group_shard"),
+        ({"teachers": []}, "teachers were none"),
+        ({"teachers": [{"name": "own_past"}]}, "teachers were own_past"),
+        ({"exports": {}}, "no StudentExporter"),
+        ({"mixing": {}}, "WeightMixer"),
+    ],
+)
+def test_a_script_that_did_not_obey_has_none(
+    script, tmp_path, changes, message
+):
+    _write(tmp_path / "run", **changes)
+    why = script.finish(tmp_path / "run", 2)
+    assert re.search(f"codistill was not applied: .*{message}", why)
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
+def test_predictions_of_another_name_are_told(script, tmp_path):
+    assert "HeldOutPredictions('day', (x, y))" in script.finish(tmp_path, 2)
+
+
+def test_a_script_that_sets_its_own_seed_is_found(script, tmp_path):
+    _write(tmp_path / "one")
+    other = {"seed": 1, "share": "disjoint"}
+    _write(tmp_path / "two", obeyed=other, first_loss=0.7000001)
+    assert "another seed gave the same loss" in script.finish(
+        tmp_path / "one", 2
+    )
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--methods=label_smoothing"], "Methods of scripts: independent"),
+        (["--override=learning_rate=1"], "only seed and every_steps"),
+        (["--budget=total"], "takes the steps that it takes"),
+        (["--recipe=digits"], "received my_train.py and digits"),
+    ],
+)
+def test_what_a_script_cannot_do_is_told_at_once(
+    tmp_path, monkeypatch, capsys, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_train.py").write_text("")
+    with pytest.raises(SystemExit):
+        compare.main(["my_train.py", "--held-out=day", *options])
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "comparisons").exists()

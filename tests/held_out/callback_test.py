@@ -1,0 +1,151 @@
+"""A script trained by the method that its environment names."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tfdistill.cluster import method
+from tfdistill.cluster import strategy
+from tfdistill.held_out import objectives
+from tfdistill.held_out import predictions
+
+_X = np.random.default_rng(0).normal(size=[64, 3]).astype("float32")
+_Y = (_X[:, 0] > 0).astype("int64")
+
+
+@pytest.fixture
+def named(monkeypatch, tmp_path):
+    """Names a method in the environment of a launched run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(method, "obeyed", {})
+    # Two mirrored strategies in one process get in each other's way.
+    monkeypatch.setattr(strategy, "_one_task", tf.distribute.get_strategy)
+
+    def name(chosen, **variables):
+        variables = {
+            "METHOD": chosen,
+            "SEED": "7",
+            "EVERY_STEPS": "2",
+            "WORKDIR": str(tmp_path),
+            **variables,
+        }
+        for key, value in variables.items():
+            monkeypatch.setenv(f"TFDISTILL_{key}", value)
+
+    return name
+
+
+def _train():
+    """As a user's script would."""
+    made = tfdistill.make_strategy()
+    x, y = tfdistill.data.group_shard((_X, _Y))
+    with made.scope():
+        student = keras.Sequential(
+            [keras.Input([3]), keras.layers.Dense(2, activation="softmax")]
+        )
+        model = tfdistill.CodistillModel(
+            student, teachers=tfdistill.teachers.Peers()
+        )
+        model.compile(
+            "sgd",
+            "sparse_categorical_crossentropy",
+            distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(
+                from_logits=False
+            ),
+        )
+    callbacks = [
+        *tfdistill.callbacks.defaults(every_steps=3),
+        tfdistill.callbacks.HeldOutPredictions("all", (_X, _Y)),
+    ]
+    model.fit(x, y, batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
+    return model
+
+
+def _written(tmp_path):
+    place = tmp_path / "group_0" / "held_out"
+    with np.load(place / "all.npz") as arrays:
+        return json.loads((place / "all.json").read_text()), dict(arrays)
+
+
+def test_own_past_really_teaches(named, tmp_path):
+    named("own_past")
+    model = _train()
+    assert model.history.history["distillation_loss"][-1] > 0
+    found, arrays = _written(tmp_path)
+    assert found["obeyed"] == {"method": "own_past", "seed": 7}
+    (teacher,) = found["teachers"]
+    assert teacher["name"] == "own_past" and teacher["swaps"] >= 4
+    assert found["steps"] == 16 and found["examples"] == 128
+    assert found["exports"]["every_steps"] == 2
+    np.testing.assert_allclose(
+        arrays["probabilities"], model.predict(_X, verbose=0), rtol=1e-5
+    )
+    assert arrays["labels"].tolist() == _Y.tolist()
+
+
+def test_nobody_teaches_an_independent_group_and_seeds_decide(named, tmp_path):
+    named("independent")
+    first = _train().get_weights()
+    assert _written(tmp_path)[0]["teachers"] == []
+    for seed, is_same in (("7", True), ("8", False)):
+        named("independent", SEED=seed, WORKDIR=str(tmp_path / seed))
+        assert np.allclose(first[0], _train().get_weights()[0]) == is_same
+
+
+@pytest.mark.parametrize(
+    "name, number", [("codistill", 32), ("codistill_shared", 64)]
+)
+def test_groups_train_on_their_share(named, name, number):
+    named(name)
+    cluster = tfdistill.Cluster(group=1, num_groups=2)
+    shard = tfdistill.data.group_shard(_Y, cluster, mode="coordinated")
+    assert len(shard) == number
+    assert method.obeyed["share"] == method.METHODS[name].share
+
+
+def test_callbacks_of_averaging_mix_weights(named):
+    named("averaging", NUM_GROUPS="2", EXCHANGE="x")
+    kinds = [type(c).__name__ for c in tfdistill.callbacks.defaults(9)]
+    assert kinds == [
+        "WaitForGroups",
+        "StudentExporter",
+        "WeightMixer",
+        "Backup",
+    ]
+    with pytest.raises(ValueError, match="TFDISTILL_METHOD must be one of"):
+        named("averaged")
+        tfdistill.callbacks.defaults(9)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_the_compiled_loss_says_what_outputs_are(from_logits):
+    share = np.array([[0.2, 0.8], [0.7, 0.3]])
+    outputs = np.log(share) + 5 if from_logits else share
+    labels = np.array([1, 0])
+    for loss, given in (
+        (keras.losses.SparseCategoricalCrossentropy, labels),
+        (keras.losses.CategoricalCrossentropy, np.eye(2)[labels]),
+    ):
+        compiled = loss(from_logits=from_logits)
+        found = objectives.predictions_of(compiled, outputs, given)
+        assert isinstance(found, predictions.Distributions)
+        np.testing.assert_allclose(found.probabilities, share)
+        assert found.labels.tolist() == [1, 0]
+    with pytest.raises(ValueError, match="received mean_squared_error"):
+        objectives.predictions_of(keras.losses.MeanSquaredError(), share, _Y)
+
+
+def test_shuffled_held_out_data_are_refused(named):
+    named("independent")
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).shuffle(64).batch(8)
+    callback = tfdistill.callbacks.HeldOutPredictions("all", data)
+    model = tfdistill.CodistillModel(
+        keras.Sequential([keras.layers.Dense(2, activation="softmax")])
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    with pytest.raises(ValueError, match="in the same order each time"):
+        model.fit(_X, _Y, callbacks=[callback], verbose=0)
