@@ -1,107 +1,112 @@
-"""Draws the plot of the README from several quickstarts.
+"""Draws the plot of the README from a quickstart.
 
-for seed in 101 102 103 104 105 106; do
-  bash launch/quickstart.sh --workdir=runs/readme --override=seed=$seed \
-      --override=data.seed=$seed
-done
-python -m benchmarks.readme_plot --runs=runs/readme
+bash launch/quickstart.sh --trials=6 --workdir=runs/readme
+python -m benchmarks.readme_plot --report=runs/readme/001/report.json
 
-Without --runs it draws the figures that are recorded in the checkout.
+Without --report it draws the figures that are recorded in the checkout.
 """
 
 import json
 import pathlib
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
 from matplotlib import figure as figure_lib
 
 from launch import quickstart
+from models import click_log
 from tfdistill.system import programs
 
-_LIMITS = {"disagreement": (0, 5), "accuracy": (95, 99)}
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-_COLOURS = {"independent": "#0072B2", "codistilled": "#D55E00"}
-_PANELS = (
-    ("disagreement", "images on which the two groups disagree (%)"),
-    ("accuracy", "accuracy, mean of the groups (%)"),
-)
+# Okabe and Ito's colours, which colour-blind readers can tell apart, and a
+# grey for text: all are legible on white and on black.
+_COLOURS = ("#0072B2", "#CC79A7", "#D55E00")
+_GREY = "#808080"
 
 
-def collect(directory: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the figures of each quickstart in a directory.
-
-    Args:
-        directory: The quickstarts' `--workdir`.
-    """
-    found = []
-    for path in sorted(directory.iterdir()):
-        figures: dict[str, Any] = {}
-        for method in quickstart.METHODS:
-            run = path / method
-            config = json.loads((run / "config.json").read_text("utf-8"))
-            results = json.loads((run / "results.json").read_text("utf-8"))
-            figures["seed"] = config["seed"]
-            figures[method] = results["mean"] | results["agreement"]
-        found.append(figures)
+def collect(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what is drawn of a quickstart's report.json."""
+    arguments = report["config"]["arguments"]
+    truth = click_log.truth(arguments["log_seed"], arguments["rows_per_day"])
+    found: dict[str, Any] = {"truth": truth, "methods": {}}
+    for method, name in quickstart.METHODS.items():
+        figures = report["methods"][method]
+        found["methods"][name] = {
+            "churn": figures["churn"]["churn"],
+            "log_loss": figures["figures"]["log_loss"],
+            "versus_independent": figures.get("versus_independent", {}).get(
+                "churn"
+            ),
+        }
     return found
 
 
-def draw(figures: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Draws one point for each quickstart, and the mean of all.
+def draw(found: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Draws a point for each pair of retrains, or each retrain; and the means.
 
     Args:
-        figures: As `collect` returns them.
+        found: As `collect` returns it.
         path: SVG file to write.
     """
     # The same figures give the same bytes, and text stays text.
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "tfdistill"}
+    settings = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "tfdistill",
+        **dict.fromkeys(
+            (
+                *("text.color", "axes.labelcolor", "axes.edgecolor"),
+                *("xtick.color", "ytick.color", "grid.color"),
+            ),
+            _GREY,
+        ),
+    }
     with matplotlib.rc_context(settings):
-        figure = figure_lib.Figure(figsize=(9, 2.2), layout="constrained")
-        panels = figure.subplots(1, len(_PANELS), sharey=True)
-        for axes, (name, label) in zip(panels, _PANELS, strict=True):
-            _panel(axes, figures, name=name, label=label)
-        figure.savefig(path, metadata={"Date": None})
+        figure = figure_lib.Figure(figsize=(9, 2.6), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        _panel(left, found["methods"], "churn", "churn: |p1 - p2| of retrains")
+        _panel(right, found["methods"], "log_loss", "log loss of the next day")
+        most = max(max(m["churn"]["values"]) for m in found["methods"].values())
+        left.set_xlim(0, 1.1 * most)
+        right.axvline(found["truth"], color=_GREY, linestyle=":")
+        right.annotate(
+            "true probabilities",
+            (found["truth"], 1),
+            xytext=(5, 0),
+            textcoords="offset points",
+            verticalalignment="center",
+        )
+        figure.savefig(path, metadata={"Date": None}, transparent=True)
 
 
-def _mean(
-    figures: Sequence[Mapping[str, Any]], method: str, name: str
-) -> float:
-    return 100 * sum(found[method][name] for found in figures) / len(figures)
-
-
-def _panel(
-    axes: Any, figures: Sequence[Mapping[str, Any]], *, name: str, label: str
-) -> None:
-    for place, (method, colour) in enumerate(_COLOURS.items()):
-        values = [100 * found[method][name] for found in figures]
-        mean = _mean(figures, method, name)
-        axes.scatter(values, [place] * len(values), color=colour, alpha=0.5)
+def _panel(axes: Any, methods: Mapping[str, Any], key: str, label: str) -> None:
+    for place, (name, colour) in enumerate(zip(methods, _COLOURS, strict=True)):
+        figures = methods[name][key]
+        mean, values = figures["mean"], figures["values"]
+        axes.scatter(values, [place] * len(values), color=colour, alpha=0.4)
+        if figures["interval"]:
+            axes.plot(figures["interval"], [place] * 2, color=colour)
         axes.plot([mean, mean], [place - 0.25, place + 0.25], color=colour)
         axes.annotate(
-            f"mean {mean:.2f}",
+            f"{mean:.4f}",
             (mean, place - 0.25),
             xytext=(0, 3),
             textcoords="offset points",
             horizontalalignment="center",
-            color=colour,
         )
     axes.set_xlabel(label)
-    axes.set_yticks(range(len(_COLOURS)), list(_COLOURS))
-    axes.set_ylim(len(_COLOURS) - 0.5, -0.7)
+    axes.set_yticks(range(len(methods)), list(methods))
+    axes.set_ylim(len(methods) - 0.5, -0.8)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlim(_LIMITS[name])
 
 
 def _add_options(options: programs.Flags) -> None:
     for name, default, text in (
         (
-            "runs",
+            "report",
             None,
-            "<DIR>: quickstarts whose figures replace the record",
+            "<FILE>: report.json of a quickstart; its figures replace the "
+            "record",
         ),
         (
             "figures",
@@ -115,23 +120,24 @@ def _add_options(options: programs.Flags) -> None:
 
 def _run(options: programs.Options) -> int:
     record = pathlib.Path(options.figures)
-    if options.runs is not None:
+    if options.report is not None:
         record.parent.mkdir(parents=True, exist_ok=True)
-        found = collect(pathlib.Path(options.runs))
-        record.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    figures = json.loads(record.read_text("utf-8"))
-    for name, label in _PANELS:
-        for method in _COLOURS:
-            print(f"{label}, {method}: {_mean(figures, method, name):.2f}")
-    draw(figures, pathlib.Path(options.output))
+        report = json.loads(pathlib.Path(options.report).read_text("utf-8"))
+        record.write_text(json.dumps(collect(report), indent=1) + "\n", "utf-8")
+    found = json.loads(record.read_text("utf-8"))
+    for name, figures in found["methods"].items():
+        churn, loss = figures["churn"]["mean"], figures["log_loss"]["mean"]
+        print(f"{name}: churn {churn:.4f}, log loss {loss:.4f}")
+    print(f"log loss of the true probabilities: {found['truth']:.4f}")
+    draw(found, pathlib.Path(options.output))
     print(options.output)
     return 0
 
 
 PROGRAM = programs.Program(
     name="python -m benchmarks.readme_plot",
-    about="Draws the plot of the README from several quickstarts, or from the "
-    "figures that are recorded in the checkout.",
+    about="Draws the plot of the README from a quickstart, or from the figures "
+    "that are recorded in the checkout.",
     define=_add_options,
     run=_run,
 )

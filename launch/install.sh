@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the virtual environment of this checkout, or leaves a fitting one alone.
 #
-# Usage: bash launch/install.sh [models|tests]
+# Usage: bash launch/install.sh [library|models|tests]
+#   library      what the library and its commands need
 #   models       what training, recipes and comparisons need (default)
 #   tests        also what the tests and the documentation need
 #   VENV=DIR     the environment's directory (default: .venv in the checkout)
@@ -13,7 +14,7 @@
 # All versions come from requirements.txt. The environment holds a stamp made
 # from requirements.txt, pyproject.toml, the checkout's place and the Python
 # version, and what was installed. It is written last: an install that was cut
-# short is begun again. Tests are added to an environment that has the models.
+# short is begun again. What is missing is added to an environment that has less.
 set -eu
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -129,7 +130,8 @@ state() {
   fi
   if [ -z "$has" ] || [ "$made" != "$1" ]; then
     echo none
-  elif [ "$has" = "$what" ] || [ "$has" = tests ]; then
+  elif [ "$has" = "$what" ] || [ "$has" = tests ] ||
+    [ "$what" = library ]; then
     echo all
   else
     echo some
@@ -137,7 +139,7 @@ state() {
 }
 
 main() {
-  local python="" wanted="" found=none
+  local python="" wanted="" found=none extra
   if [ -z "${PYTHON:-}" ] && [ -x "$venv/bin/python" ]; then
     python="$venv/bin/python" # An environment that fits keeps its Python.
     wanted="$(stamp "$python" 2>/dev/null || true)"
@@ -159,7 +161,9 @@ main() {
     install --requirement "$root/requirements.txt"
     install --no-deps --no-build-isolation --editable "$root"
   else
-    install --constraint "$root/requirements.txt" --editable "${root}[models]"
+    extra="[models]"
+    [ "$what" = models ] || extra=""
+    install --constraint "$root/requirements.txt" --editable "$root$extra"
   fi
   printf '%s %s\n' "$wanted" "$what" >"$stamp_file.new"
   mv "$stamp_file.new" "$stamp_file"
@@ -168,8 +172,8 @@ main() {
 
 what="${1:-models}"
 case "$what" in
-  models | tests) ;;
-  *) fail "the argument must be models or tests; received $what" ;;
+  library | models | tests) ;;
+  *) fail "the argument must be library, models or tests; received $what" ;;
 esac
 # Two scripts that install at once would spoil each other's work; the second
 # waits and then finds the work done.

@@ -1,15 +1,13 @@
-"""Trains two groups apart, then codistilled, and sets the two side by side.
+"""Retrains a click model by three methods, and shows how far retrains differ.
 
 bash launch/quickstart.sh
 """
 
 import os
 import pathlib
-import shlex
 import sys
 import time
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import rich.box
@@ -17,52 +15,77 @@ import rich.console
 import rich.table
 from absl import logging
 
-from launch import local
 from launch import recipes
+from models import click_log
 from tfdistill.launcher import parent
-from tfdistill.recipes import outputs
 from tfdistill.system import programs
 
-_METRICS = (("accuracy", "accuracy"), ("log_loss", "log loss"))
-_AGREEMENT = (
-    ("disagreement", "disagreement"),
-    ("mean_distance", "mean distance"),
-)
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_EXIT_FAILURE, _EXIT_INTERRUPTED = 1, 130
+_RECIPE = "clicks"
+_BASELINE, _CODISTILLED = "independent", "codistill_shared"
+# The methods of `tfdistill compare`, and what the table calls them.
+METHODS = {
+    _BASELINE: "independent",
+    "ema_teacher": "its own past",
+    _CODISTILLED: "codistilled, two groups",
+}
 
 
-def rows(runs: Sequence[Any]) -> list[tuple[str, list[float]]]:
-    """Returns the figures to compare: names, and one value for each run.
+def _range(found: tuple[float, float] | None, form: str) -> str:
+    low_and_high = found and tuple(f"{x:{form}}" for x in found)
+    return " ({} to {})".format(*low_and_high) if low_and_high else ""
 
-    A run is what its results.json says.
+
+def rows(report: Mapping[str, Any], truth: float) -> list[tuple[str, ...]]:
+    """Returns the lines of the table, from the report of a comparison.
+
+    Args:
+        report: What `tfdistill compare` writes to report.json.
+        truth: The log loss of the true probabilities.
     """
-    found = []
-    for key, label in _METRICS:
-        for group in range(_NUM_GROUPS):
-            values = [run["groups"][group]["metrics"][key] for run in runs]
-            found.append((f"{label}, group {group}", values))
-        found.append((f"{label}, mean", [run["mean"][key] for run in runs]))
-    for key, label in _AGREEMENT:
-        found.append((label, [run["agreement"][key] for run in runs]))
+    found: list[tuple[str, ...]] = []
+    for method, name in METHODS.items():
+        figures = report["methods"].get(method)
+        if figures is None:  # All its runs have failed.
+            continue
+        churn, versus = figures["churn"].get("churn"), ""
+        if method != _BASELINE and "versus_independent" in figures:
+            change = figures["versus_independent"].get("churn")
+            if change and change["ratio"] is not None:
+                ends = change["interval"]
+                ends = ends and tuple(100 * (end - 1) for end in ends)
+                percent = 100 * (change["ratio"] - 1)
+                versus = f"{percent:+.0f}%{_range(ends, '+.0f')}"
+        loss = figures["figures"]["log_loss"]["mean"]
+        shown = f"{churn['mean']:.4f}" if churn else ""
+        found.append((name, shown, versus, f"{loss:.4f}"))
+    found.append(("the true probabilities", "0", "", f"{truth:.4f}"))
     return found
 
 
-def table(runs: Sequence[Any]) -> rich.table.Table:
-    """Returns the comparison of the two runs as a table."""
+def sentence(report: Mapping[str, Any]) -> str:
+    """Returns what codistillation changed; empty if its runs failed."""
+    figures = report["methods"].get(_CODISTILLED, {})
+    versus = figures.get("versus_independent", {}).get("log_loss")
+    if not versus:
+        return ""
+    found = f"{versus['difference']:+.4f}{_range(versus['interval'], '+.4f')}"
+    interval = versus["interval"]
+    is_clear = interval and not interval[0] <= 0 <= interval[1]
+    clear = "" if is_clear else ", no clear difference"
+    return f"Codistilled, the log loss changed by {found}{clear}."
+
+
+def table(report: Mapping[str, Any], truth: float) -> rich.table.Table:
+    """Returns the lines as a table."""
     result = rich.table.Table(box=rich.box.SIMPLE_HEAD)
-    result.add_column("validation", no_wrap=True)
-    for name in (*METHODS, "change"):
-        result.add_column(name, justify="right")
-    for name, (before, after) in rows(runs):
-        values = f"{before:.4f}", f"{after:.4f}", f"{after - before:+.4f}"
-        result.add_row(name, *values, end_section=name.endswith(", mean"))
+    result.add_column("trained", no_wrap=True)
+    for name in ("churn", "against independent", "log loss"):
+        result.add_column(name, justify="right", no_wrap=True)
+    for row in rows(report, truth):
+        result.add_row(*row)
     return result
-
-
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
-_EXIT_INTERRUPTED = 130
-_RECIPE, _NUM_GROUPS = "digits", 2
-# By name, the method of `launch.methods`: the same in all else.
-METHODS = {"independent": "independent", "codistilled": "codistill"}
 
 
 def _add_options(options: programs.Flags) -> None:
@@ -72,66 +95,67 @@ def _add_options(options: programs.Flags) -> None:
         "<DIR>: in it a numbered directory is made; default runs/quickstart",
         str(_ROOT / "runs" / "quickstart"),
     )
-    # The numbers are the same, and more tasks than cores only get in each
-    # other's way.
     add(
-        "workers_per_group",
-        "workers in each group; default 2, or 1 on fewer than four cores",
-        2 if (os.cpu_count() or 1) >= 4 else 1,
+        "trials",
+        "<N>: retrains by each method; two have churn, three an interval",
+        4,
+        kind=int,
     )
-    recipes.add_override(options, "the recipe for both runs, such as seed=1")
+    add("jobs", "<N>: runs at a time; default one for each core", _jobs())
+    recipes.add_override(options, "the recipe clicks, such as log_seed=1")
 
 
-def run(
-    options: programs.Options,
-    *,
-    launch: Callable[[Sequence[str]], int] = local.main,
-) -> int:
-    """Makes both runs by a launcher, and sets their results side by side."""
+def _jobs() -> int:
+    return os.cpu_count() or 1
+
+
+def run(options: programs.Options) -> int:
+    """Trains by each method, and prints what came out."""
+    from tfdistill.comparison import experiment
+    from tfdistill.comparison import trials
+
     try:  # Before the first run starts.
-        recipes.override(recipes.get(_RECIPE), options.override)
+        recipe = recipes.override(recipes.get(_RECIPE), options.override)
+        if options.trials < 2:
+            raise ValueError(
+                f"`trials` must be >= 2; received {options.trials}."
+            )
         directory = _new_directory(pathlib.Path(options.workdir))
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
     # TensorFlow's start-up messages would hide the results.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    compared = experiment.Experiment(
+        directory,
+        setup=trials.Setup(recipe=recipe),
+        variants=trials.parse_methods(",".join(METHODS)),
+        num_trials=options.trials,
+    )
+    start = time.monotonic()
     try:
-        with parent.keep():  # One for both runs.
-            return _compare(options, directory, launch)
+        with parent.keep():  # One for all runs.
+            failures = compared.run(options.jobs, say=_say)
+        report = compared.report("final", failures, jobs=options.jobs)
     except KeyboardInterrupt:
         logging.warning("interrupted")
         return _EXIT_INTERRUPTED
+    except (OSError, ValueError) as error:
+        logging.error("%s", error)
+        return _EXIT_FAILURE
+    for key, why in failures.items():
+        logging.error("the run %s failed: %s", key, why)
+    truth = click_log.truth(
+        **{
+            name: recipe.arguments[name]
+            for name in ("log_seed", "rows_per_day")
+        }
+    )
+    _tell(report, truth, directory, secs=time.monotonic() - start)
+    return _EXIT_FAILURE if failures else 0
 
 
-def _compare(
-    options: programs.Options,
-    directory: pathlib.Path,
-    launch: Callable[[Sequence[str]], int],
-) -> int:
-    start = time.monotonic()
-    for number, (name, method) in enumerate(METHODS.items(), start=1):
-        print(f"\n== {number} of {len(METHODS)}: {name}", flush=True)
-        code = launch(
-            [
-                f"--num-groups={_NUM_GROUPS}",
-                f"--workers-per-group={options.workers_per_group}",
-                f"--workdir={directory / name}",
-                f"--recipe={_RECIPE}",
-                *(f"--override={change}" for change in options.override),
-                f"--method={method}",
-            ]
-        )
-        if code:
-            logging.error(
-                "the %s run ended with exit code %d; its logs are in %s",
-                name,
-                code,
-                directory / name / "logs",
-            )
-            return code
-    runs = [outputs.read_results(directory / name) for name in METHODS]
-    _tell(runs, directory, secs=time.monotonic() - start)
-    return 0
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 def _new_directory(parent: pathlib.Path) -> pathlib.Path:
@@ -149,40 +173,43 @@ def _new_directory(parent: pathlib.Path) -> pathlib.Path:
         ) from cause
 
 
-def _tell(runs: Sequence[Any], directory: pathlib.Path, *, secs: float) -> None:
-    """Prints the table and says where everything is."""
+def _tell(
+    report: Mapping[str, Any],
+    truth: float,
+    directory: pathlib.Path,
+    *,
+    secs: float,
+) -> None:
+    """Prints the table, what it means, and where everything is."""
     console = rich.console.Console()
-    groups = runs[0]["groups"]
+    trials = max(m["num_trials"] for m in report["methods"].values())
     console.print(
-        f"\n{_NUM_GROUPS} groups x {groups[0]['workers']} workers, "
-        f"{groups[0]['steps']} steps each, {secs:.0f} s in all",
+        f"\n{trials} retrains by each method, {secs:.0f} s in all",
         highlight=False,
     )
-    console.print(table(runs), highlight=False)
-    program = pathlib.Path(sys.executable).with_name("tensorboard")
-    exports = " ".join(
-        str(outputs.last_export(directory / name, group).relative_to(directory))
-        for name in METHODS
-        for group in range(_NUM_GROUPS)
-    )
-    shown = shlex.quote(str(program)), shlex.quote(str(directory))
-    before, after = (100 * run["agreement"]["disagreement"] for run in runs)
-    # Not through rich, which would break long paths in two.
-    print(f"results      {directory}")
-    print("TensorBoard  {} --logdir {}".format(*shown))
-    print(f"SavedModels  {exports}")
-    print(f"Keras files  {{run}}/group_{{g}}/{outputs.STUDENT}")
+    console.print(table(report, truth), highlight=False)
     print(
-        f"\nThe groups disagree on {after:.1f}% of the validation images when "
-        f"codistilled, on {before:.1f}% when trained apart."
+        f"{sentence(report)}\n\n"
+        "churn     how far the click probabilities of two retrains are apart, "
+        "on the\n          held-out day: the mean absolute difference\n"
+        "(a to b)  95% bootstrap interval; if 0 is in it, there is no clear "
+        "difference\n"
+        "log loss  of the labels of that day; no model can be better than the "
+        "truth\n"
     )
+    program = pathlib.Path(sys.executable).with_name("tensorboard")
+    # Not through rich, which would break long paths in two.
+    print(f"report       {directory / 'report.md'}")
+    print(f"TensorBoard  {program} --logdir {directory / 'runs'}")
+    print("your model   docs/tutorial_clicks.md, docs/workload.md")
 
 
 PROGRAM = programs.Program(
     name="launch/quickstart.sh",
-    about="Trains two groups of workers on handwritten digits, each on its "
-    "own half of\nthe data: first apart, then codistilled, with the same seeds "
-    "and steps. Prints a\ntable. Earlier runs are kept.",
+    about="Retrains a model of generated clicks several times: independently, "
+    "with its own\npast as a teacher, and in two groups that teach each other. "
+    "Prints how far the\npredictions of two retrains differ, and log loss. "
+    "Earlier runs are kept.",
     define=_add_options,
     run=run,
 )

@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from models import click_log
 from models import clicks
 from tfdistill import metrics
 
@@ -13,7 +14,7 @@ def _log_loss(log, probabilities):
 
 def test_the_same_seed_makes_the_same_log():
     one, same, other = (
-        clicks.generate(seed, rows_per_day=50) for seed in (3, 3, 4)
+        click_log.generate(seed, rows_per_day=50) for seed in (3, 3, 4)
     )
     for name in ("ids", "numbers"):
         np.testing.assert_array_equal(one.inputs[name], same.inputs[name])
@@ -22,7 +23,7 @@ def test_the_same_seed_makes_the_same_log():
 
 
 def test_labels_are_drawn_with_the_true_probabilities():
-    log = clicks.generate(seed=1)
+    log = click_log.generate(seed=1)
     for bound in (0.1, 0.3):
         rows = np.abs(log.probabilities - bound) < 0.02
         assert abs(log.labels[rows].mean() - bound) < 0.03
@@ -35,11 +36,11 @@ def test_labels_are_drawn_with_the_true_probabilities():
 
 
 def test_the_last_day_is_held_out_and_the_clicks_drift():
-    log = clicks.generate(rows_per_day=2000)
-    train, held_out = clicks.split(log)
+    log = click_log.generate(rows_per_day=2000)
+    train, held_out = click_log.split(log)
     assert set(train.days) == set(range(7)) and set(held_out.days) == {7}
     assert len(held_out.labels) == 2000
-    still = clicks.generate(rows_per_day=2000, drift=0.0)
+    still = click_log.generate(rows_per_day=2000, drift=0.0)
     frequent = np.unique(still.inputs["ids"][:, 0], return_counts=True)[1]
     assert (frequent > 100).any()
 

@@ -98,6 +98,16 @@ def test_installs_what_models_need_in_the_versions_of_the_lock(machine):
     assert "Python 3.12.4" in done.stdout
 
 
+def test_what_is_missing_is_added_and_what_is_there_is_kept(machine):
+    machine.install("library")
+    assert machine.done()[1].endswith(f"--editable {_ROOT}")
+    machine.install("models")
+    (added,) = machine.done()
+    assert added.endswith(f"--editable {_ROOT}[models]")
+    machine.install("library")
+    assert machine.done() == []
+
+
 def test_failed_install_is_told_and_begun_again(machine):
     machine.fail.touch()
     done = machine.install()
