@@ -9,9 +9,9 @@ import threading
 import numpy as np
 import pytest
 
-from launch import compare
 from tests.cases import docs_blocks
 from tests.cases import runs
+from tfdistill.commands import compare
 
 _SHORT = (
     "--override=num_steps=20",

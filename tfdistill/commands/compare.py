@@ -15,6 +15,7 @@ from typing import Any
 
 from absl import logging
 
+from tfdistill.cluster import method
 from tfdistill.commands import recipe_options
 from tfdistill.commands import run as run_lib
 from tfdistill.comparison import trials
@@ -33,7 +34,9 @@ def _notes() -> str:
     swept = ", ".join([*trials.ALIASES, trials.NUM_GROUPS])
     return (
         recipe_options.listing("methods", trials.DESCRIPTIONS)
-        + f"\n\nsweeps by name:\n  {swept},\nor by any argument of the recipe"
+        + f"\n\nof a training script:\n  {', '.join(method.METHODS)}, ensemble"
+        + f"\n\nsweeps by name:\n  {swept},\nor by any argument of the recipe; "
+        "of a script by the last two"
     )
 
 

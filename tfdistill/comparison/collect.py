@@ -286,6 +286,9 @@ def _exchanged(
         return {"slow_bytes_per_step": float(size)}
     teaches = any(result["teachers"] for result in results)
     mixing = [result["mixing"] for result in results if "mixing" in result]
+    if run.recipe.method in ("own_past", "ema_teacher"):
+        heard = [sum(t["swaps"] for t in r["teachers"]) for r in results]
+        return {"groups_without_teacher": float(heard.count(0))}
     if others or run.num_groups < 2 or not (teaches or mixing):
         return {}
     sent, received = (
