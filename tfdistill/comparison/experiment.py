@@ -23,6 +23,7 @@ from tfdistill.comparison import markdown
 from tfdistill.comparison import plots
 from tfdistill.comparison import report
 from tfdistill.comparison import runs
+from tfdistill.comparison import scripts
 from tfdistill.comparison import trials as trials_lib
 from tfdistill.comparison import tuning
 from tfdistill.recipes import outputs
@@ -185,14 +186,16 @@ class Experiment:
         done = {name: trials for name, trials in finished.items() if trials}
         if not done:
             raise ValueError(f"there is no finished trial in {self.workdir}")
-        recipe = self._setup.recipe
+        recipe, own = self._setup.recipe, {}
+        if isinstance(recipe, scripts.Script):
+            own["budget"] = "the script's own"
         found = report.make(
             done,
             target=target,
             descriptions={v.name: v.describe for v in self._variants},
             context={
                 "recipe": recipe.recipe,
-                "setup": {**_described(self._setup), "jobs": jobs},
+                "setup": {**_described(self._setup), "jobs": jobs, **own},
                 "config": dataclasses.asdict(recipe),
                 "failures": dict(failures),
                 "tuned": self._tuned,

@@ -290,16 +290,15 @@ def _budgets(found: Mapping[str, Any], budget: str | None) -> list[str]:
     shares = ", ".join(
         f"{name} {value:,.0f}" for name, value in examples.items()
     )
-    remedy = (
-        "Steps are shared out in whole executions between whole evaluations; "
-        "a num_steps that has more divisors, or fewer evaluations, make it "
-        "exact."
-        if budget == "total"
-        else "With --budget=total all get the same."
-    )
+    remedies = {
+        "total": " Steps are shared out in whole executions between whole "
+        "evaluations; a num_steps that has more divisors, or fewer "
+        "evaluations, make it exact.",
+        "per_group": " With --budget=total all get the same.",
+    }
     return [
         "The methods were given different numbers of training examples in "
-        f"all: {shares}. {remedy}"
+        f"all: {shares}.{remedies.get(str(budget), '')}"
     ]
 
 
