@@ -197,7 +197,7 @@ def test_a_job_that_slurm_ends_is_left_to_slurm(fake, caplog, state):
 def test_requeues_come_to_an_end_and_may_fail(fake, caplog):
     assert _told(_group(fake, UNTIL_TOLD, max_requeues=2), fake) == 75
     said = caplog.text
-    assert "its 2 requeues (--max_requeues) are over" in said
+    assert "its 2 requeues (--max-requeues) are over" in said
     assert "Submit the script again" in said
     assert not (fake / "requeued").exists()
 

@@ -115,7 +115,8 @@ def _figures(
         row = {name: tables.CELLS[name](status) for name in ("group", "step")}
         row |= {name: f"{value:.4f}" for name, value in figures}
         if not status.finished_before:
-            row["goodput"] = tables.CELLS["goodput"](status)
+            if "step" in status.record:
+                row["goodput"] = tables.CELLS["goodput"](status)
             row["time"] = tables.duration(status.spent.total or None)
         rows.append({n: x for n, x in row.items() if x != tables.UNKNOWN})
     # The last columns of a group may be the only ones of another.
