@@ -28,7 +28,7 @@ _PUBLIC = {
     *("losses", "metrics", "mixing", "optimizers", "schedules", "teachers"),
     "workload",
 }
-_OF_PROGRAMS = {"commands", "launcher", "recipes", "system"}
+_OF_PROGRAMS = {"commands", "comparison", "launcher", "recipes", "system"}
 
 
 def _room(dotted: str) -> str | None:
