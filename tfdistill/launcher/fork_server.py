@@ -197,7 +197,15 @@ def _check_fit() -> None:
             sys.exit("a preloaded module has run an operation of TensorFlow")
 
 
+def _report(kind: Any, error: Any, trace: Any) -> None:
+    """Prints what ended the command as its own Python would have."""
+    while trace and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+
 def _run() -> None:
+    sys.excepthook = _report
     main = sys.modules["__main__"] = ModuleType("__main__")
     what = sys.argv[0]
     if what == "-m":
