@@ -222,6 +222,9 @@ def test_a_verdict_claims_nothing_that_the_intervals_do_not():
     assert "steps to 4.05 nats not clearly different" in text
     assert "churn not clearly different (-20%, -40% to +10%)" in text
     assert "final log loss worse (+0.5000" in text
+    skewed = _figures(churn={"ratio": 1.22, "interval": (1.004, 1.46)})
+    text = report.verdict_on("codistill", skewed, target=4.05)
+    assert text.startswith("codistillation is better and worse: churn +22% (+0")
     few = {**_figures(), "num_trials": 3}
     assert "3 trial(s) are too few" in report.verdict_on(
         "codistill", few, target=4.05

@@ -220,8 +220,10 @@ def _churn(found: Mapping[str, Any] | None) -> str:
             f"{high - 1:+.0%})"
         )
     # The farther end: what is said must not end before the interval does.
-    half = max(high - found["ratio"], found["ratio"] - low) * 100
-    return f"churn {change} +- {half:.0f}"
+    half = max(high - found["ratio"], found["ratio"] - low)
+    if half >= abs(found["ratio"] - 1):  # It would seem to hold 0.
+        return f"churn {change} ({low - 1:+.1%} to {high - 1:+.1%})"
+    return f"churn {change} +- {half * 100:.0f}"
 
 
 def _loss(found: Mapping[str, Any]) -> str:
