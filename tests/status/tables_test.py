@@ -8,6 +8,7 @@ import rich.text
 
 from tests.cases import runs as cases
 from tfdistill.status import group
+from tfdistill.status import result
 from tfdistill.status import tables
 
 
@@ -93,6 +94,32 @@ def test_plain_lines_are_rare_and_only_on_change():
     assert "done, step 2" in shown(70.0)
     display.say("a [b] c")
     assert stream.getvalue().endswith("a [b] c\n")
+
+
+@pytest.mark.parametrize(
+    "num_groups, record, told",
+    [
+        (1, {}, None),
+        (1, {"distillation_weight": 0.0}, "let two groups teach each other: B"),
+        (2, {}, "find out whether it pays: C"),
+        (2, {"untaught": "why"}, "no step of group 0, 1 had a teacher: why"),
+    ],
+)
+def test_a_result_ends_with_what_is_next(tmp_path, num_groups, record, told):
+    commands = result.Commands(two_groups="B", compare="C")
+    groups = [
+        group.GroupStatus(number, "done", record=record)
+        for number in range(num_groups)
+    ]
+    console = rich.console.Console(file=io.StringIO(), width=80)
+    shown = result.view(
+        _run(*groups), workdir=tmp_path, exchange="", secs=9, commands=commands
+    )
+    console.print(shown, soft_wrap=True)
+    lines = console.file.getvalue().splitlines()
+    assert lines[1] == f"groups: {num_groups} done after 0:09"
+    last = lines[-1].split(maxsplit=1)
+    assert last == ["next", told] if told else last[0] == "logs"
 
 
 def _troubled():

@@ -50,11 +50,8 @@ def _show(run: group.RunStatus) -> None:
 
 def _watch(run: observed_run.ObservedRun) -> group.RunStatus:
     """Shows the run until it is over: by lines, if not on a terminal."""
-    with tables.display(errors=True) as display:
-        seen = _follow(run, display.show)
-    if isinstance(display, tables.Screen):
-        _show(seen)
-    return seen
+    with tables.display(alone=True) as display:
+        return _follow(run, display.show)
 
 
 def _follow(

@@ -161,15 +161,17 @@ def _next(
     run: group.RunStatus, workdir: pathlib.Path, commands: Commands
 ) -> Iterator[str]:
     """Yields what to do: first about what went wrong."""
-    states = {status.state for status in run.groups}
+    untaught = collections.defaultdict[str, list[str]](list)
     for status in run.groups:
-        if untaught := status.record.get("untaught"):
-            yield f"no step of group {status.group} had a teacher: {untaught}"
-    if states != {"done"}:
+        if why := status.record.get("untaught"):
+            untaught[why].append(str(status.group))
+    for why, groups in untaught.items():
+        yield f"no step of group {', '.join(groups)} had a teacher: {why}"
+    if any(status.state != "done" for status in run.groups):
         if commands.resume and _group_files(run, workdir, _BACKUP):
             yield f"resume it: {commands.resume}"
     elif len(run.groups) == 1 and commands.two_groups:
         if "distillation_weight" in run.groups[0].record:
             yield f"let two groups teach each other: {commands.two_groups}"
-    elif commands.compare:
+    elif commands.compare and not untaught:
         yield f"find out whether it pays: {commands.compare}"

@@ -362,11 +362,11 @@ class Lines:
 class Screen:
     """Shows a run on a terminal: messages scroll by, the table stays below."""
 
-    def __init__(self, console: rich.console.Console) -> None:
-        """Shows nothing yet; it is entered first."""
+    def __init__(self, console: rich.console.Console, *, keep: bool) -> None:
+        """Shows nothing yet; it is entered first, and keeps its last table."""
         self._console = console
         self._live = rich.live.Live(
-            console=console, auto_refresh=False, transient=True
+            console=console, auto_refresh=False, transient=not keep
         )
         self._shown = 0.0
 
@@ -375,7 +375,7 @@ class Screen:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Takes the table away."""
+        """Ends the table."""
         with contextlib.suppress(OSError):
             self._live.stop()
 
@@ -394,11 +394,15 @@ class Screen:
 
 
 @contextlib.contextmanager
-def display(*, errors: bool = False) -> Iterator[Lines | Screen]:
-    """Yields what shows a run here: a screen on a terminal, else lines."""
+def display(*, alone: bool = False) -> Iterator[Lines | Screen]:
+    """Yields what shows a run here: a screen on a terminal, else lines.
+
+    If it is `alone`, as nothing else reports of the run, groups' last errors
+    are among the lines, and the last table stays.
+    """
     console = rich.console.Console()
     if not console.is_interactive:
-        yield Lines(errors=errors)
+        yield Lines(errors=alone)
         return
-    with Screen(console) as screen:
+    with Screen(console, keep=alone) as screen:
         yield screen
