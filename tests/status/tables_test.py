@@ -96,6 +96,18 @@ def test_plain_lines_are_rare_and_only_on_change():
     assert stream.getvalue().endswith("a [b] c\n")
 
 
+def test_messages_on_a_terminal_stay_above_the_table():
+    console = rich.console.Console(
+        file=io.StringIO(), force_terminal=True, width=80
+    )
+    with tables.Screen(console, keep=False) as screen:
+        screen.show(_run(group.GroupStatus(0)))
+        screen.say("group 0 failed: KeyError: 'a [b] c'")
+    text = rich.text.Text.from_ansi(console.file.getvalue()).plain
+    message = text.index("a [b] c")
+    assert text.index("starting") < message < text.rindex("starting")
+
+
 @pytest.mark.parametrize(
     "num_groups, record, told",
     [
