@@ -101,12 +101,13 @@ def _add_options(options: programs.Flags) -> None:
         4,
         kind=int,
     )
-    add("jobs", "<N>: runs at a time; default one for each core", _jobs())
+    # Groups that keep up with each other wait now and then.
+    add("jobs", "<N>: runs at a time; default two for each core", _jobs())
     recipes.add_override(options, "the recipe clicks, such as log_seed=1")
 
 
 def _jobs() -> int:
-    return os.cpu_count() or 1
+    return 2 * (os.cpu_count() or 1)
 
 
 def run(options: programs.Options) -> int:

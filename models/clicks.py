@@ -60,7 +60,11 @@ def workload(
         ),
         every_steps=every_steps,
         refresh_every_steps=refresh_every_steps,
-        callbacks=lambda: [_StayTogether(every_steps * 3 // 2)],
+        callbacks=lambda: (
+            [_StayTogether(every_steps * 3 // 2)]
+            if tfdistill.Cluster.from_env().peers
+            else []
+        ),
     )
 
 
