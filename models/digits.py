@@ -54,7 +54,7 @@ def workload(
     """Returns a run on scikit-learn's digits, under a minute on 2 cores.
 
     Two groups share out 1,297 images of 8 x 8 pixels; 500 more are for
-    validation. Measured over several seeds in docs/quickstart.md.
+    validation.
     """
     return tfdistill.Workload(
         model=lambda: build_model(hidden_sizes=hidden_sizes),
