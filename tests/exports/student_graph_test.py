@@ -165,20 +165,33 @@ def test_fingerprints_tell_input_dtypes_apart():
     assert _fingerprint(cases.linear(), half) != _fingerprint(cases.linear())
 
 
+def _with_function(factor):
+    @tf.function
+    def scale(x):
+        return x * factor
+
+    class Scale(keras.layers.Layer):
+        def call(self, x):
+            return tf.cond(tf.shape(x)[0] > 1, lambda: scale(x), lambda: x)
+
+    return keras.Sequential([keras.Input((4,)), Scale()])
+
+
 def test_fingerprints_see_inside_called_functions():
-    def build(factor):
-        @tf.function
-        def scale(x):
-            return x * factor
+    alone = _fingerprint(_with_function(2.0))
+    assert alone == _fingerprint(_with_function(2.0))
+    assert alone != _fingerprint(_with_function(3.0))
 
-        class Scale(keras.layers.Layer):
-            def call(self, x):
-                return tf.cond(tf.shape(x)[0] > 1, lambda: scale(x), lambda: x)
 
-        return keras.Sequential([keras.Input((4,)), Scale()])
-
-    assert _fingerprint(build(2.0)) == _fingerprint(build(2.0))
-    assert _fingerprint(build(2.0)) != _fingerprint(build(3.0))
+def test_fingerprints_ignore_the_configuration_of_a_process():
+    # A coordinator of servers has another one than a worker.
+    alone = _fingerprint(_with_function(2.0))
+    tf.config.optimizer.set_experimental_options({"remapping": False})
+    try:
+        configured = _fingerprint(_with_function(2.0))
+    finally:
+        tf.config.optimizer.set_experimental_options({"remapping": True})
+    assert configured == alone
 
 
 # ---- mistakes ----

@@ -26,6 +26,10 @@ _SAME = frozenset(
 _SUMS = frozenset(
     "BatchMatMulV2 BiasAdd Conv2D Einsum LogSoftmax MatMul".split()
 )
+# Attributes that say where and how a process runs a node, not what it computes:
+# a call of a function has its process's configuration, which differs between
+# a coordinator of servers and a worker.
+_NOT_COMPUTED = frozenset("config config_proto executor_type shared_name".split())
 PROBABILITIES = SOFTMAX, SIGMOID = "Softmax", "Sigmoid"
 LOGITS = "Logits"
 _Table: Any = tf.saved_model.experimental.TrackableResource
@@ -213,7 +217,7 @@ def _hash_nodes(
         inputs += [position(i) for i in node.input if not i.startswith("^")]
         digest.update(",".join(inputs).encode())
         for key in sorted(node.attr):
-            if not key.startswith("_") and key != "shared_name":
+            if not key.startswith("_") and key not in _NOT_COMPUTED:
                 digest.update(f"|{key}=".encode())
                 _hash_attribute(digest, node.attr[key], functions)
     digest.update(",".join(position(name) for name in returns).encode())
