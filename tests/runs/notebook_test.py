@@ -66,7 +66,7 @@ def _outputs(page, words):
 def test_the_notebook_runs_and_shows_what_it_promises(executed, tmp_path):
     for weight in (0, 1):
         outputs = _outputs(executed, f"train(weight={weight})")
-        lines = "".join(o.text for o in outputs)
+        lines = "".join(o.get("text", "") for o in outputs)
         print(lines)
         for group in (0, 1):  # Again with each news of the other.
             assert f"group {group}: done, step 1200/1200" in lines
