@@ -29,7 +29,9 @@ _SUMS = frozenset(
 # Attributes that say where and how a process runs a node, not what it computes:
 # a call of a function has its process's configuration, which differs between
 # a coordinator of servers and a worker.
-_NOT_COMPUTED = frozenset("config config_proto executor_type shared_name".split())
+_NOT_COMPUTED = frozenset(
+    "config config_proto executor_type shared_name".split()
+)
 PROBABILITIES = SOFTMAX, SIGMOID = "Softmax", "Sigmoid"
 LOGITS = "Logits"
 _Table: Any = tf.saved_model.experimental.TrackableResource
