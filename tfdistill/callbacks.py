@@ -394,11 +394,11 @@ class StudentExporter(steps.Exporter):
                 if found and found.manifest.extras.get(_BEGAN_FIELD) == began:
                     _log.warning(
                         "Group %d had this group's loss after step %d, %s: "
-                        "both began with the same weights and data, and have "
-                        "nothing to teach each other. Give each group a seed "
-                        "of its own, such as "
+                        "both started with the same weights and data, so they "
+                        "have nothing to teach each other. Give each group "
+                        "its own seed, such as "
                         "keras.utils.set_random_seed(cluster.group), or its "
-                        "part of the data (tfdistill.data.group_shard).",
+                        "own part of the data (tfdistill.data.group_shard).",
                         group,
                         *began,
                     )
@@ -410,10 +410,10 @@ class StudentExporter(steps.Exporter):
             return  # The export that follows reports it.
         if earlier:
             _log.warning(
-                "This training began at step 0, and the exchange has versions "
-                "of an earlier one, up to step %d: %s. They teach the other "
-                "groups until this training passes that step. Use a new "
-                "directory for a new run. To resume a run, add a "
+                "This training started at step 0, but the exchange has "
+                "versions of an earlier training, up to step %d: %s. They "
+                "teach the other groups until this training passes that step. "
+                "Use a new directory for a new run. To resume a run, add a "
                 "tfdistill.callbacks.Backup.",
                 earlier[-1],
                 self.exchange.group_path(self.group),
@@ -446,7 +446,7 @@ class StudentExporter(steps.Exporter):
         except claim.ERRORS:
             pass  # Logged once, and raised in the training thread.
         except versions.ExportError as error:
-            cause, goes_on = error.__cause__, ", training goes on"
+            cause, goes_on = error.__cause__, ", training continues"
             if isinstance(cause, server_bundle.NotFiniteError):
                 # No fault of the storage: it ends the training, elsewhere.
                 self.model.trainer.not_finite = f"{cause.name} at step {step}"
@@ -592,7 +592,9 @@ class WaitForGroups(keras.callbacks.Callback):
             own.parent.mkdir(parents=True, exist_ok=True)
             own.touch()
         except OSError as error:
-            _log.warning("This group could not say that it started: %s", error)
+            _log.warning(
+                "This group could not report that it started: %s", error
+            )
         while missing := [path for path in markers if not path.exists()]:
             if time.monotonic() - start > self._limit_secs:
                 _log.warning(

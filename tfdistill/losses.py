@@ -201,9 +201,10 @@ class DistillationLoss(keras.losses.Loss):
         target, student = self._cast(y_true), self._cast(y_pred)
         if not target.shape.is_compatible_with(student.shape):
             raise ValueError(
-                "Teachers and student must have outputs of one shape; "
-                f"received {target.shape} from the teachers and "
-                f"{student.shape} from the student. Same classes, same order?"
+                "Teachers and student must have outputs of one shape; received "
+                f"{target.shape} from the teachers and {student.shape} from "
+                "the student. Check that both have the same classes in the "
+                "same order."
             )
         if not self._settled_from_logits():
             student = self._logits(student, keras.config.epsilon())

@@ -480,12 +480,11 @@ def _check_inside(model: Any, inside: str, never_run: tuple[str, ...]) -> None:
     own = [n for n in never_run if own_steps.is_own(model, n)]
     if own:
         raise ValueError(
-            f"`{inside}` must leave its training to the model that "
-            f"wraps it; received {type(model).__name__} with its own "
-            f"{', '.join(own)}, which would never be run. Put what is "
-            "special into `compute_loss`, or into `self.add_loss` in "
-            "`call` or a layer; or wrap a model of the same layers "
-            "without these methods."
+            f"`{inside}` must leave its training to the model that wraps it; "
+            f"received {type(model).__name__} with its own {', '.join(own)}, "
+            "which would never run. Move that code into `compute_loss`, or "
+            "into `self.add_loss` in `call` or a layer; or wrap a model of the "
+            "same layers without these methods."
         )
 
 
@@ -822,18 +821,18 @@ def _check_roles(
     moves = teachers.follows_peers or teachers.past_moves_at_refreshes
     if moves and not steps.first(callbacks, steps.Loader):
         warnings.warn(
-            "The model has teachers in other groups, or in its own past, and "
-            "`fit` got no TeacherLoader, so they stay as they are or never "
-            "arrive. Add tfdistill.callbacks.TeacherLoader(every_steps=...) to "
-            "`callbacks`.",
+            "The model learns from other groups or from its own past, but "
+            "`fit` got no TeacherLoader, so its teachers never load or never "
+            "change. Add tfdistill.callbacks.TeacherLoader(every_steps=...) "
+            "to `callbacks`.",
             stacklevel=4,
         )
     is_heard = cluster.num_groups == 1 or exporter
     if teachers.needs_versions and not is_heard:
         warnings.warn(
-            f"This is group {cluster.group} of {cluster.num_groups}, and `fit` "
-            "got no StudentExporter, so the other groups will never "
-            "learn from it. Add tfdistill.callbacks.StudentExporter(exchange, "
+            f"This is group {cluster.group} of {cluster.num_groups}, but "
+            "`fit` got no StudentExporter, so the other groups can't learn "
+            "from it. Add tfdistill.callbacks.StudentExporter(exchange, "
             "every_steps=...) to `callbacks`.",
             stacklevel=4,
         )

@@ -111,4 +111,4 @@ def test_a_shuffled_pydataset_is_told_of(tmp_path, caplog):
     _check_resumes(Batches, tmp_path, shuffle=False)
     assert "PyDataset" not in caplog.text
     callback._check_order({"x": Batches()})
-    assert "shuffles the batches of a PyDataset anew" in caplog.text
+    assert "shuffles the batches of a PyDataset again" in caplog.text

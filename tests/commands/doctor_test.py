@@ -58,7 +58,7 @@ def test_a_check_that_hangs_ends_the_process_after_what_it_found():
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
         "ok       x: first",
-        "failed   x: it has not ended within 0.3 s",
+        "failed   x: did not finish within 0.3 s",
         "         remedy: do this",
     ]
 
@@ -141,7 +141,7 @@ def test_a_port_that_another_process_holds():
     assert "Address already in use" in _only(found, "failed", "address").seen
     assert "ss -ltnp" in found[0].remedy
     (found,) = _reach(_cluster(f"localhost:{port}"))
-    assert "one task" in _only(found, checks.SKIPPED, "reach").seen
+    assert "single task" in _only(found, checks.SKIPPED, "reach").seen
 
 
 def test_a_task_that_is_missing_is_named_by_each():
@@ -151,11 +151,11 @@ def test_a_task_that_is_missing_is_named_by_each():
         _cluster(*spec), _cluster(*spec, index=1), wait_secs=2.0
     )
     assert [result.seen for result in first if result.status == "failed"] == [
-        "worker:0 waited 2 s for worker:2, which did not come.",
+        "worker:0 waited 2 s for worker:2, which did not connect.",
         f"worker:0 waited 2 s for worker:2 at {three}: no task answers there.",
     ]
-    assert first[-1].seen.endswith("met at worker:1")
-    assert second[-1].seen.endswith("met at worker:0")
+    assert first[-1].seen.endswith("work at worker:1")
+    assert second[-1].seen.endswith("work at worker:0")
 
 
 def test_two_tasks_with_swapped_addresses_are_told():
@@ -176,7 +176,7 @@ def test_two_tasks_with_swapped_addresses_are_told():
 def test_an_exchange_that_works_is_left_as_it_was(tmp_path):
     missing = checks.of_root(str(tmp_path / "hub" / "deep"))
     assert missing.status == checks.OK
-    assert f"which a run makes in {tmp_path}: wrote, " in missing.seen
+    assert f"which a run will create in {tmp_path}: wrote, " in missing.seen
     assert os.listdir(tmp_path) == []
     mount = storage_cases.NoDirectoryRename()
     assert checks.of_root(str(tmp_path), file_system=mount).status == checks.OK
@@ -217,7 +217,7 @@ class _Forgetful(filesystem.LocalFileSystem):
 @pytest.mark.parametrize(
     ("fault", "seen"),
     [
-        ("list", "could not list: it shows []"),
+        ("list", "could not list: it lists []"),
         ("rename", "could not rename"),
         ("write", "No space left on device"),
     ],

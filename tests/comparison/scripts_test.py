@@ -85,7 +85,7 @@ def test_a_script_that_sets_its_own_seed_is_found(script, tmp_path):
     [
         (["--methods=label_smoothing"], "Methods of scripts: independent"),
         (["--override=learning_rate=1"], "only seed and every_steps"),
-        (["--budget=total"], "takes the steps that it takes"),
+        (["--budget=total"], "sets its own number of steps"),
         (["--recipe=digits"], "received my_train.py and digits"),
     ],
 )

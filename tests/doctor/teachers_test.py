@@ -31,10 +31,10 @@ def _own(exchange):
 def test_a_good_teacher(exchange):
     _publish(exchange)
     found = _only(_examine(exchange), checks.OK)
-    assert "no own version to compare with" in found.seen
+    assert "no version to compare it with" in found.seen
     _own(exchange)
     assert _only(_examine(exchange), checks.OK).seen == (
-        "group 1, version 10: whole, as this group's own"
+        "group 1, version 10: complete, with the same graph as this group's"
     )
 
 
@@ -56,7 +56,7 @@ def test_a_peer_of_another_architecture(exchange):
     _own(exchange)
     _publish(exchange, cases.linear(1))
     found = _only(_examine(exchange), checks.WARNING)
-    assert "its graph is another" in found.seen
+    assert "its graph differs from this group's" in found.seen
     assert "allow_other_graphs" in found.remedy
 
 

@@ -132,7 +132,7 @@ signs.announce(signs.READY)
     assert result.exit_code == 0
     assert result.groups[0].group_restarts == 1
     (late,) = _events(topology, "late")
-    assert "group_0_worker_1 did not appear" in late["reason"]
+    assert "group_0_worker_1 did not start" in late["reason"]
     assert "group_0_worker_0" not in late["reason"]
     (failed,) = _events(topology, "failed")
     assert (failed["task"], failed["exit_code"]) == (None, 75)
@@ -166,7 +166,7 @@ signs.announce(signs.READY)
     result = tasks.run(topology)
     assert result.exit_code == 0, result.groups
     assert result.groups[0].group_restarts == 0
-    assert "a port of it was taken" in capsys.readouterr().out
+    assert "one of its ports was taken" in capsys.readouterr().out
     assert _events(topology, "restart")[0]["restart"] == 0
 
 

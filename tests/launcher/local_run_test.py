@@ -331,16 +331,14 @@ def test_a_run_ends_with_a_result_and_a_finished_one_says_so(
     assert cli.main(["--resume", never_meet, "a.py", "--x"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "finished at step 50 on 20" in out
-    told = (
-        f"nothing was trained; a new run: tfdistill run {never_meet} a.py --x"
-    )
-    assert told in out
+    again = f"to start a new run: tfdistill run {never_meet} a.py --x"
+    assert f"nothing was trained; {again}" in out
     arguments = ["--workdir", "runs/1", never_meet, "a.py", "--x", "fails"]
     assert cli.main(arguments) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "failed group 0: group_0_worker_0: ValueError: odd" in out
     resume = f"tfdistill run {never_meet} --resume --workdir=runs/1"
-    assert f"next resume it: {resume} a.py --x fails" in out
+    assert f"next resume the run: {resume} a.py --x fails" in out
 
 
 @pytest.mark.parametrize("main", [cli.main, local.main])
@@ -373,7 +371,7 @@ if GROUP == 0:
     assert tasks.run(topology).exit_code == 0
     out = capsys.readouterr().out
     assert "group 0: no task has called" not in out
-    unused = "no task has called tfdistill.make_strategy"
+    unused = "no task called tfdistill.make_strategy"
     assert f"group 1: {unused}" in out
     # And whoever looks at the run from elsewhere, or later.
     seen = observed_run.ObservedRun(topology.workdir).look()

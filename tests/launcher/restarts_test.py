@@ -26,7 +26,7 @@ def test_delays_double_up_to_a_bound_until_the_restarts_are_over(clock):
     assert (restarts.made, restarts.num_starts) == (7, 8)
     delay, text = _plan(restarts)
     assert delay is None
-    assert "7 restarts (--max-restarts) are over" in text
+    assert "7 restarts (--max-restarts) are used up" in text
     clock.now += 1e9
     assert not restarts.is_due
 

@@ -28,12 +28,12 @@ def test_the_late_are_named_once(tmp_path, monkeypatch):
     assert not group.go_on(9)
     (late,) = group.go_on(20)
     assert late.event == "late" and late.task is None
-    assert late.reason.startswith("worker_1 did not appear within 10 s")
+    assert late.reason.startswith("worker_1 did not start within 10 s")
 
     group = _Group(tmp_path, start_timeout_secs=10)
     signs.announce(signs.STARTING)
     (late,) = group.go_on(11)
-    assert "worker_0 appeared but did not connect" in late.reason
+    assert "worker_0 started but did not connect" in late.reason
     group = _Group(tmp_path, start_timeout_secs=10)
     signs.announce(signs.READY)
     assert not group.go_on(9)

@@ -60,7 +60,7 @@ def test_a_stopped_comparison_goes_on_where_it_was(
     methods = "offline_distillation,codistill"
     options = _options(tmp_path / "c", f"--methods={methods}", "--trials=1")
     assert compare.main(options) == 130
-    assert "the same command resumes from here" in capsys.readouterr().out
+    assert "run the same command again to resume" in capsys.readouterr().out
     before = _times(tmp_path / "c")
     assert compare.main(options) == 0
     assert f"{len(before)} of 3 runs are done" in capsys.readouterr().out

@@ -30,4 +30,4 @@ def test_whatever_slows_a_worker_it_is_named_within_20_steps(tmp_path):
     (text,) = runs.records(tmp_path / "run" / "group_0")[-1]["slow_workers"]
     assert text.startswith("worker:0 makes its group wait")
     log = tmp_path / "run" / "logs" / "group_0_worker_1.log"
-    assert "worker:1 makes its group wait no longer." in log.read_text()
+    assert "worker:1 no longer makes its group wait." in log.read_text()

@@ -61,7 +61,7 @@ def test_a_slow_worker_is_named_within_twenty_steps_and_then_cleared(
     assert not any(named[80:])
     first, last = [record.getMessage() for record in caplog.records]
     assert first.startswith("worker:1 makes its group wait: of the last 20")
-    assert last == "worker:1 makes its group wait no longer."
+    assert last == "worker:1 no longer makes its group wait."
 
 
 def test_two_of_eight_are_both_named():

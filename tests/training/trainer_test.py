@@ -124,7 +124,7 @@ def test_what_was_made_outside_of_the_scope_is_refused(two_replicas, outside):
             optimizer=optimizer if outside == "optimizer" else None,
         )
     name = "kernel" if outside == "student" else "iteration"
-    with pytest.raises(ValueError, match=f"{name}.*made outside of it"):
+    with pytest.raises(ValueError, match=f"{name}.*created outside it"):
         cases.fit(model, *cases.data())
 
 
@@ -135,7 +135,7 @@ def test_a_model_outside_of_a_group_s_scope_is_refused(monkeypatch, job):
     config = json.dumps({"cluster": jobs, "task": task})
     monkeypatch.setenv("TF_CONFIG", config)
     model = cases.codistill(cases.linear())
-    with pytest.raises(ValueError, match="must be made in the scope"):
+    with pytest.raises(ValueError, match="must be created in the scope"):
         cases.fit(model, *cases.data())
 
 

@@ -81,10 +81,10 @@ def _check_order(arguments: Mapping[str, Any]) -> None:
     is_python = isinstance(data, keras.utils.PyDataset)
     if is_python and arguments.get("shuffle", True):
         _log.warning(
-            "Keras shuffles the batches of a PyDataset anew after a resume: of "
-            "the epoch in progress, some come twice and others not at all. "
-            "Pass shuffle=False to `fit`, and shuffle in the PyDataset with a "
-            "seed."
+            "After a resume, Keras shuffles the batches of a PyDataset again: "
+            "in the current epoch, some batches come twice and others not at "
+            "all. Pass shuffle=False to `fit`, and shuffle in the PyDataset "
+            "with a seed."
         )
 
 

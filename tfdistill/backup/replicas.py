@@ -411,7 +411,7 @@ class FitBackup(keras.callbacks.Callback):
         self.num_skipped += not submitted
         if wait and not self._worker.wait_idle(limit):
             _log.warning(
-                "Step %d was not backed up within %.0f s; training goes on.",
+                "Step %d was not backed up within %.0f s; training continues.",
                 point.step,
                 limit,
             )

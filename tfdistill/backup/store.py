@@ -141,7 +141,7 @@ class BackupStore(publisher.Exchange):
             _log.info("Step %d was backed up before.", step)
         except versions.ExportError as error:
             self.num_failed += 1
-            goes_on = ", training goes on"
+            goes_on = ", training continues"
             if isinstance(error.__cause__, server_bundle.NotFiniteError):
                 self.not_finite = f"{error.__cause__.name} at step {step}"
                 goes_on = ""

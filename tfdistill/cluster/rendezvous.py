@@ -97,7 +97,7 @@ def _gather(
             if time.monotonic() > deadline:
                 raise MissingWorkersError(
                     f"{host} waited {limit_secs:.0f} s for "
-                    f"{', '.join(sorted(missing))}, which did not come."
+                    f"{', '.join(sorted(missing))}, which did not connect."
                 )
             try:
                 connection, _ = server.accept()

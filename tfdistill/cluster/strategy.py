@@ -118,7 +118,7 @@ def _or_end(wait: Callable[[], None]) -> None:
         wait()
     except rendezvous.MissingWorkersError as error:
         print(
-            f"tfdistill: {error} Look at the logs of the missing tasks; "
+            f"tfdistill: {error} Check the logs of the missing tasks; "
             "TFDISTILL_START_TIMEOUT_SECS sets the limit.",
             file=sys.stderr,
         )
@@ -177,10 +177,10 @@ def _multi_worker(
         if "program startup" not in str(error):
             raise
         raise RuntimeError(
-            "make_strategy must come before any other use of TensorFlow in "
-            f"the program of {cluster.task_name}: before tensors, variables "
-            "and models are made and devices are listed. Move it to the top "
-            "of your program."
+            "make_strategy must come before any other use of TensorFlow in the "
+            f"program of {cluster.task_name}: before you create tensors, "
+            "variables or models, or list devices. Move it to the top of your "
+            "program."
         ) from error
     replicas.prepare_to_meet(strategy)
     _leave_together(strategy)

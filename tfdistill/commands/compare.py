@@ -34,7 +34,8 @@ def _notes() -> str:
     swept = ", ".join([*trials.ALIASES, trials.NUM_GROUPS])
     return (
         recipe_options.listing("methods", trials.DESCRIPTIONS)
-        + f"\n\nof a training script:\n  {', '.join(method.METHODS)}, ensemble"
+        + "\n\nmethods for a training script:\n  "
+        f"{', '.join(method.METHODS)}, ensemble"
         + f"\n\nsweeps by name:\n  {swept},\nor by any argument of the recipe; "
         "of a script by the last two"
     )
@@ -57,24 +58,24 @@ def _add_options(options: programs.Flags) -> None:
 def _add_what(add: Callable[..., None]) -> None:
     add(
         "held_out",
-        "<NAME>: FILE.py is a training script, whose callback "
-        "HeldOutPredictions of this name says what is compared",
+        "<NAME>: FILE.py is a training script, and its callback "
+        "HeldOutPredictions with this name writes the predictions to compare",
     )
     add(
         "recipe",
-        "<NAME>: in place of FILE.py a recipe, a module with a function "
+        "<NAME>: instead of FILE.py: a recipe, a module with a function "
         "workload, or the config.json of an earlier run",
     )
     add(
         "workdir",
-        f"<DIR>: directory for all runs and the report; default ./{_HERE}/1, "
-        f"./{_HERE}/2 and so on, or the last one if the same is compared there",
+        f"<DIR>: directory for all runs and the report; default: ./{_HERE}/1, "
+        f"./{_HERE}/2 and so on, or the newest one if it has the same settings",
     )
     add("methods", f"<NAME,...>: default {_METHODS}")
     add(
         "sweep",
-        "<[METHOD:]FIELD=V,V,...>: a method (codistill if none is named) once "
-        "for each value of a field, such as exchange_interval=50,250,1000",
+        "<[METHOD:]FIELD=V,V,...>: run a method (codistill if you name none) "
+        "once for each value of a field, such as exchange_interval=50,250,1000",
         [],
     )
     add(
@@ -97,14 +98,15 @@ def _add_what(add: Callable[..., None]) -> None:
     )
     add(
         "tune_override",
-        "<FIELD=VALUE>: change one field of the recipe of --tune: at least its "
-        "validation data, which the report must not use",
+        "<FIELD=VALUE>: change one field of the recipe for --tune; it needs "
+        "at least other validation data than the report",
         [],
     )
     add(
         "target",
-        "<LOSS>: validation log loss up to which steps are counted: a number; "
-        "final (default) or best: the mean final or best loss of independent",
+        "<LOSS>: count the steps to this validation log loss: a number, or "
+        "final (default) or best for the mean final or best loss of "
+        "independent",
         "final",
     )
 
@@ -115,13 +117,13 @@ def _compared(options: programs.Options) -> recipes.Recipe:
     if (file is None) == (name is None):
         received = "neither" if file is None else f"{file} and {name}"
         raise ValueError(
-            "expected a file with a function workload, a script and "
+            "expected a file with a function `workload`, a script with "
             f"--held-out=NAME, or --recipe=NAME; received {received}"
         )
     if options.held_out is None:
         if options.command:
             raise ValueError(
-                "what follows -- are the arguments of a script, which needs "
+                "arguments after -- are for a training script, which needs "
                 f"--held-out=NAME; received {' '.join(options.command)}"
             )
         return recipes.get(name or file)
@@ -144,8 +146,8 @@ def _workdir(options: programs.Options, setup: trials.Setup) -> pathlib.Path:
         return last
     if options.report_only:
         raise ValueError(
-            f"--report-only needs a comparison of these options; {last} is "
-            "none. Name its directory: --workdir=DIR"
+            f"--report-only found no comparison with these options in {last}. "
+            "Pass its directory: --workdir=DIR"
         )
     return run_lib.new_directory(place)
 
@@ -175,7 +177,7 @@ def _tuning(options: programs.Options) -> Any:
     if options.tune is None:
         if options.tune_override:
             raise ValueError(
-                "--tune-override is of the runs of --tune; received none. Give "
+                "--tune-override needs --tune; received none. Add "
                 "--tune=FIELD=VALUE,VALUE,..., or leave it out."
             )
         return None
@@ -220,7 +222,7 @@ def _run(options: programs.Options) -> int:
                 failures = compared.run(options.jobs, say=_say)
         report = compared.report(options.target, failures, jobs=options.jobs)
     except KeyboardInterrupt:
-        _say("interrupted; the same command resumes from here")
+        _say("interrupted; run the same command again to resume")
         return EXIT_INTERRUPTED
     except (OSError, ValueError) as error:
         logging.error("%s", error)
@@ -243,8 +245,8 @@ PROGRAM = programs.Program(
     usage="my_workload.py [options]\n"
     "my_train.py --held-out=NAME [options] [-- ARGUMENT ...]\n"
     "--recipe=NAME [options]",
-    about="Trains a model by several methods, each several times with "
-    "different\nseeds, and reports quality, churn and cost in report.md, "
+    about="Trains a model with several methods, several times each with "
+    "different seeds,\nand reports quality, churn and cost in report.md, "
     "report.json and plots.",
     notes=_notes(),
     define=_add_options,

@@ -20,15 +20,15 @@ from tfdistill.recipes import recipes
 from tfdistill.system import programs
 
 _REMEDY = (
-    "Correct the recipe's arguments (--override=path=...): data and model must "
-    "have the same sizes, and the files be the same on every task's host. What "
-    "is prepared once, such as a vocabulary, takes minutes the first time: "
-    "raise --limit-secs."
+    "Correct the recipe's arguments (--override=path=...): the sizes of data "
+    "and model must match, and every task's host needs the same files. "
+    "One-time preparation, such as of a vocabulary, can take minutes: raise "
+    "--limit-secs."
 )
 DATA = "data"
 _SLOW_STORAGE = (
-    "The storage does not answer: look at the mount (mount, nfsstat, dmesg) "
-    "and at the network; raise --limit-secs if it is only slow."
+    "The storage does not answer: check the mount (mount, nfsstat, dmesg) and "
+    "the network. If it is just slow, raise --limit-secs."
 )
 # Makes a check of what the library does not know, such as a recipe.
 More = Callable[[identity.Cluster], checks.Check]
@@ -73,7 +73,7 @@ def _first_batch(dataset: Any, student: Any) -> str:
         )
     raise ValueError(
         "The data have no batch for this task: lower batch_size or the number "
-        "of groups and workers, or give it more data."
+        "of groups and workers, or use more data."
     )
 
 
@@ -93,7 +93,7 @@ def _asked_for(
         lambda: checks.of_group(cluster, wait_secs=options.wait_secs),
         # An address that does not answer takes its time, too.
         options.wait_secs + 30.0,
-        "Look at the network and at the name service.",
+        "Check the network and the name service.",
     )
     yield checks.Check(
         checks.EXCHANGE,
@@ -124,7 +124,7 @@ def _teachers(cluster: identity.Cluster) -> Iterable[checks.Result]:
 
 
 _NOTES = """\
-Run it exactly as each task will run: on its host, as its user, with its
+Run it as each task will run: on the same host, as the same user, with the same
 TF_CONFIG and TFDISTILL_* variables. Run it for all tasks of a group at the same
 time, so that they find each other. It trains nothing, and removes everything
 that it writes.
@@ -137,7 +137,7 @@ def _add_options(options: programs.Flags) -> None:
     add = options.add
     add(
         "no_tensorflow",
-        "run only the checks that need no TensorFlow: no teachers, no data",
+        "skip the checks that need TensorFlow: teachers and data",
         False,
     )
     for name, text in (
@@ -145,10 +145,10 @@ def _add_options(options: programs.Flags) -> None:
         ("limit_secs", "longest time for each other check"),
     ):
         add(name, text, 60.0, kind=programs.positive)
-    add("workdir", "<DIR>: of the run; default TFDISTILL_WORKDIR")
+    add("workdir", "<DIR>: directory of the run; default: TFDISTILL_WORKDIR")
     recipe_options.add(
         options,
-        what="a recipe, or the config.json of a run: its data are read",
+        what="a recipe, or the config.json of a run, to check its data",
     )
 
 
@@ -172,7 +172,7 @@ def _run(options: programs.Options) -> int:
 
 PROGRAM = programs.Program(
     name="tfdistill doctor",
-    about="Finds out before the first step why a run would fail.",
+    about="Checks a setup for problems before a run.",
     notes=_NOTES,
     define=_add_options,
     run=_run,

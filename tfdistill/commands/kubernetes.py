@@ -24,9 +24,10 @@ from tfdistill.system import programs
 
 _NOTES = """\
 The command after -- runs in each container with TF_CONFIG and TFDISTILL_* set.
-A recipe by name runs as python -m launch.train, so the image must contain this
+A named recipe runs as python -m launch.train, so the image must contain this
 checkout. DIR is an absolute path in the containers; without --volume-claim it
 is lost when its pod ends. docs/clusters.md describes restarts, keys and GPUs.
+
 Exit code: 0, or 2 for wrong options.
 """
 
@@ -35,7 +36,7 @@ def _add_options(options: programs.Flags) -> None:
     fields.add(options, run.Run)
     recipe_options.add(options)
     options.section("output")
-    options.add("output", "<FILE>: file to write; default stdout")
+    options.add("output", "<FILE>: file to write; default: stdout")
 
 
 def _command(options: programs.Options) -> list[str]:
@@ -90,7 +91,7 @@ def _run(options: programs.Options) -> int:
 PROGRAM = programs.Program(
     name="tfdistill kubernetes",
     usage=run_command.EITHER,
-    about="Writes manifests that run groups of tasks on Kubernetes.",
+    about="Writes the manifests for a run on Kubernetes.",
     notes=_NOTES,
     define=_add_options,
     run=_run,

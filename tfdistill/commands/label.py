@@ -19,11 +19,12 @@ from tfdistill.system import programs
 EXIT_FAILURE = 1
 _REPORT_SECS = 10.0
 _NOTES = """\
-The examples are those that the group will see, in the order that the seed of
-the recipe's data chooses: as many steps as the recipe has, or --num-steps. Pass
-the same recipe and overrides to the training. A directory of labels is complete
-once it holds labels.json.
-Exit codes: 0 done, 1 the labels could not be written, 2 wrong options.
+The examples are the ones that the group will train on, in the same order (set
+by the seed of the recipe's data), for the recipe's steps or for --num-steps.
+Pass the same recipe and overrides to the training. A directory of labels is
+complete once it contains labels.json.
+
+Exit code: 0 if the labels were written, 1 if not, 2 for wrong options.
 """
 
 
@@ -33,21 +34,21 @@ def _add_options(options: programs.Flags) -> None:
     add("recipe", "<NAME>: a recipe, or a config.json", required=True)
     add("output", "<DIR>: new directory for the labels", required=True)
     recipes.add_override(options, "the recipe, such as batch_size=64")
-    add("group", "group whose examples are labelled", 0)
-    add("num_groups", "groups of the training", 1)
+    add("group", "group whose examples are labeled", 0)
+    add("num_groups", "number of groups in the training", 1)
     add(
         "num_steps",
-        "<N>: steps to label; default all of the recipe",
+        "<N>: steps to label; default: all steps of the recipe",
         kind=recipe_options.count,
     )
-    add("top_k", "keep the likeliest classes only, this many", kind=int)
+    add("top_k", "keep only this many of the likeliest classes", kind=int)
     add(
         "dtype",
         "of what is kept",
         "float32",
         enum_values=["float32", "float16"],
     )
-    add("trust_graph", "load a graph that is not known to be harmless", False)
+    add("trust_graph", "load a graph that isn't known to be safe", False)
 
 
 def _run(options: programs.Options) -> int:
@@ -99,7 +100,7 @@ def _run(options: programs.Options) -> int:
 PROGRAM = programs.Program(
     name="tfdistill label",
     usage="--teacher=DIR --recipe=NAME --output=DIR [options]",
-    about="Writes a fixed teacher's soft targets of a recipe's examples.",
+    about="Writes a fixed teacher's soft targets for a recipe's examples.",
     notes=_NOTES,
     define=_add_options,
     run=_run,

@@ -5,15 +5,15 @@ import sys
 
 # In the order of their use.
 COMMANDS = {
-    "run": "run a script as groups of tasks on this machine",
-    "compare": "find out whether codistillation pays for a model",
-    "status": "show how far each group of a run has come",
-    "doctor": "find out before the first step why a run would fail",
+    "run": "run a script on this machine, in one or more groups",
+    "compare": "check whether codistillation is worth it for a model",
+    "status": "show the progress of a run",
+    "doctor": "check a setup for problems before a run",
     "teach": "serve a group's newest version as a teacher",
-    "label": "write a fixed teacher's soft targets of a recipe's examples",
-    "promote": "hand a version of a run over to TensorFlow Serving",
-    "slurm": "write the batch script of a run on Slurm",
-    "kubernetes": "write the manifests of a run on Kubernetes",
+    "label": "write a fixed teacher's soft targets for a recipe's examples",
+    "promote": "copy a version of a run to TensorFlow Serving",
+    "slurm": "write the batch script for a run on Slurm",
+    "kubernetes": "write the manifests for a run on Kubernetes",
 }
 _EXIT_OPTIONS = 2
 

@@ -35,11 +35,12 @@ CARD = "README.md"
 _MAX_BYTES = 16 * 1024 * 1024
 _DISK = filesystem.LocalFileSystem()
 _NOTES = """\
-DIR is the model_base_path of tensorflow_model_server. Nothing is copied if the
-number is taken, unless by the same version. docs/serving.md describes
-the checks and the model card.
-Exit codes: 0 done, 1 the version was refused or could not be copied, 2 wrong
-options.
+DIR is the model_base_path of tensorflow_model_server. If the version number
+already exists there with another model, nothing is copied. docs/serving.md
+describes the checks and the model card.
+
+Exit code: 0 if DIR has the version, 1 if the version was refused or could not
+be copied, 2 for wrong options.
 """
 
 
@@ -52,15 +53,20 @@ def _add_options(options: programs.Flags) -> None:
     add = options.add
     add("to", "<DIR>: directory of the served model", required=True)
     add("group", "group whose student is served", 0)
-    add("step", "step of the version; default the newest", kind=int)
-    add("version_number", "for the server; default the step", kind=int)
+    add("step", "step of the version; default: the newest", kind=int)
     add(
-        "exchange",
-        "<DIR>: exchange of the run, or its URL; default the one in RUN, or "
-        "that of its launch",
+        "version_number",
+        "version number on the server; default: the step",
+        kind=int,
     )
     add(
-        "trust_graph", "load a graph that is neither signed nor harmless", False
+        "exchange",
+        "<DIR>: directory or URL of the exchange; default: that of the run",
+    )
+    add(
+        "trust_graph",
+        "load a graph that is neither signed nor known to be safe",
+        False,
     )
 
 
@@ -265,7 +271,7 @@ def _run(options: programs.Options) -> int:
 PROGRAM = programs.Program(
     name="tfdistill promote",
     usage="RUN --to=DIR [--group=N] [--step=N] [options]",
-    about="Hands a version of a run over to TensorFlow Serving.",
+    about="Copies a version of a run to TensorFlow Serving.",
     notes=_NOTES,
     define=_add_options,
     run=_run,

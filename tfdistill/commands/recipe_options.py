@@ -21,7 +21,10 @@ def add(options: programs.Flags, *, what: str = _WHAT) -> None:
     """Adds the options; `what` describes --recipe."""
     options.section("recipe")
     options.add("recipe", f"<NAME>: {what}")
-    options.add("method", f"<NAME>: {methods.NAMES}; default: the recipe's own")
+    options.add(
+        "method",
+        f"<NAME>: training method: {methods.NAMES}; default: the recipe's own",
+    )
     recipes.add_override(options, "the recipe, such as learning_rate=0.1")
 
 

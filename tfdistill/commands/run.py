@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 # Where runs without --workdir go, and the link to the last of them.
 RUNS, LAST = "runs", "last"
 _NOTES = """\
-A script is started once for each task by this Python, with TF_CONFIG and
-TFDISTILL_* set; its output goes to DIR/logs. Logs of an earlier run in DIR are
-kept under new names. The first task that fails ends its group. With
+The launcher starts the script once for each task, with this Python and with
+TF_CONFIG and TFDISTILL_* set, and writes the output to DIR/logs. It renames the
+logs of an earlier run in DIR. The first task that fails ends its group; with
 --max-restarts=N, the whole group is then restarted, up to N times. With
 parameter servers, a failed worker is restarted by itself, and only the loss of
-the chief, of a ps or of the last worker ends the group. Tasks that are frozen
-or stuck are killed. DIR/logs/events.jsonl lists what happened. Ctrl-C stops all
-tasks, and a second Ctrl-C kills them. Exit code: 0 if all groups are done; else
-that of the task that failed first (128 + n for signal n), 75 if a task did not
-start in time or a group was stuck, 2 for wrong options, 130 or 143 after Ctrl-C
-or SIGTERM.
+the chief, a ps or the last worker ends the group. Frozen and stuck tasks are
+killed. DIR/logs/events.jsonl records all of this. Ctrl-C stops all tasks, and a
+second Ctrl-C kills them.
+
+Exit code: 0 if all groups are done; otherwise that of the task that failed
+first (128 + n for signal n); 75 if a task did not start in time or a group was
+stuck; 2 for wrong options; 130 or 143 after Ctrl-C or SIGTERM.
 
 examples:
   tfdistill run --num-groups=2 --workers-per-group=2 my_train.py --epochs=3
@@ -53,8 +54,8 @@ def _add_options(options: programs.Flags) -> None:
     options.section("groups")
     options.add(
         "workdir",
-        f"<DIR>: directory of the run; default a new one, ./{RUNS}/1, "
-        f"./{RUNS}/2 and so on, and ./{RUNS}/{LAST} links to it",
+        f"<DIR>: directory of the run; default: a new one, ./{RUNS}/1, "
+        f"./{RUNS}/2 and so on; ./{RUNS}/{LAST} links to the newest",
     )
     options.add(
         "resume",
@@ -89,8 +90,8 @@ def _workdir(options: programs.Options) -> str:
     found = pathlib.Path(given or runs / LAST)
     if not (found / "logs").is_dir():
         raise programs.UsageError(
-            f"--resume needs a run; there is none in {found}. Leave --resume "
-            "out to start one, or name its directory: --workdir=DIR"
+            f"there is no run to resume in {found}. Leave out --resume to "
+            "start a new run, or pass the directory of the run: --workdir=DIR"
         )
     return str(found.resolve())
 
@@ -182,7 +183,7 @@ def run(
 PROGRAM = programs.Program(
     name="tfdistill run",
     usage=EITHER,
-    about="Runs a script as groups of tasks on this machine.",
+    about="Runs a script on this machine, in one or more groups.",
     notes=_NOTES,
     define=_add_options,
     run=run,

@@ -20,12 +20,13 @@ from tfdistill.system import programs
 EXIT_FAILURE = 1
 _SUBMITTED = "slurm.sh"
 _NOTES = """\
-DIR must be on storage that all nodes share. It is created at once, with its
-logs and the key that signs the versions; everything else happens in the jobs.
-The groups are the elements of a job array: each waits in the queue, runs,
-fails, restarts and reaches its time limit separately. If you submit the same
-script again, the groups resume from their backups. docs/clusters.md has the
-details. Exit code: 0, 1 if sbatch refuses, 2 for wrong options.
+DIR must be on storage that all nodes share. The command creates it, with logs/
+and the key that signs versions; everything else happens in the jobs. Each group
+is an element of a job array, so each one waits in the queue, runs, fails,
+restarts and reaches its time limit separately. If you submit the same script
+again, the groups resume from their backups. See docs/clusters.md.
+
+Exit code: 0 if the script was written, 1 if sbatch fails, 2 for wrong options.
 
 example:
   tfdistill slurm --num-groups=2 --workers-per-group=4 --time=12:00:00 \\
@@ -37,7 +38,7 @@ def _add_options(options: programs.Flags) -> None:
     fields.add(options, job.Script)
     recipe_options.add(options)
     options.section("script")
-    options.add("output", "<FILE>: script to write; default stdout")
+    options.add("output", "<FILE>: script to write; default: stdout")
     options.add(
         "submit",
         "call sbatch too, and print the job's id; the script is then "
@@ -90,7 +91,7 @@ def _run(options: programs.Options) -> int:
 PROGRAM = programs.Program(
     name="tfdistill slurm",
     usage=run_command.EITHER,
-    about="Writes the batch script of a run on Slurm.",
+    about="Writes the batch script for a run on Slurm.",
     notes=_NOTES,
     define=_add_options,
     run=_run,

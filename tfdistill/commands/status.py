@@ -13,17 +13,16 @@ EXIT_CHECK, EXIT_PIPE = 1, 141
 _INTERVAL_SECS = 2.0
 BAD_STATES = ("failed", "silent")
 _NOTES = """\
-Only the files of DIR are read. A group is
+The command only reads files in DIR. A group is
 
   starting, running, restarting, done, failed, stopped
             according to its launcher's events and its own metrics
   silent    if it has written nothing for --silent-secs (five minutes while it
             starts)
 
-Exit code: 0 once the status was shown; 2 for wrong options or no run in DIR;
-with --check 1 if a group has failed or is silent; 130 after Ctrl-C without
---watch; 141 if the program that reads the output ends, as `| head`
-does.
+Exit code: 0 after showing the status; 2 for wrong options or if DIR has no run;
+with --check, 1 if a group has failed or is silent; 130 after Ctrl-C without
+--watch; 141 if the program that reads the output ends, such as `| head`.
 
 example:
   tfdistill status /tmp/run --watch
@@ -33,11 +32,11 @@ example:
 def _add_options(options: programs.Flags) -> None:
     options.add_argument("workdir")
     add = options.add
-    add("watch", "show it until the run is over", False)
+    add("watch", "keep showing the status until the run is over", False)
     add("check", "exit with 1 if a group has failed or is silent", False)
     add(
         "silent_secs",
-        "a group that has not written for so long is silent",
+        "a group that has written nothing for this long is silent",
         60.0,
         kind=programs.positive,
     )
@@ -92,7 +91,7 @@ def _run(options: programs.Options) -> int:
 PROGRAM = programs.Program(
     name="tfdistill status",
     usage="DIR [options]",
-    about="Shows how far each group of the run in the directory DIR has come.",
+    about="Shows the progress of each group of the run in DIR.",
     notes=_NOTES,
     define=_add_options,
     run=_run,

@@ -16,23 +16,24 @@ _log = logging.getLogger(__name__)
 _WARN_SECS = 30.0
 _NOTES = """\
 The protocol is TensorFlow Serving's PredictionService (Predict and
-GetModelMetadata). Ask with tfdistill.labels.Teachers, or any client of
-TensorFlow Serving. Signatures of versions are checked with the run's key, see
-TFDISTILL_EXCHANGE_KEY_FILE. It prints one JSON line of load a second, and ends
-at SIGTERM once all requests are answered. docs/labels.md describes it.
+GetModelMetadata). Use tfdistill.labels.Teachers or any TensorFlow Serving
+client. Signatures of versions are checked with the run's key
+(TFDISTILL_EXCHANGE_KEY_FILE). The server prints its load every second, as a
+line of JSON. After SIGTERM it answers the requests that it has, then ends.
+See docs/labels.md.
 """
 
 
 def _add_options(options: programs.Flags) -> None:
     add = options.add
     add("exchange", "<DIR>: exchange of the run, or its URL", required=True)
-    add("group", "group whose student answers", 0)
+    add("group", "group whose student is served", 0)
     add("port", "port of gRPC; 0 for any that is free", 8500)
     add("host", "address to listen on; 0.0.0.0 for all", "127.0.0.1")
-    add("model_name", "name that clients ask for", "default")
+    add("model_name", "name that clients request", "default")
     add("tls_key", "<FILE>: private key, PEM; clients then need TLS")
     add("tls_cert", "<FILE>: certificate of this key, PEM, with its chain")
-    add("trust_graph", "load a graph that is not known to be harmless", False)
+    add("trust_graph", "load a graph that isn't known to be safe", False)
 
 
 def _credentials(options: programs.Options) -> Any:

@@ -89,9 +89,9 @@ class Experiment:
         if changed:
             raise ValueError(
                 f"{self.workdir} holds a comparison that differs in "
-                f"{', '.join(changed)}. Choose another workdir, or give the "
-                "same options as before; methods, sweeps and trials may be "
-                "added."
+                f"{', '.join(changed)}. Choose another workdir, or pass the "
+                "same options as before; you can add methods, sweeps and "
+                "trials."
             )
         earlier = [trials_lib.Variant(**v) for v in record["variants"]]
         return earlier, record["num_trials"]
@@ -239,8 +239,8 @@ class Experiment:
                 places = ", ".join(str(directory(run)) for run in trial.runs)
                 raise ValueError(
                     f"Trial {seed} of {name} must be readable; received "
-                    f"{type(cause).__name__}: {cause}. Remove what is broken "
-                    f"of {places}, and give the same command again."
+                    f"{type(cause).__name__}: {cause}. Remove the broken files "
+                    f"in {places}, and run the same command again."
                 ) from cause
         return found
 
@@ -345,7 +345,7 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
         except BlockingIOError:
             raise ValueError(
                 f"{workdir} must not be in use by another comparison; received "
-                "one that is being run. Wait for it or stop it; --report-only "
-                "reports what is done so far."
+                "one that is running. Wait for it or stop it; --report-only "
+                "reports the finished trials."
             ) from None
         yield

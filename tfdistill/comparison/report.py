@@ -115,8 +115,8 @@ def verdict_on(
     ):
         if count < least:
             return (
-                f"{shown}: {count} trial(s){whose} are too few "
-                f"to say anything; take {least} or more."
+                f"{shown}: {count} trial(s){whose} are too few for a verdict; "
+                f"use {least} or more."
             )
     deaf = figures.get("figures", {}).get("groups_without_teacher")
     return (
@@ -145,7 +145,11 @@ def _lead(versus: Mapping[str, Any]) -> str:
     words = {True: " is better", False: " is worse"}
     if len(clear) == 1:
         return words[clear.pop()]
-    return " is better and worse" if clear else " shows no clear difference"
+    return (
+        (" is better in one figure and worse in another")
+        if clear
+        else " shows no clear difference"
+    )
 
 
 def _shown(name: str) -> str:
@@ -193,12 +197,12 @@ def _steps(
     if reached < trials:
         return f"reached {goal} in {reached} of {trials} trials"
     if found is None:
-        return f"reached {goal}; {other} did not in all trials"
+        return f"reached {goal}; {other} didn't in every trial"
     ratio = found["ratio"]
     if found["interval"] is None:
         return (
-            f"reached {goal} ({ratio:.2f}x the steps, too near to the end of "
-            "its trials for an interval)"
+            f"reached {goal} ({ratio:.2f}x the steps, too close to the end of "
+            "training for an interval)"
         )
     low, high = found["interval"]
     if low <= 1 <= high:
@@ -266,19 +270,17 @@ def _past_best(found: Mapping[str, Any], target: str) -> list[str]:
         error = final["standard_error"] or 0.0
         if best and final["mean"] - best["mean"] > max(2 * error, 1e-3):
             notes.append(
-                f"{name} is past its best: its final log loss is "
-                f"{final['mean']:.4f}, its best {best['mean']:.4f}."
+                f"{name} overfits: its final log loss is {final['mean']:.4f}, "
+                f"its best {best['mean']:.4f}."
                 + (
-                    " Its final loss is easy to reach; --target=best or fewer "
-                    "steps ask for more."
+                    " That makes its final loss easy to reach: use "
+                    "--target=best or fewer steps."
                     if name == BASELINE and target == "final"
                     else ""
                 )
             )
     if BASELINE not in found:
-        notes.append(
-            f"Without the method {BASELINE} nothing is compared with it."
-        )
+        notes.append(f"There are no verdicts without the method {BASELINE}.")
     return notes
 
 
@@ -293,14 +295,14 @@ def _budgets(found: Mapping[str, Any], budget: str | None) -> list[str]:
         f"{name} {value:,.0f}" for name, value in examples.items()
     )
     remedies = {
-        "total": " Steps are shared out in whole executions between whole "
-        "evaluations; a num_steps that has more divisors, or fewer "
-        "evaluations, make it exact.",
-        "per_group": " With --budget=total all get the same.",
+        "total": " Steps are rounded to full executions and evaluations; for "
+        "equal numbers, use a num_steps with more divisors, or fewer "
+        "evaluations.",
+        "per_group": " With --budget=total, all get the same number.",
     }
     return [
-        "The methods were given different numbers of training examples in "
-        f"all: {shares}.{remedies.get(str(budget), '')}"
+        "The methods trained on different total numbers of examples: "
+        f"{shares}.{remedies.get(str(budget), '')}"
     ]
 
 
@@ -333,13 +335,13 @@ def _of_trials(
         if trial.resumed
     )
     notes = {
-        f"Judged on other validation examples than {BASELINE}, so that losses "
-        f"cannot be compared: {others}.": BASELINE in methods and others,
-        "At the target by the first evaluation, and it is unknown how long "
-        f"before: {named(is_early)}. Lower evaluate_every_steps, or take a "
-        "lower --target.": named(is_early),
-        "Interrupted once and resumed from a backup, so that seconds and bytes "
-        f"are of the last part only: {resumed}.": resumed,
+        f"Evaluated on other validation examples than {BASELINE}, so losses "
+        f"can't be compared: {others}.": BASELINE in methods and others,
+        "Reached the target before the first evaluation, so the step is "
+        f"unknown: {named(is_early)}. Lower evaluate_every_steps or "
+        "--target.": named(is_early),
+        "Interrupted and resumed from a backup, so seconds and bytes cover "
+        f"only the last part: {resumed}.": resumed,
     }
     return [note for note, holds in notes.items() if holds]
 
@@ -350,26 +352,25 @@ def _exchange(name: str, figures: Mapping[str, Any]) -> list[str]:
     def mean(key: str, default: float = 0.0) -> float:
         return figures.get(key, {"mean": default})["mean"]
 
-    notes, speed = [], "With another speed it would come out differently"
+    notes, speed = [], "At another speed, the result would differ"
     done, left_out = mean("mixes"), mean("mixes_left_out")
     if done < _FEW * (done + left_out):
         notes.append(
             f"{name}: a group left out {left_out:.1f} of {done + left_out:.0f} "
-            "mixes, because too few of its peers had a version in time. On a "
-            "less busy machine they would be there."
+            "mixes, because too few of its peers had a version in time. A less "
+            "busy machine helps."
         )
     if mean("answered", 1.0) < _FEW:
         notes.append(
-            f"{name}: {mean('answered'):.0%} of the questions about batches "
-            "were answered in time: the groups' steps are too fast for their "
-            f"answers, or the machine is busy. {speed}; a larger "
-            "method.wait_secs helps groups that send predictions, longer steps "
-            "help all."
+            f"{name}: {mean('answered'):.0%} of the requests for predictions "
+            "were answered in time: the groups' steps are too short, or the "
+            f"machine is busy. {speed}; a larger method.wait_secs helps groups "
+            "that send predictions, longer steps help all."
         )
     if mean("versions_read") < _FEW * mean("versions_due"):
         notes.append(
             f"{name}: a group read {mean('versions_read'):.1f} versions of its "
-            "teachers, but its exchange interval asks for "
+            "teachers, but its exchange interval allows "
             f"{mean('versions_due'):.0f}: its steps are faster than exports, "
             f"or the machine is busy. {speed}; a larger every_steps or longer "
             "steps help."
@@ -377,8 +378,8 @@ def _exchange(name: str, figures: Mapping[str, Any]) -> list[str]:
     deaf = sum(figures.get("groups_without_teacher", {"values": ()})["values"])
     if deaf:
         notes.append(
-            f"{name}: {deaf:.0f} group(s) of all trials never had a teacher, "
-            "and trained without one."
+            f"{name}: {deaf:.0f} group(s) in all trials together never had a "
+            "teacher."
         )
     return notes
 

@@ -54,8 +54,8 @@ class Script(recipes.Recipe):
             if name not in _CHANGED:
                 raise ValueError(
                     f"Of a script only {' and '.join(_CHANGED)} can be "
-                    f"changed; received {name}. Give the file a function "
-                    "workload, whose arguments can all be changed."
+                    f"changed; received {name}. To change other settings, "
+                    "write a function `workload`; see docs/workload.md."
                 )
             if type(value) is not int or value < _CHANGED[name]:
                 raise ValueError(
@@ -69,10 +69,10 @@ class Script(recipes.Recipe):
         """Returns the same script, trained by a method."""
         if name not in METHODS:
             raise ValueError(
-                f"A script cannot be trained by {name}, which changes more "
-                "than its teachers and the groups' data. Methods of scripts: "
-                f"{', '.join(METHODS)}. For {name} give the file a function "
-                "workload; see docs/workload.md."
+                f"The method {name} doesn't work with a script, because it "
+                "changes more than the teachers and the groups' data. Methods "
+                f"of scripts: {', '.join(METHODS)}. For {name} give the file a "
+                "function workload; see docs/workload.md."
             )
         return dataclasses.replace(self, method=name)
 
@@ -82,7 +82,7 @@ class Script(recipes.Recipe):
             return self
         raise ValueError(
             "--budget=total needs a file with a function workload: a script "
-            "takes the steps that it takes. Leave it out."
+            "sets its own number of steps. Leave it out."
         )
 
     @property

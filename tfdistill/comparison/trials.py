@@ -80,7 +80,7 @@ class Setup:
 
     recipe: recipes.Recipe
     num_groups: int = fields.option(
-        "groups of a codistilled run", 2, section="how", least=1
+        "groups in a codistilled run", 2, section="how", least=1
     )
     workers_per_group: int = fields.option("workers in each group", 1, least=1)
     ps_per_group: int = fields.option(
@@ -93,11 +93,13 @@ class Setup:
     smoothing_weight: float = fields.option(
         "how far smoothing moves the labels, in (0, 1)", 0.1
     )
-    weight_decay: float = fields.option("of the method of that name", 0.1)
+    weight_decay: float = fields.option(
+        "weight decay of the method weight_decay", 0.1
+    )
     budget: str = fields.option(
-        "per_group (default): each group takes the recipe's steps, so methods "
-        "of several groups train on more examples in all; total: all methods "
-        "train on as many examples in all as independent does",
+        "per_group (default): each group trains for the recipe's steps, so "
+        "methods with several groups see more examples in total; total: all "
+        "methods see as many examples in total as independent",
         "per_group",
         choices=BUDGETS,
     )
@@ -277,8 +279,8 @@ class Variant:
         field = ALIASES.get(str(self.field), str(self.field))
         if field in _OF_TEACHERS and self.method in _ALONE:
             raise ValueError(
-                f"{self.method} learns from nobody; received the sweep of "
-                f"{field}, which would change nothing. Sweep another method."
+                f"{self.method} has no teachers, so a sweep of {field} would "
+                "change nothing. Sweep another method."
             )
         return _SHAPES[self.method](self._setup(setup), seed, self.method)
 

@@ -36,10 +36,10 @@ TEACHERS = "teachers"
 WORKERS = "workers"
 _CONTENT = b"written by tfdistill doctor, and may be removed\n"
 _REMEDY = (
-    "Give the user that runs the tasks a directory of its own and the right to "
-    "do so there (mkdir -p, chown), and look for a full disk or quota (df -h, "
-    "df -i). A storage that does not show what was written must be mounted "
-    "without caches of names (on NFS lookupcache=positive), or be another."
+    "Give the user that runs the tasks a directory and write permission there "
+    "(mkdir -p, chown), and check for a full disk or quota (df -h, df -i). If "
+    "the storage doesn't show new files, mount it without name caching (on "
+    "NFS: lookupcache=positive), or use another."
 )
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 EXIT_FAILED = 1
@@ -68,7 +68,7 @@ class Check:
     name: str
     make: Callable[[], Iterable[Result]]
     limit_secs: float
-    remedy: str = "Raise --limit-secs if this machine is only slow."
+    remedy: str = "If this machine is just slow, raise --limit-secs."
 
 
 def run(check: Check) -> Iterator[Result]:
@@ -91,7 +91,7 @@ def run(check: Check) -> Iterator[Result]:
 
 
 def _give_up(check: Check) -> None:
-    seen = f"it has not ended within {check.limit_secs:g} s"
+    seen = f"did not finish within {check.limit_secs:g} s"
     show(failed(check.name, seen, check.remedy))
     sys.stdout.flush()
     os._exit(EXIT_FAILED)
@@ -126,10 +126,12 @@ def cluster_of(
         results.append(
             failed(
                 ENVIRONMENT,
-                f"a run of {cluster.num_groups} groups needs an exchange to "
-                "meet in, and TFDISTILL_GROUP, or every group would be group 0",
-                "export TFDISTILL_EXCHANGE (or TFDISTILL_WORKDIR), a directory "
-                "or URL that all groups reach, and TFDISTILL_GROUP, from 0 up.",
+                f"a run of {cluster.num_groups} groups needs an exchange, and "
+                "each group needs TFDISTILL_GROUP; without it, every group is "
+                "group 0",
+                "export TFDISTILL_EXCHANGE (or TFDISTILL_WORKDIR), a "
+                "directory or URL that all groups can reach, and "
+                "TFDISTILL_GROUP, numbered from 0.",
             )
         )
     return cluster, [*results, _key(environ, cluster.num_groups)]
@@ -162,13 +164,13 @@ def _key(environ: Mapping[str, str], num_groups: int) -> Result:
     if signer is not None:
         return ok(KEY, "a key is set: versions are signed and checked")
     if num_groups == 1:
-        return skipped(KEY, "one group alone needs no key")
+        return skipped(KEY, "a single group needs no key")
     return warning(
         KEY,
-        "no key is set: versions are neither signed nor checked, and whoever "
-        "can write to the exchange can teach this group",
+        "no key is set: versions are neither signed nor checked, and anyone "
+        "who can write to the exchange can teach this group",
         f"export {signing.FILE_VARIABLE} with the same key for every task of "
-        "every group; tfdistill run makes one by itself.",
+        "every group; tfdistill run creates one for you.",
     )
 
 
@@ -196,8 +198,8 @@ def of_tensorflow() -> Iterator[Result]:
     yield warning(
         TENSORFLOW,
         f"{seen}, and this machine has an NVIDIA device",
-        "pip install 'tensorflow[and-cuda]', and look at CUDA_VISIBLE_DEVICES "
-        "and nvidia-smi; or ignore it to train on the CPU.",
+        "pip install 'tensorflow[and-cuda]', and check CUDA_VISIBLE_DEVICES "
+        "and nvidia-smi. Ignore this to train on the CPU.",
     )
 
 
@@ -218,15 +220,15 @@ def of_group(
             ADDRESS,
             f"{cluster.task_name} cannot listen on port {port}: "
             f"{error.strerror}",
-            f"Find who holds it with `ss -ltnp 'sport = :{port}'` and end it, "
-            "such as a task of an earlier run; or give the task another port, "
-            "from 1024 up, in every task's TF_CONFIG. The doctor runs before "
-            "the tasks, not beside them.",
+            f"Find the process that uses it with `ss -ltnp 'sport = :{port}'` "
+            "and stop it, such as a task of an earlier run; or choose another "
+            "port, 1024 or higher, in every task's TF_CONFIG. Run the doctor "
+            "before the tasks, not at the same time.",
         )
         return
     yield ok(ADDRESS, f"port {port} is free")
     if len(cluster.addresses) == 1:
-        yield skipped(REACH, "one task: nobody to reach")
+        yield skipped(REACH, "a single task: no others to reach")
     else:
         yield from _meet_at_each_address(cluster, wait_secs)
 
@@ -255,10 +257,10 @@ def _meet_at_each_address(
                 yield failed(
                     REACH,
                     str(error),
-                    "Run the doctor there at the same time (--wait-secs says "
-                    "how long this one waits); if it does run, open its port "
-                    f"in the firewall, or correct {addresses[host]} in "
-                    "TF_CONFIG.",
+                    "Run the doctor there at the same time (--wait-secs sets "
+                    "how long this one waits). If it's running there, open "
+                    f"its port in the firewall, or correct {addresses[host]} "
+                    "in TF_CONFIG.",
                 )
             except rendezvous.RefusedError as error:
                 yield failed(
@@ -269,7 +271,7 @@ def _meet_at_each_address(
                     "TFDISTILL_NUM_GROUPS, and each its own index.",
                 )
     if good:
-        yield ok(REACH, f"all others met at {', '.join(good)}")
+        yield ok(REACH, f"connections work at {', '.join(good)}")
 
 
 def of_storage(cluster: identity.Cluster) -> Iterator[Result]:
@@ -288,7 +290,7 @@ def of_storage(cluster: identity.Cluster) -> Iterator[Result]:
     for line in untrusted.last_records(path)[-1:]:
         for text in line.get("slow_workers", ()):
             yield warning(
-                WORKERS, text, "Look at its host, its data and its callbacks."
+                WORKERS, text, "Check its host, its data and its callbacks."
             )
 
 
@@ -316,7 +318,7 @@ def of_root(
         # What is missing is for the run to make, and would stay behind.
         while not os.path.lexists(here):
             here = os.path.dirname(here)
-            seen = f"{root}, which a run makes in {here}"
+            seen = f"{root}, which a run will create in {here}"
     path = f"{here}/.doctor-{uuid.uuid4().hex}"
     step = ""
     try:
@@ -343,7 +345,7 @@ def _use(storage: filesystem.FileSystem, path: str) -> Iterator[str]:
     yield "list"
     names = storage.list_dir(final)
     if names != ["file"]:
-        raise ValueError(f"it shows {names} where ['file'] was written")
+        raise ValueError(f"it lists {names} after ['file'] was written")
     yield "read back"
     found = filesystem.read(storage, f"{final}/file", max_bytes=len(_CONTENT))
     if found != _CONTENT:

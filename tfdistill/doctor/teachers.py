@@ -15,8 +15,8 @@ from tfdistill.follow import screen
 _SAME_STUDENT = (
     "Give every group the same student, the same inputs (recipe, overrides, "
     "vocabulary sizes) and the same key (TFDISTILL_EXCHANGE_KEY_FILE), or "
-    "clear the exchange of an older run. A damaged version is removed by hand; "
-    "if it comes back, look at the storage and at that group's log."
+    "remove an older run from the exchange. Remove a damaged version by hand; "
+    "if the damage comes back, check the storage and that group's log."
 )
 
 
@@ -63,7 +63,8 @@ def _judge(
 ) -> checks.Result:
     if student is None:
         return checks.ok(
-            checks.TEACHERS, f"{who}: whole, no own version to compare with"
+            checks.TEACHERS,
+            f"{who}: complete; this group has no version to compare it with",
         )
     found = version.manifest
     screen.check_spec("inputs", student.inputs, found.inputs)
@@ -71,8 +72,10 @@ def _judge(
     if found.graph_fingerprint != student.graph_fingerprint:
         return checks.warning(
             checks.TEACHERS,
-            f"{who}: whole, but its graph is another than this group's",
+            f"{who}: complete, but its graph differs from this group's",
             "If groups have different architectures, set "
             f"teachers.Peers(allow_other_graphs=True). Else: {_SAME_STUDENT}",
         )
-    return checks.ok(checks.TEACHERS, f"{who}: whole, as this group's own")
+    return checks.ok(
+        checks.TEACHERS, f"{who}: complete, with the same graph as this group's"
+    )

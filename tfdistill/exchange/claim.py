@@ -94,9 +94,9 @@ class GroupClaim:
         if not found or not self._is_taken:
             if self._is_taken:
                 _log.warning(
-                    "%s is gone, and maybe versions beside it: training goes "
-                    "on, and publishes there again. Leave an exchange in use "
-                    "alone.",
+                    "%s is gone, and maybe versions next to it. Training "
+                    "continues and publishes there again. Don't change an "
+                    "exchange that is in use.",
                     self._files.path(_NAME),
                 )
             self._files.write(_NAME, self._own)

@@ -85,7 +85,7 @@ class Run(local_cluster.Topology):
         "<NAME>: PersistentVolumeClaim with the workdir", None, section="files"
     )
     mount_path: str | None = fields.option(
-        "<DIR>: where it is mounted; default the workdir", None
+        "<DIR>: mount point of that volume; default: the workdir", None
     )
     key_secret: str | None = fields.option(
         "<NAME>: Secret whose entry 'key' signs the versions",
@@ -99,10 +99,10 @@ class Run(local_cluster.Topology):
         "<NAME>: LocalQueue of Kueue that admits each JobSet", None
     )
     cpus_per_worker: str | None = fields.option(
-        "<CPUS>: for each worker and chief, such as 4", None
+        "<CPUS>: CPUs of each worker and chief, such as 4", None
     )
     memory_per_worker: str | None = fields.option(
-        "<SIZE>: for each worker and chief, such as 8Gi", None
+        "<SIZE>: memory of each worker and chief, such as 8Gi", None
     )
     cpus_per_ps: str | None = fields.option(
         "<CPUS>: for each ps; default: as for a worker", None
@@ -113,9 +113,12 @@ class Run(local_cluster.Topology):
     gpus_per_worker: int = fields.option(
         "GPUs of each worker; one is best", 0, least=0
     )
-    shm_size: str = fields.option("<SIZE>: of /dev/shm", "1Gi")
+    shm_size: str = fields.option("<SIZE>: size of /dev/shm", "1Gi")
     run_as_user: int | None = fields.option(
-        "<UID>: default the image's", None, kind=int, least=1
+        "<UID>: user of the containers; default: the image's",
+        None,
+        kind=int,
+        least=1,
     )
     node_selector: Sequence[str] = fields.option(
         "<KEY=VALUE>: label that a node must have", ()
@@ -127,7 +130,7 @@ class Run(local_cluster.Topology):
         "<NAME=VALUE>: variable to set for each task", ()
     )
     max_restarts: int = fields.option(
-        "how often a group may be restarted", 10, section="limits", least=0
+        "how many times a group can be restarted", 10, section="limits", least=0
     )
     start_timeout_secs: int = fields.option(
         "how long tasks wait for each other", 1800, least=1

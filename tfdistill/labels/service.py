@@ -275,9 +275,9 @@ class Teachers:
             is_first = self._refused[kind] == 1
         if is_first:
             _log.warning(
-                "Refused an answer of the teacher %s at %s (%s): %s It is "
-                "left alone for a while; training goes on. Others like it are "
-                "counted in Teachers.status().",
+                "Refused an answer of the teacher %s at %s (%s): %s It isn't "
+                "asked for a while; training continues. Later cases are only "
+                "counted, in Teachers.status().",
                 self.name,
                 server.address,
                 kind,

@@ -301,7 +301,7 @@ class SupervisedGroup:
         self._gave_up = True
         why = f"one has used up its {plans.limit} restarts (--worker-restarts)"
         if any(self.processes[n].exit_code is None for n in self._workers):
-            self._say(f": {what}; no worker is started again, as {why}")
+            self._say(f": {what}; no more workers are restarted: {why}")
         else:
             reason = f"{what}, and no worker is left: {why}"
             self._fail(reason, now, name, code)

@@ -88,12 +88,13 @@ class Topology:
     )
     workers_per_group: int = fields.option("workers in each group", 1, least=1)
     ps_per_group: int = fields.option(
-        "parameter servers in each group, which then has a chief too",
+        "parameter servers in each group; the group then also has a chief",
         0,
         least=0,
     )
     exchange: str | None = fields.option(
-        "<URL>: directory or URL the groups share; default DIR/exchange", None
+        "<URL>: directory or URL that the groups share; default: DIR/exchange",
+        None,
     )
 
     def __post_init__(self) -> None:
@@ -214,27 +215,26 @@ class LocalCluster(StartedGroups):
     command: Sequence[str]
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     start: str = fields.option(
-        "fork: tasks that run a Python command are forks of one parent that "
-        "has imported --preload, where that can be; spawn: each task is a new "
-        "program",
+        "fork: if possible, Python tasks are forked from one parent process "
+        "that has imported --preload; spawn: each task is a new program",
         parent.FORK,
         section="start",
         choices=parent.METHODS,
     )
     preload: str = fields.option(
-        "<NAME,...>: modules that the parent imports; they must neither start "
-        "a thread nor run an operation of TensorFlow",
+        "<NAME,...>: modules that the parent imports; importing them must not "
+        "start threads or run TensorFlow operations",
         ",".join(parent.PRELOAD),
     )
     on_group_failure: str = fields.option(
-        "what the other groups do when one has failed for good",
+        "what the other groups do after one has failed for good",
         "stop",
         section="failures",
         choices=("stop", "continue"),
     )
     max_restarts: int = fields.option(
-        "how often a failed group is restarted as a whole before "
-        "--on-group-failure applies; never after exit code 2 or 65",
+        "how many times a failed group is restarted before --on-group-failure "
+        "applies; never after exit code 2 or 65",
         0,
         least=0,
     )
@@ -242,14 +242,13 @@ class LocalCluster(StartedGroups):
     # that are left, and none is started again. Without parameter servers a
     # worker cannot come back to its group.
     worker_restarts: int = fields.option(
-        "with parameter servers: how often each worker is restarted after it "
-        "has ended",
+        "with parameter servers: how many times each worker is restarted",
         _WORKER_RESTARTS,
         least=0,
     )
     start_timeout_secs: float = fields.option(
-        "longest wait until all tasks of a group are connected; 0 for scripts "
-        "that do not call tfdistill.make_strategy",
+        "time limit for all tasks of a group to connect; 0 for scripts that "
+        "do not call tfdistill.make_strategy",
         300.0,
         section="time limits",
         least=0,
@@ -258,8 +257,8 @@ class LocalCluster(StartedGroups):
         "time between SIGTERM and SIGKILL", 5.0, least=0
     )
     stuck_secs: float = fields.option(
-        "kill a group that makes no step for this long, or for ten times its "
-        "longest recent step if that is longer; 0 for never, as under a "
+        "kill a group that completes no step for this long, or for ten times "
+        "its longest recent step if that is longer; 0 for never, as in a "
         "debugger",
         8.0,
         least=0,

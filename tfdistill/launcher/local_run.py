@@ -121,15 +121,18 @@ class LocalRun:
         topology = self._topology
         if self._kept_files:
             kept = outcome.short(self._kept_files[-1])
-            self._say(f"logs of an earlier run are kept, such as {kept}")
+            self._say(f"logs of an earlier run were renamed, such as {kept}")
         replaced = sorted(local_cluster.IDENTITY_VARIABLES & set(os.environ))
         if replaced:
-            self._say(f"replaced for each task: {', '.join(replaced)}")
+            self._say(
+                "ignored from the environment, set for each task: "
+                f"{', '.join(replaced)}"
+            )
         if topology.ports_per_group:
             self._say(
                 "warning: the tasks' TensorFlow servers listen on every "
-                "network interface and ask for no password: whoever reaches "
-                "them can run code as you. Keep this machine behind a "
+                "network interface and require no password: anyone who can "
+                "reach them can run code as you. Keep this machine behind a "
                 "firewall; see docs/security.md."
             )
         # All ports are reserved before the first task starts.
@@ -146,7 +149,7 @@ class LocalRun:
             topology.start, topology.command, {**os.environ, **topology.env}
         )
         if why_not:
-            self._say(f"each task imports for itself: {why_not}")
+            self._say(f"each task runs its own imports: {why_not}")
         else:
             self._until_closed.enter_context(parent.keep())
             self._forks = True
@@ -216,8 +219,8 @@ class LocalRun:
             return
         self._parent, self._forks = None, False
         self._say(
-            f"warning: process {found.pid} forks no more tasks, as {why}; "
-            "those that run are not affected, later ones import for themselves"
+            f"warning: process {found.pid} can't fork more tasks: {why}. "
+            "Running tasks aren't affected; new ones run their own imports"
         )
         self._events.add("parent", pid=found.pid, failure=why)
 
@@ -282,8 +285,8 @@ class LocalRun:
         for number, group in enumerate(self._groups):
             if group.failure is not None:
                 self._stop(
-                    f"group {number} failed; with --on-group-failure=continue "
-                    "the others train on"
+                    f"group {number} failed; use --on-group-failure=continue "
+                    "to keep the others training"
                 )
 
     def _look_at_disk(self) -> None:
@@ -295,7 +298,7 @@ class LocalRun:
         self._say(
             f"warning: the launcher cannot write to {self._topology.workdir} "
             f"({error.strerror}); the run and its restarts continue, but "
-            "logs/events.jsonl may lack what happens. Free some space."
+            "logs/events.jsonl may be incomplete. Free some disk space."
         )
 
     def result(self) -> RunResult:

@@ -76,17 +76,19 @@ class Restarts:
         if port_taken and self._port_tries < _PORT_TRIES:
             self._port_tries += 1
             self._planned = True
-            return 0.0, "a port of it was taken: it is started on others"
+            return 0.0, "one of its ports was taken; it is started on others"
         if not self.limit:
             return None, ""
         if why := _HOPELESS.get(exit_code):
             return None, (
-                f"not started again: exit code {exit_code} means {why}, and "
-                "a retry would end the same way"
+                f"not restarted: exit code {exit_code} means {why}, and a "
+                "retry would fail the same way"
             )
         delay = self.plan()
         if delay is None:
-            return None, f"its {self.limit} restarts (--max-restarts) are over"
+            return None, (
+                f"its {self.limit} restarts (--max-restarts) are used up"
+            )
         return delay, f"restart {self.made} of {self.limit} in {delay:g} s"
 
     @property

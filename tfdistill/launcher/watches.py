@@ -204,12 +204,11 @@ class TaskWatch:
         if in_time or not late:
             return
         absent = [name for name in late if not self._has_appeared(name)]
-        what = "did not appear" if absent else "appeared but did not connect"
+        what = "did not start" if absent else "started but did not connect"
         reason = (
             f"{', '.join(absent or late)} {what} within {self._start_secs:g} "
-            "s. Look at the log; raise --start-timeout-secs if start-up is "
-            "slow, or set it to 0 for a script that never calls "
-            "tfdistill.make_strategy."
+            "s. Check the log; raise --start-timeout-secs if start-up is slow, "
+            "or set it to 0 if the script never calls tfdistill.make_strategy."
         )
         yield Finding("late", None, reason, {"reason": reason})
 
@@ -222,10 +221,10 @@ class TaskWatch:
         ):
             return None
         return (
-            "no task has called tfdistill.make_strategy, so that each task "
-            "trained by itself, if it trained at all. Call it before any other "
-            "operation of TensorFlow (docs/your_script.md); for a script that "
-            "does not use tfdistill pass --start-timeout-secs=0."
+            "no task called tfdistill.make_strategy, so each task trained on "
+            "its own, if at all. Call it before any other TensorFlow operation "
+            "(docs/your_script.md). If the script doesn't use tfdistill, pass "
+            "--start-timeout-secs=0."
         )
 
     def _has_appeared(self, name: str) -> bool:
@@ -240,8 +239,8 @@ class TaskWatch:
             secs = self._now - self._stopped.setdefault(name, self._now)
             if secs >= _FROZEN_SECS and self._stuck_secs:
                 reason = (
-                    f"{name} was frozen: a signal had stopped it for "
-                    f"{secs:.1f} s, so it was killed"
+                    f"{name} was frozen (stopped by a signal) for {secs:.1f} "
+                    "s, so it was killed"
                 )
                 yield Finding("frozen", name, reason, {"silent_secs": secs})
 
@@ -275,8 +274,8 @@ class TaskWatch:
             for name, secs in silences.items()
         )
         reason = (
-            f"no progress, so it was killed; silent for: {said}. Steps that "
-            "may take longer need a higher --stuck-secs (0 for none)"
+            f"no progress, so it was killed; silent for: {said}. If steps can "
+            "take longer, raise --stuck-secs (0 for no limit)"
         )
         details = {
             "silent_secs": silences[longest],

@@ -66,16 +66,15 @@ class TeachingWatch(keras.callbacks.Callback):
         weight = float(model.teachers.weight(last))
         if not weight > 0:
             return (
-                f"`distillation_weight` was still {weight:g} at step {done}, "
-                "and teaches above 0 only. Shorten the burn-in, or train for "
-                "longer."
+                f"`distillation_weight` was still {weight:g} at step {done}. "
+                "Shorten the burn-in, or train longer."
             )
         teachers = "; ".join(map(_described, model.teachers.status()))
-        remedy = "See what the teacher predicts of one batch of the data."
+        remedy = "Check the teacher's predictions on a batch of the data."
         if model.teachers.follows_peers:
             remedy = (
-                "Train for longer, export more often (`every_steps` of the "
-                "StudentExporter), or let the groups begin together "
+                "Train longer, export more often (`every_steps` of the "
+                "StudentExporter), or make the groups start together "
                 "(WaitForGroups)."
             )
         return f"{teachers}. {remedy}"
@@ -230,7 +229,7 @@ class RunLogger(steps.SteppedCallback):
 
     def _warn(self, error: OSError) -> None:
         _log.warning(
-            "%s lacks lines from now on, training goes on: %s",
+            "%s is incomplete from now on; training continues: %s",
             self._path,
             error,
         )

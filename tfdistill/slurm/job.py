@@ -89,26 +89,26 @@ class Job(Step):
         "<OPTION>: another option of srun, as in --srun=--exclusive", ()
     )
     python: str = fields.option(
-        "<PROGRAM>: the nodes' Python, which must have tfdistill; default "
+        "<PROGRAM>: Python on the nodes, with tfdistill installed; default: "
         "this one; 'python' for the one that --setup provides",
         sys.executable,
     )
     max_restarts: int = fields.option(
-        "how often a failed group is restarted on its nodes; never after exit "
-        "code 2 or 65",
+        "how many times a failed group is restarted on its nodes; never after "
+        "exit code 2 or 65",
         3,
         section="limits",
         least=0,
     )
     max_requeues: int = fields.option(
-        "how often a group goes back to the queue at its time limit or when "
-        "it is preempted",
+        "how many times a group is requeued after its time limit or a "
+        "preemption",
         100,
         least=0,
     )
     # Tasks have half of it to end; they take up to four seconds.
     stop_secs: int = fields.option(
-        "how long before the time limit the tasks are asked to end",
+        "how long before the time limit the tasks are told to stop",
         120,
         least=10,
     )
@@ -135,7 +135,7 @@ class Script(Job):
         None,
     )
     chdir: str | None = fields.option(
-        "<DIR>: directory in which tasks run; default this one", None
+        "<DIR>: working directory of the tasks; default: this one", None
     )
 
     def __post_init__(self) -> None:

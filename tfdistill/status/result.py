@@ -49,8 +49,8 @@ def view(
         step = max(status.record["step"] for status in run.groups)
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(before)))
         headline = (
-            f"finished at step {step} on {when}; nothing was trained; a new "
-            f"run: {commands.new or 'choose another workdir'}"
+            f"finished at step {step} on {when}; nothing was trained; to start "
+            f"a new run: {commands.new or 'choose another workdir'}"
         )
     failed = [status for status in run.groups if status.state == "failed"]
     rows = [
@@ -166,12 +166,14 @@ def _next(
         if why := status.record.get("untaught"):
             untaught[why].append(str(status.group))
     for why, groups in untaught.items():
-        yield f"no step of group {', '.join(groups)} had a teacher: {why}"
+        plural = "s" * (len(groups) > 1)
+        which = f"group{plural} {', '.join(groups)}"
+        yield f"no step of {which} had a teacher: {why}"
     if any(status.state != "done" for status in run.groups):
         if commands.resume and _group_files(run, workdir, _BACKUP):
-            yield f"resume it: {commands.resume}"
+            yield f"resume the run: {commands.resume}"
     elif len(run.groups) == 1 and commands.two_groups:
         if "distillation_weight" in run.groups[0].record:
             yield f"let two groups teach each other: {commands.two_groups}"
     elif commands.compare and not untaught:
-        yield f"find out whether it pays: {commands.compare}"
+        yield f"check whether it's worth it: {commands.compare}"

@@ -93,10 +93,10 @@ def check_strategy(strategy: tf.distribute.Strategy) -> None:
     cluster = strategy_lib.cluster_of(strategy)
     if cluster.num_workers > 1 or cluster.uses_parameter_servers:
         raise ValueError(
-            "The model must be made in the scope of its group's strategy, as "
-            "the group has several tasks; received one made outside of it, "
-            "which every task would train for itself. Call "
-            "tfdistill.make_strategy first; then make the model and its "
+            "The model must be created in the scope of its group's strategy, "
+            "because the group has several tasks; received one created outside "
+            "it, which every task would train separately. Call "
+            "tfdistill.make_strategy first; then create the model and its "
             "optimizer, and call `compile`, in `with strategy.scope():`."
         )
 

@@ -373,9 +373,9 @@ def _check_loss_scale(optimizer: keras.Optimizer) -> None:
         warnings.warn(
             f"The loss scale of mixed_float16 has fallen to {scale:g} from "
             f"{optimizer.initial_scale:g}: gradients were not finite in many "
-            "steps, which were left out. If it stays so, nothing is learned: "
-            "scale the inputs, look for gradients such as that of sqrt(0), or "
-            "use mixed_bfloat16.",
+            "steps, which were skipped. If this continues, the model learns "
+            "nothing: scale the inputs, check for gradients such as that of "
+            "sqrt(0), or use mixed_bfloat16.",
             stacklevel=2,
         )
 
@@ -420,8 +420,8 @@ class _DataWatch(keras.callbacks.Callback):
         ):
             warnings.warn(
                 f"The data ended after step {self._num_steps} of {wanted} of "
-                f"epoch {epoch + 1}. Repeat them (`dataset.repeat()`) or lower "
-                "`steps_per_epoch`.",
+                f"epoch {epoch + 1}. Repeat the data (`dataset.repeat()`) or "
+                "lower `steps_per_epoch`.",
                 stacklevel=2,
             )
 

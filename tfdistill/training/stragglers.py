@@ -110,4 +110,4 @@ class WorkerWaits:
             if not was_slow:
                 _log.warning("%s.", text)
         elif was_slow:
-            _log.warning("%s makes its group wait no longer.", name)
+            _log.warning("%s no longer makes its group wait.", name)

@@ -296,11 +296,11 @@ def check_scope(model: keras.Model) -> None:
     ):
         if not extended.variable_created_in_scope(variable.value):
             raise ValueError(
-                "The model, its student and its optimizer must be made in the "
-                "scope of the strategy, which decides where variables are and "
-                f"who shares them; received {variable.path!r} made outside of "
-                "it. Make all of them, and call `compile`, in "
-                "`with strategy.scope():`."
+                "The model, its student and its optimizer must be created in "
+                "the scope of the strategy, which places and shares their "
+                f"variables; received {variable.path!r} created outside it. "
+                "Create all of them, and call `compile`, in `with "
+                "strategy.scope():`."
             )
 
 
