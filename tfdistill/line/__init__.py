@@ -1,0 +1,10 @@
+"""The model line: one model that is retrained, judged and promoted again."""
+
+import typing
+
+from tfdistill.system import lazy
+
+if typing.TYPE_CHECKING:
+    from tfdistill.line.store import Line as Line
+
+__getattr__, __dir__, __all__ = lazy.attach(__name__, {"store": ["Line"]})

@@ -1,0 +1,627 @@
+"""A line: promoted versions of one model, a pointer to the one served, a log.
+
+    line.json                     what is retrained
+    models.config                 the pointer, for TensorFlow Serving to follow
+    versions/<N>/                 promoted SavedModels, which never change
+    candidates/<N>/               what a retrain made
+    events/<NNNNNN>-<what>.json   what happened: one file an event
+
+The first line of models.config is the event that wrote it, so that the pointer
+moves by one write, and a killed command's event can be written later. Numbers
+are never used twice. Needs neither TensorFlow nor Keras.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import NoReturn
+
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import manifest
+from tfdistill.exchange import notes
+from tfdistill.exchange import versions
+from tfdistill.line import promotion
+from tfdistill.system import untrusted
+
+POINTER = "models.config"
+LINEAGE = "lineage.json"
+_SETTINGS, _FORMAT = "line.json", 1
+_MAX_BYTES = 64 * 1024 * 1024
+_EVENT = re.compile(r"([0-9]{6,})-([a-z_]+)\.json")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_MAX_BEFORE = 100
+# The pointer and the log are locked for milliseconds; in a store, for requests.
+_WAIT_SECS, _POLL_SECS = 10.0, 0.02
+# In a store: how long a lock lasts whose holder has died, and how long another
+# may take from finding none to writing its own.
+_LEASE_SECS, _SETTLE_SECS = 20.0, 0.25
+_DISK = filesystem.LocalFileSystem()
+RefusedError = promotion.RefusedError
+
+
+class BusyError(RuntimeError):
+    """Another process is at work on the line."""
+
+
+class Line:
+    """One model that is retrained again and again.
+
+    A reader needs nothing but `promoted()` and `version_path()`:
+
+        line = tfdistill.line.Line("/models/clicks")
+        model = tf.saved_model.load(line.version_path(line.promoted()))
+
+    Attributes:
+        root: Its directory or URL.
+        is_local: Whether that is a directory.
+    """
+
+    def __init__(
+        self,
+        place: str | os.PathLike[str],
+        *,
+        workdir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Touches no storage.
+
+        Args:
+            place: A directory, or the URL of an object store.
+            workdir: Where a line in a store keeps its candidates and copies of
+                versions: a local directory. A line in a directory has its own.
+        """
+        self._files, self.root = filesystem.for_root(place)
+        self.is_local = isinstance(self._files, filesystem.LocalFileSystem)
+        self._workdir = os.path.abspath(workdir) if workdir else None
+        self._is_working = False
+
+    @classmethod
+    def init(
+        cls,
+        place: str | os.PathLike[str],
+        *,
+        workload: str,
+        overrides: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        served_from: str | None = None,
+    ) -> "Line":
+        """Makes a line, or completes one that a killed `init` left.
+
+        Args:
+            place: A directory, or the URL of an object store.
+            workload: The recipe; `recipes.place` makes it absolute.
+            overrides: Arguments of the recipe.
+            name: Of the model that TensorFlow Serving serves. Default: the
+                directory's.
+            served_from: The directory of the versions as the server sees it,
+                such as `/models/clicks/versions` in a container.
+
+        Raises:
+            ValueError: If another line is there.
+        """
+        line = cls(place)
+        name = name or line.root.rpartition("/")[2]
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                "The name of a line must consist of letters, digits, '_', '.' "
+                f"and '-'; received {name!r}. Pass --name=NAME."
+            )
+        settings = {
+            **{"format": _FORMAT, "name": name, "workload": workload},
+            **{"overrides": dict(overrides or {}), "served_from": served_from},
+        }
+        path = f"{line.root}/{_SETTINGS}"
+        if (found := line._read(path)) not in (None, settings):
+            raise ValueError(
+                f"{path} must be absent, or say {settings}; it is of another "
+                f"line: {found}. Choose another directory; a line's settings "
+                "are changed by hand in that file."
+            )
+        line._files.make_dirs(line.root)
+        with line._writing("init") as confirm:
+            line._write(path, settings)
+            if not line.pointer():
+                line._move("init", None, [], "", confirm)
+        return line
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what line.json says; ValueError if this is no line."""
+        path = f"{self.root}/{_SETTINGS}"
+        found = self._read(path)
+        if found is None or found.get("format") != _FORMAT:
+            raise ValueError(
+                f"{path} must be the settings of a line, in format {_FORMAT}; "
+                f"received {found or 'no such file'}. Make a line with "
+                f"tfdistill line init {self.root} my_workload.py."
+            )
+        return found
+
+    def pointer(self) -> dict[str, Any]:
+        """Returns the event that moved the pointer last; empty if none did."""
+        path = f"{self.root}/{POINTER}"
+        try:
+            text = filesystem.read(self._files, path, max_bytes=_MAX_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        first = text.partition(b"\n")[0].removeprefix(b"#")
+        if (found := untrusted.json_object(first)) is None:
+            raise ValueError(
+                f"{path} must begin with # and the event of its last change; "
+                f"received {first[:80]!r}. It was changed by another program: "
+                "take the newest event that has `version` for it."
+            )
+        return found
+
+    def promoted(self) -> int | None:
+        """Returns the promoted version's number: one read, of one whole file.
+
+        None until there is one. Anybody may poll it.
+        """
+        return self.pointer().get("version")
+
+    def version_path(self, number: int) -> str:
+        """Returns where a promoted version is: a directory or a URL."""
+        return f"{self.root}/versions/{number}"
+
+    def local_version(self, number: int) -> str:
+        """Returns a directory with a promoted version, copied from a store."""
+        path = self.version_path(number)
+        if self.is_local:
+            return path
+        copy = f"{self.work}/versions/{number}"
+        if not os.path.isdir(copy):
+            os.makedirs(os.path.dirname(copy), exist_ok=True)
+            with tempfile.TemporaryDirectory(
+                prefix=promotion.ASIDE, dir=os.path.dirname(copy)
+            ) as aside:
+                draft = f"{aside}/{number}"
+                promotion.copy_files(self._files, path, _DISK, draft)
+                with open(f"{draft}/{manifest.FILE_NAME}", "rb") as file:
+                    said = manifest.Manifest.from_json(file.read())
+                found = versions.Version(said.group, said.step, draft, said)
+                versions.check_content(_DISK, found)
+                os.rename(draft, copy)
+        return copy
+
+    @property
+    def work(self) -> str:
+        """The local directory of the candidates; ValueError without one."""
+        if self.is_local:
+            return self.root
+        if self._workdir is None:
+            raise ValueError(
+                f"{self.root} is in an object store: candidates need a local "
+                "directory. Pass --workdir=DIR, the same one until the "
+                "candidate is promoted."
+            )
+        return self._workdir
+
+    def candidate_path(self, number: int) -> str:
+        """Returns the local directory of a candidate, there or not."""
+        return f"{self.work}/candidates/{number}"
+
+    def lineage(self, number: int) -> dict[str, Any]:
+        """Returns where a version or candidate comes from.
+
+        ValueError if there is none of that number, or it is unfinished.
+        """
+        places = [f"{self.version_path(number)}/assets.extra"]
+        if self.is_local or self._workdir:
+            places.append(self.candidate_path(number))
+        for place, files in zip(places, (self._files, _DISK), strict=False):
+            found = _read(files, f"{place}/{LINEAGE}")
+            if found is not None:
+                return found
+        raise ValueError(
+            f"{number} must be a version or a trained candidate of "
+            f"{self.root}; there is no {LINEAGE} in {' or '.join(places)}."
+        )
+
+    def is_trained(self, number: int) -> bool:
+        """Whether a candidate is complete: its lineage is its last file."""
+        return os.path.exists(f"{self.candidate_path(number)}/{LINEAGE}")
+
+    def next_number(self) -> int:
+        """Returns the number after all that were ever given to candidates."""
+        places = [(self._files, f"{self.root}/versions")]
+        if self.is_local or self._workdir:
+            places.append((_DISK, f"{self.work}/candidates"))
+        names = [n for place in places for n in _names(*place) if n.isdecimal()]
+        begun = [event["number"] for event in self.events("retrain")]
+        return max([*map(int, names), *begun], default=0) + 1
+
+    def start_candidate(self, span: str, *, again: bool = False) -> int:
+        """Returns the candidate to train on a span, and notes its number.
+
+        It is the earlier one of this span if that was made from the version
+        that is promoted now, or was promoted itself; `is_trained` says whether
+        anything is left to do.
+
+        Args:
+            span: Name of the data.
+            again: Whether to make another one, whatever there is.
+        """
+        now = self.pointer()
+        kept = [*now.get("before", []), now.get("version")]
+        for event in [] if again else reversed(self.events("retrain")):
+            is_current = event["parent"] == now.get("version")
+            if event["span"] == span and (
+                is_current or event["number"] in kept
+            ):
+                return event["number"]
+        number = self.next_number()
+        parent = now.get("version")
+        self.note("retrain", number=number, span=span, parent=parent)
+        return number
+
+    @contextlib.contextmanager
+    def locked(self, what: str) -> Iterator[None]:
+        """Refuses a second retrain, judge or promotion, and repairs first.
+
+        The kernel frees the lock when this process ends, however it ends. In a
+        store it holds for all who share the local `work`.
+
+        Raises:
+            BusyError: If another process has it; the message names that.
+        """
+        if self._is_working:
+            yield
+            return
+        self.settings()
+        with _flocked(f"{self.work}/candidates/.lock", what):
+            self.repair()
+            self._is_working = True
+            try:
+                yield
+            finally:
+                self._is_working = False
+
+    def repair(self) -> None:
+        """Completes what killed commands left undone, within `locked`."""
+        with self._writing("repair"):
+            pass
+        for root in {self.work, self.root} if self.is_local else {self.work}:
+            for name in _names(_DISK, f"{root}/versions"):
+                if name.startswith(promotion.ASIDE):
+                    _DISK.remove_tree(f"{root}/versions/{name}")
+
+    def promote(
+        self,
+        number: int,
+        source_dir: str | os.PathLike[str],
+        *,
+        why: str = "",
+        extra: Mapping[str, bytes | os.PathLike[str]] | None = None,
+        force: bool = False,
+        trust_graph: bool = False,
+    ) -> bool:
+        """Makes an exported version the one that is served.
+
+        It is copied to versions/<number>, and then the pointer moves. Killed
+        anywhere, the same call completes it.
+
+        Args:
+            number: Above the promoted one's, so that readers go forwards.
+            source_dir: The version in the exchange of its run:
+                `RUN/exchange/group_0/1200`.
+            why: For the log: a sentence.
+            extra: Other files of the version; see `promotion.promote`.
+            force: Whether to promote one that was rolled back.
+            trust_graph: See `promotion.promote`.
+
+        Returns:
+            False if it was promoted already.
+
+        Raises:
+            RefusedError: If it must not be.
+            BusyError: If another process is at work on the line.
+        """
+        with self.locked("promote"):
+            now = self.pointer()
+            current = now.get("version")
+            if number == current:
+                return False
+            self._refuse_number(number, current, force=force)
+            place, group, step = os.path.normpath(source_dir).rsplit(os.sep, 2)
+            run = os.path.dirname(place)
+            exchange, version = promotion.choose(
+                run,
+                group=int(group.rpartition("_")[2]),
+                step=int(step),
+                place=place,
+            )
+            promotion.promote(
+                exchange,
+                version,
+                self.version_path(number),
+                card=promotion.card_text(
+                    run, version, name=f"{self.settings()['name']} {number}"
+                ),
+                extra=extra,
+                trust_graph=trust_graph,
+            )
+            with self._writing("promote") as confirm:
+                if self.promoted() != current:
+                    raise RefusedError(
+                        f"Version {self.promoted()} is promoted, and {current} "
+                        f"was when this began: judge {number} again."
+                    )
+                before = [*now.get("before", []), current] if current else []
+                self._move("promote", number, before, why, confirm)
+        return True
+
+    def _refuse_number(
+        self, number: int, current: int | None, *, force: bool
+    ) -> None:
+        if number <= (current or 0):
+            raise RefusedError(
+                f"The number of a promoted version must exceed {current}, "
+                f"which is promoted; received {number}. Retrain for a new one, "
+                f"or roll back: tfdistill line rollback {self.root} "
+                f"--to={number}."
+            )
+        for event in self.events("rollback"):
+            if number in event["undone"] and not force:
+                raise RefusedError(
+                    f"Version {number} was rolled back: "
+                    f"{event['why'] or 'no reason was given'}. To promote it "
+                    "all the same, pass --force."
+                )
+
+    def rollback(self, to: int | None = None, *, why: str = "") -> bool:
+        """Moves the pointer back: one small write.
+
+        Args:
+            to: A version that was promoted before. Default: the one before
+                the last promotion; what is undone already is not undone again.
+            why: For the log: a sentence.
+
+        Returns:
+            False if it was done already.
+
+        Raises:
+            RefusedError: If there is no such version.
+            BusyError: If another process moves the pointer.
+        """
+        self.settings()
+        with self._writing("rollback") as confirm:
+            now = self.pointer()
+            before, current = now.get("before", []), now.get("version")
+            was_back = to is None and now.get("what") == "rollback"
+            if was_back or (to is not None and to == current):
+                return False
+            if not before or to not in [None, *before]:
+                names = ", ".join(map(str, before)) or "none"
+                raise RefusedError(
+                    "A line goes back to a version that was promoted before "
+                    f"{current}: {names}; received {to or 'no number'}."
+                )
+            at = before.index(to) if to is not None else len(before) - 1
+            undone = [*before[at + 1 :], current]
+            self._move(
+                *("rollback", before[at], before[:at], why, confirm),
+                undone=undone,
+            )
+        return True
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        """Returns what happened, oldest first: all of it, or of some kinds."""
+        found = []
+        for number, what, name in sorted(self._events()):
+            if not kinds or what in kinds:
+                event = self._read(f"{self.root}/events/{name}")
+                if event is None:
+                    raise ValueError(
+                        f"{self.root}/events/{name} must be event {number}, as "
+                        "JSON; it is not. Remove it."
+                    )
+                found.append(event)
+        return found
+
+    def note(self, what: str, **fields: Any) -> dict[str, Any]:
+        """Adds an event to the log, with its number and the time."""
+        self.settings()
+        with self._writing(what) as confirm:
+            event = {
+                **{"event": self._next_event(), "what": what},
+                **{"time": time.time(), **fields},
+            }
+            confirm()
+            self._write_event(event)
+        return event
+
+    def _events(self) -> list[tuple[int, str, str]]:
+        names = _names(self._files, f"{self.root}/events")
+        matches = [m for name in names if (m := _EVENT.fullmatch(name))]
+        return [(int(match[1]), match[2], match[0]) for match in matches]
+
+    def _next_event(self) -> int:
+        return max((number for number, *_ in self._events()), default=0) + 1
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[Callable[[], None]]:
+        """Lets one process at a time move the pointer and add to the log.
+
+        What it yields is called right before a write: it makes sure that this
+        is still so.
+        """
+        if self.is_local:
+            lock = _flocked(f"{self.root}/.lock", what, wait_secs=_WAIT_SECS)
+        else:
+            lock = _leased(self._files, self.root, what)
+        with lock as confirm:
+            event = self.pointer()
+            known = {number for number, *_ in self._events()}
+            if event and event["event"] not in known:
+                self._write_event(event)
+            for place in (self.root, f"{self.root}/events"):
+                for name in _names(self._files, place) if self.is_local else ():
+                    if name.endswith(".part"):
+                        self._files.remove(f"{place}/{name}")
+            yield confirm
+
+    def _move(
+        self,
+        what: str,
+        version: int | None,
+        before: Sequence[int],
+        why: str,
+        confirm: Callable[[], None],
+        **fields: Any,
+    ) -> None:
+        """Moves the pointer to a version; `before` were promoted, in turn."""
+        event = {
+            **{"event": self._next_event(), "what": what, "time": time.time()},
+            **{"version": version, "previous": before[-1] if before else None},
+            **{"before": list(before[-_MAX_BEFORE:]), "why": why, **fields},
+        }
+        text = f"# {json.dumps(event)}\n{self._config(version)}"
+        confirm()
+        self._files.write(f"{self.root}/{POINTER}", [text.encode()])
+        self._files.sync(self.root)
+        self._write_event(event)
+
+    def _config(self, version: int | None) -> str:
+        """Returns a model_config_list in protocol buffers' text format."""
+        if version is None:
+            return "model_config_list {}\n"
+        settings = self.settings()
+        base = settings["served_from"] or f"{self.root}/versions"
+        return (
+            "model_config_list {\n"
+            "  config {\n"
+            f"    name: {json.dumps(settings['name'])}\n"
+            f"    base_path: {json.dumps(base)}\n"
+            '    model_platform: "tensorflow"\n'
+            "    model_version_policy { specific { versions: "
+            f"{version} }} }}\n"
+            "  }\n"
+            "}\n"
+        )
+
+    def _write_event(self, event: Mapping[str, Any]) -> None:
+        name = f"{event['event']:06}-{event['what']}.json"
+        self._write(f"{self.root}/events/{name}", event)
+        self._files.sync(f"{self.root}/events")
+
+    def _write(self, path: str, value: Mapping[str, Any]) -> None:
+        text = json.dumps(value, indent=1) + "\n"
+        self._files.write(path, [text.encode()])
+
+    def _read(self, path: str) -> dict[str, Any] | None:
+        return _read(self._files, path)
+
+
+def _read(files: filesystem.FileSystem, path: str) -> dict[str, Any] | None:
+    """Returns the object in a file of JSON; None if there is none."""
+    try:
+        text = filesystem.read(files, path, max_bytes=_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return untrusted.json_object(text)
+
+
+def _names(files: filesystem.FileSystem, directory: str) -> list[str]:
+    try:
+        return files.list_dir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _busy(place: str, holder: Mapping[str, Any], what: str) -> NoReturn:
+    named = untrusted.one_line(
+        f"`{holder.get('what')}` of process {holder.get('pid')} on "
+        f"{holder.get('host')}"
+    )
+    raise BusyError(
+        f"One command at a time may write to a line: {named} holds {place}, "
+        f"and this is `{what}`. Run it again once that is done."
+    )
+
+
+def _own(what: str) -> dict[str, Any]:
+    return {"what": what, "pid": os.getpid(), "host": socket.gethostname()}
+
+
+@contextlib.contextmanager
+def _flocked(
+    path: str, what: str, *, wait_secs: float = 0.0
+) -> Iterator[Callable[[], None]]:
+    """Holds a lock that the kernel frees when this process ends."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    deadline = time.monotonic() + wait_secs
+    with open(path, "a+b", buffering=0) as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    file.seek(0)
+                    text = file.read()
+                    _busy(path, untrusted.json_object(text) or {}, what)
+                time.sleep(_POLL_SECS)
+        try:
+            file.truncate(0)
+            file.write(json.dumps(_own(what)).encode())
+            yield lambda: None
+        finally:
+            # For a process forked meanwhile, which has the file open, too.
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextlib.contextmanager
+def _leased(
+    files: filesystem.FileSystem, root: str, what: str
+) -> Iterator[Callable[[], None]]:
+    """Holds owner.json, which names the writer, and until when.
+
+    A store cannot refuse the second of two writes. Both then read it back
+    after a while, longer than a request should take, and right before they
+    write anything: the one that finds the other's ends.
+    """
+    note = notes.Notes(files, root, group=0, signer=None)
+    own = {**_own(what), "token": uuid.uuid4().hex}
+    path, deadline = note.path("owner"), time.monotonic() + 2 * _LEASE_SECS
+    while (found := note.read("owner")) and _is_alive(found):
+        if time.monotonic() >= deadline:
+            _busy(path, found, what)
+        time.sleep(_SETTLE_SECS)
+    until = time.time() + _LEASE_SECS
+    note.write("owner", {**own, "until": until})
+
+    def confirm() -> None:
+        found = note.read("owner") or {}
+        if found.get("token") != own["token"] or time.time() > until:
+            _busy(path, found, what)
+
+    time.sleep(_SETTLE_SECS)
+    confirm()
+    try:
+        yield confirm
+    finally:
+        with contextlib.suppress(OSError, BusyError):
+            confirm()
+            note.remove("owner")
+
+
+def _is_alive(holder: Mapping[str, Any]) -> bool:
+    if holder.get("host") == socket.gethostname():
+        try:
+            os.kill(int(holder["pid"]), 0)
+        except ProcessLookupError:
+            return False
+        except (PermissionError, ValueError):
+            pass
+    until = holder.get("until")
+    return isinstance(until, int | float) and time.time() < until
