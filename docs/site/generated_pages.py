@@ -186,10 +186,14 @@ def _commands_index() -> str:
 
 
 def _command_page(name: str) -> str:
-    """The text that a program prints for `--help`."""
+    """The texts that a program and its own commands print for `--help`."""
     program = importlib.import_module(f"tfdistill.commands.{name}").PROGRAM
-    text = program.parser().format_help()
-    return f"# tfdistill {name}\n\n```text\n{text}```\n"
+    texts = [program.help()]
+    texts += [
+        program.load(one).help() for one in getattr(program, "commands", ())
+    ]
+    blocks = "\n".join(f"```text\n{text}```\n" for text in texts)
+    return f"# tfdistill {name}\n\n{blocks}"
 
 
 # --- The notebook ------------------------------------------------------------

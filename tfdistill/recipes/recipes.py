@@ -240,6 +240,11 @@ def override(recipe: Recipe, changes: Sequence[str]) -> Recipe:
         >>> changed.arguments["learning_rate"]
         0.1
     """
+    return recipe.changed(values(changes))
+
+
+def values(changes: Sequence[str]) -> dict[str, Any]:
+    """Returns what `NAME=VALUE` texts say."""
     found = {}
     for change in changes:
         name, equals, text = change.partition("=")
@@ -249,7 +254,7 @@ def override(recipe: Recipe, changes: Sequence[str]) -> Recipe:
                 f"received {change!r}."
             )
         found[name] = _value(text)
-    return recipe.changed(found)
+    return found
 
 
 def add_override(options: programs.Flags, of: str) -> None:

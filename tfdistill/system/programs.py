@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import difflib
 import faulthandler
 import functools
 import inspect
@@ -210,6 +211,10 @@ class Program:
         except UsageError as error:
             self.parser().error(str(error))
 
+    def help(self) -> str:
+        """Returns the text of `--help`."""
+        return self.parser().format_help()
+
     def parser(self) -> Flags:
         """Returns the parser of its options."""
         forms = self.usage.replace("\n", f"\n       {self.name} ")
@@ -252,6 +257,69 @@ class Program:
             options.command = list(command)
             options.program, options.given = self.name, list(argv)
         return options
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Commands:
+    """A program whose first word chooses another one."""
+
+    name: str
+    about: str
+    # What each of the programs does, in the order of their use.
+    commands: Mapping[str, str]
+    # Returns the program of a name.
+    load: Callable[[str], "Program | Commands"]
+    # The end of `--help`, printed as it is.
+    notes: str = ""
+
+    def start(self) -> NoReturn:
+        """Runs the program that this process' arguments name, and exits."""
+        program = self._chosen(sys.argv[1:])
+        del sys.argv[1]
+        program.start()
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """As that of the program that the first argument names."""
+        argv = sys.argv[1:] if argv is None else argv
+        return self._chosen(argv).main(argv[1:])
+
+    def parse(self, argv: Sequence[str]) -> Options:
+        """As that of the program that the first argument names."""
+        return self._chosen(argv).parse(argv[1:])
+
+    def help(self) -> str:
+        """Returns the text of `--help`."""
+        width = max(map(len, self.commands))
+        rows = [f"  {n:<{width}}  {text}" for n, text in self.commands.items()]
+        return "\n".join(
+            [
+                f"usage: {self.name} COMMAND [options]\n",
+                f"{self.about}\n",
+                *rows,
+                f"\n{self.name} COMMAND --help lists a command's options.\n",
+                self.notes,
+            ]
+        )
+
+    def _chosen(self, argv: Sequence[str]) -> "Program | Commands":
+        first = argv[0] if argv else "--help"
+        if first in ("--help", "-h", "help"):
+            print(self.help(), end="")
+            raise SystemExit(0)
+        if first in self.commands:
+            name = f"{self.name} {first}"
+            return dataclasses.replace(self.load(first), name=name)
+        near = difflib.get_close_matches(first, self.commands, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        if first.endswith(".py") and "run" in self.commands:
+            hint = f" Did you mean `{self.name} run {first}`?"
+        print(self.help(), file=sys.stderr)
+        print(
+            f"{self.name}: the first argument must be a command; received "
+            f"{first!r}.{hint}",
+            file=sys.stderr,
+        )
+        raise SystemExit(EXIT_OPTIONS)
 
 
 def _split(

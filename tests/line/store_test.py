@@ -1,0 +1,186 @@
+"""A line: numbered versions, a pointer that is one file, a lock and a log."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.cases import lines
+from tests.cases import object_store
+from tfdistill.exchange import filesystem
+from tfdistill.line import promotion
+from tfdistill.line import store
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(params=["directory", "memory", "s3"])
+def line(request, tmp_path):
+    if request.param == "directory":
+        yield lines.make(tmp_path / "clicks")
+    elif request.param == "memory":
+        made = lines.make("memory://bucket/clicks", workdir=tmp_path / "work")
+        yield made
+        made._files.remove_tree(made.root)
+    else:
+        with object_store.serve() as server:
+            url = f"{server.url}/clicks"
+            yield lines.make(url, workdir=tmp_path / "work")
+
+
+def _kinds(line):
+    return [event["what"] for event in line.events()]
+
+
+def test_versions_are_promoted_and_rolled_back(line):
+    assert line.promoted() is None
+    assert [lines.promote(line, f"day_{day}") for day in (1, 2, 3)] == [1, 2, 3]
+    text = filesystem.read(
+        line._files, f"{line.root}/models.config", max_bytes=9999
+    ).decode()
+    event, config = text.removeprefix("# ").split("\n", 1)
+    assert json.loads(event)["previous"] == 2
+    # As TensorFlow Serving reads it: text of a ModelServerConfig.
+    assert config.split() == [
+        *("model_config_list", "{", "config", "{"),
+        *("name:", '"clicks"', "base_path:", f'"{line.root}/versions"'),
+        *("model_platform:", '"tensorflow"'),
+        *("model_version_policy", "{", "specific", "{", "versions:", "3", "}"),
+        *("}", "}", "}"),
+    ]
+    assert line.lineage(2)["span"] == "day_2"
+    version = pathlib.Path(line.local_version(3))
+    assert (version / "saved_model.pb").read_bytes() == b"3" * 1000
+    assert "# clicks 3" in (version / "README.md").read_text()
+
+    assert line.rollback(why="it is worse") and line.promoted() == 2
+    # A rollback that is repeated undoes no other promotion.
+    assert not line.rollback() and line.promoted() == 2
+    number, path = 3, f"{line.candidate_path(3)}/run/exchange/group_0/30"
+    with pytest.raises(store.RefusedError, match="rolled back: it is worse"):
+        line.promote(number, path)
+    assert line.promote(number, path, force=True) and line.promoted() == 3
+    assert line.rollback(1) and not line.rollback(1) and line.promoted() == 1
+    with pytest.raises(store.RefusedError, match="before 1: none"):
+        line.rollback(3)
+    with pytest.raises(store.RefusedError, match="must exceed 1"):
+        line.promote(1 - 1, path)
+    # Its number is not used again.
+    assert line.next_number() == 4
+    kinds = ["retrain", "promote"] * 3 + ["rollback", "promote", "rollback"]
+    assert _kinds(line) == ["init", *kinds]
+
+
+def test_a_candidate_is_made_once_for_a_span(line):
+    number = line.start_candidate("day_1")
+    assert line.start_candidate("day_1") == number
+    assert line.start_candidate("day_1", again=True) == number + 1
+    number = lines.promote(line, "day_2")
+    # It is in the promoted version; and the next one continues that.
+    assert line.start_candidate("day_2") == number
+    assert line.start_candidate("day_1") == number + 1
+
+
+def test_another_line_is_not_overwritten(tmp_path):
+    lines.make(tmp_path)
+    with pytest.raises(ValueError, match="it is of another line"):
+        store.Line.init(tmp_path, workload="/other.py")
+    with pytest.raises(ValueError, match="Make a line with tfdistill line"):
+        store.Line(tmp_path / "elsewhere").settings()
+
+
+_HOLD = """
+import sys
+from tfdistill.line import store
+line = store.Line(sys.argv[1])
+with line.locked("retrain"):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def _start(program, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
+        cwd=_ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.multiprocess
+def test_two_at_once_are_refused_and_a_dead_one_is_not_missed(tmp_path):
+    line = lines.make(tmp_path)
+    number, path = lines.add_candidate(line, "day_1")
+    process = _start(_HOLD, tmp_path)
+    try:
+        assert process.stdout.readline() == "locked\n"
+        with pytest.raises(store.BusyError) as error:
+            line.promote(number, path)
+        assert f"`retrain` of process {process.pid}" in str(error.value)
+        # What is noted and undone does not wait for hours of training.
+        line.note("report", version=1)
+    finally:
+        process.kill()
+        process.communicate()
+    assert line.promote(number, path)
+
+
+def test_a_writer_that_lost_its_lease_writes_nothing(monkeypatch):
+    line = lines.make("memory://bucket/leases")
+    other = {"token": "x", "pid": 1, "host": "other", "until": 10.0**12}
+    note = store.notes.Notes(line._files, line.root, group=0, signer=None)
+    with line._writing("report") as confirm:
+        note.write("owner", other)
+        with pytest.raises(store.BusyError, match="on other holds"):
+            confirm()
+    monkeypatch.setattr(store, "_LEASE_SECS", 1.0)
+    with pytest.raises(store.BusyError, match="on other holds"):
+        line.note("report")
+    # One of a process that is gone, here or by its time, is taken.
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for left in ({"host": os.uname().nodename, "pid": gone.pid}, {"until": 0}):
+        note.write("owner", {**other, **left})
+        line.note("report")
+    assert _kinds(line) == ["init", "report", "report"]
+
+
+def test_what_a_killed_promotion_left_is_completed(tmp_path, monkeypatch):
+    """Stops it at each of its steps, as if the process ended there."""
+    line = lines.make(tmp_path)
+    lines.promote(line, "day_1")
+    number, path = lines.add_candidate(line, "day_2")
+
+    class Killed(BaseException):
+        pass
+
+    def dies(*arguments, **options):
+        raise Killed
+
+    steps = [
+        (promotion.publisher.Exchange, "fetch"),
+        (promotion.pathlib.Path, "rename"),
+        (store.Line, "_move"),
+        (store.Line, "_write_event"),
+    ]
+    for owner, name in steps:
+        with monkeypatch.context() as patch:
+            patch.setattr(promotion.shutil, "rmtree", lambda *_, **__: None)
+            patch.setattr(owner, name, dies)
+            with pytest.raises(Killed):
+                line.promote(number, path)
+        moved = name == "_write_event"
+        assert line.promoted() == (2 if moved else 1)
+    assert "promote" not in _kinds(line)[-1:]
+    assert not line.promote(number, path)
+    assert line.rollback() and line.promoted() == 1
+    with pytest.raises(store.RefusedError):
+        line.promote(number, path)
+    assert _kinds(line)[-2:] == ["promote", "rollback"]
+    assert sorted(os.listdir(tmp_path / "versions")) == ["1", "2"]

@@ -1,0 +1,374 @@
+"""The command `tfdistill line`: a served model that is retrained again."""
+
+import json
+import sys
+from collections.abc import Callable
+
+from absl import logging
+
+from tfdistill.line import status
+from tfdistill.line import store
+from tfdistill.recipes import recipes
+from tfdistill.system import programs
+from tfdistill.system import untrusted
+
+EXIT_FAILURE, EXIT_PIPE = 1, 141
+EXITS = {"promote": 0, "hold": 3, "roll back": 4}
+_NOTES = """\
+A command that was killed can be run again: it completes what it began.
+
+Exit code: 0 if it is done, now or by an earlier call; 1 if it was refused or
+has failed; 2 for wrong options{more}.
+"""
+
+
+def _open(options: programs.Options) -> store.Line:
+    """Returns the line; a UsageError if it is of another recipe."""
+    try:
+        line = store.Line(options.place, workdir=options.workdir)
+        own = line.settings()["workload"]
+        if options.file and recipes.place(options.file) != own:
+            raise ValueError(
+                f"{line.root} is a line of {own}; received {options.file}. "
+                "Leave it out, or make another line for it."
+            )
+    except (ValueError, OSError) as error:
+        raise programs.UsageError(str(error)) from error
+    return line
+
+
+def _init(options: programs.Options) -> int:
+    try:
+        own = recipes.get(options.file or "")
+        changed = recipes.override(own, options.override)
+        if "spans" not in own.arguments:
+            raise ValueError(
+                "The recipe of a line must have the argument `spans`, a list "
+                "of the names of data to train on, oldest first; "
+                f"{options.file} has {', '.join(own.arguments) or 'none'}. Add "
+                "spans=[], and let it choose the rows."
+            )
+        line = store.Line.init(
+            options.place,
+            workload=recipes.place(options.file),
+            overrides=recipes.values(options.override),
+            name=options.name,
+            served_from=options.served_from,
+        )
+    except ValueError as error:
+        raise programs.UsageError(str(error)) from error
+    print(
+        f"{line.root}\nServe it by: tensorflow_model_server "
+        f"--model_config_file={line.root}/{store.POINTER} "
+        "--model_config_file_poll_wait_seconds=1"
+    )
+    return 0
+
+
+def _retrain(options: programs.Options) -> int:
+    line = _open(options)
+    from tfdistill.line import retrain
+
+    with line.locked("retrain"):
+        number = line.start_candidate(options.span, again=options.again)
+        is_trained = line.is_trained(number)
+        if options.controls or not is_trained:
+            retrain.run(
+                line,
+                span=options.span,
+                num_groups=options.num_groups,
+                warm_start=not options.new_weights,
+                with_own_past=options.own_past,
+                overrides=recipes.values(options.override),
+                controls=options.controls,
+                workers_per_group=options.workers_per_group,
+                ps_per_group=options.ps_per_group,
+            )
+    hint = f" (already trained on {options.span}; see --again)"
+    print(line.candidate_path(number) + hint * is_trained)
+    return 0
+
+
+def _newest(line: store.Line, number: int | None) -> int:
+    """Returns a number, or that of the newest candidate."""
+    if number is None:
+        begun = line.events("retrain")
+        if not begun:
+            raise ValueError(
+                f"{line.root} has no candidate. Make one: tfdistill line "
+                f"retrain {line.root} --span=NAME"
+            )
+        number = begun[-1]["number"]
+    return number
+
+
+def _judge(options: programs.Options) -> int:
+    line = _open(options)
+    number = _newest(line, options.number)
+    with line.locked("judge"):
+        lineage = line.lineage(number)  # It is trained to its end.
+        from tfdistill.line import gate
+
+        report = gate.judge(line, number)
+        line.note(
+            "judge",
+            number=number,
+            against=line.promoted(),
+            verdict=report["verdict"],
+            reasons=report["reasons"],
+            figures=status.figures(report, lineage),
+        )
+        status.write_points(line, number, "candidates")
+    print(f"{line.candidate_path(number)}/report.md")
+    return _verdict(report["verdict"], report["reasons"])
+
+
+def _verdict(verdict: str, reasons: list[str]) -> int:
+    """Prints a verdict, and returns its exit code."""
+    print("\n  ".join([f"{verdict}:", *map(untrusted.one_line, reasons)]))
+    return EXITS[verdict]
+
+
+def _reasons(line: store.Line, number: int) -> str:
+    """Returns why a candidate may be promoted; RefusedError if it may not."""
+    judged = [e for e in line.events("judge") if e["number"] == number]
+    newest, now = judged[-1] if judged else {}, line.promoted()
+    said = " ".join(newest.get("reasons", []))
+    if newest.get("verdict") != "promote":
+        verdict = f"{newest['verdict']}: {said}" if newest else "not judged."
+        raise store.RefusedError(
+            f"Candidate {number} must be judged good enough to be promoted; it "
+            f"is {verdict} Run tfdistill line judge {line.root}, or promote it "
+            "all the same with --force."
+        )
+    if newest["against"] != now:
+        raise store.RefusedError(
+            f"Candidate {number} was compared with version "
+            f"{newest['against']}, and {now} is promoted now: run "
+            f"tfdistill line judge {line.root} again."
+        )
+    return said
+
+
+def _promote(options: programs.Options) -> int:
+    line = _open(options)
+    number = _newest(line, options.number)
+    with line.locked("promote"):
+        is_new = number != line.promoted()
+        if is_new:
+            from tfdistill.line import retrain
+
+            why = "forced" if options.force else _reasons(line, number)
+            source, extra = retrain.files_of(line, number)
+            line.promote(
+                number,
+                source,
+                why=options.why or why,
+                extra=extra,
+                force=options.force,
+            )
+        status.write_points(line, number, "promoted")
+    print(line.version_path(number) + " (already promoted)" * (not is_new))
+    return 0
+
+
+def _rollback(options: programs.Options) -> int:
+    line = _open(options)
+    is_new = line.rollback(options.to, why=options.why or "")
+    now = line.pointer()
+    hint = f" (already, by `{now['what']}` at {status.moment(now)}; see --to)"
+    print(line.version_path(now["version"]) + hint * (not is_new))
+    return 0
+
+
+def _report(options: programs.Options) -> int:
+    line = _open(options)
+    from tfdistill.line import gate
+
+    names = ("version", "log_loss", "examples", "since")
+    said = {name: getattr(options, name) for name in names}
+    known = [{n: e[n] for n in names} for e in line.events("report")]
+    if not options.dry_run and not (options.since and said in known):
+        line.note("report", **said)
+    if options.version != (now := line.promoted()):
+        gone = [n for e in line.events("rollback") for n in e["undone"]]
+        was_rolled_back = options.version in gone
+        print(
+            f"{now} is promoted; {options.version} "
+            + ("was rolled back" if was_rolled_back else "is not")
+        )
+        return EXITS["roll back"] if was_rolled_back else 0
+    verdict, reasons = gate.live_verdict(line)
+    code = _verdict(verdict, reasons)
+    if code == EXITS["roll back"] and not options.dry_run:
+        line.rollback(why=" ".join(reasons))
+        print(line.version_path(line.promoted() or 0))
+    return code
+
+
+def _log(options: programs.Options) -> int:
+    for event in _open(options).events():
+        print(json.dumps(event) if options.json else status.event_line(event))
+    return 0
+
+
+def _status(options: programs.Options) -> int:
+    status.show(_open(options))
+    return 0
+
+
+def _init_options(options: programs.Flags) -> None:
+    options.add("name", "of the served model; default that of DIR")
+    recipes.add_override(options, "the recipe, such as learning_rate=0.1")
+    options.add(
+        "served_from",
+        "<DIR>: DIR/versions as the server sees it, such as "
+        "/models/clicks/versions in a container",
+    )
+
+
+def _number(options: programs.Flags) -> None:
+    options.add("number", "candidate; default the newest", kind=int)
+
+
+def _retrain_options(options: programs.Flags) -> None:
+    add = options.add
+    add("span", "<NAME>: data to train on", required=True)
+    add("again", "train another candidate on the same span", False)
+    recipes.add_override(options, "the recipe, for this candidate only")
+    add("num_groups", "groups that teach each other", 1)
+    add("workers_per_group", "workers of each group", 1)
+    add("ps_per_group", "parameter servers of each group", 0)
+    add("own_past", "also learn from its own last version", False)
+    add(
+        "new_weights",
+        "start from new weights, also of another architecture, and learn from "
+        "the promoted version's predictions only",
+        False,
+    )
+    add("controls", "also train what the report compares it with", False)
+
+
+def _promote_options(options: programs.Flags) -> None:
+    _number(options)
+    options.add("why", "<TEXT>: for the log; default the gate's reasons")
+    options.add(
+        "force",
+        "promote what was not judged, was held, or was rolled back",
+        False,
+    )
+
+
+def _rollback_options(options: programs.Flags) -> None:
+    options.add(
+        "to",
+        "a version that was promoted before; default the one before the last "
+        "promotion, unless that is rolled back already",
+        kind=int,
+    )
+    options.add("why", "<TEXT>: for the log")
+
+
+def _report_options(options: programs.Flags) -> None:
+    add = options.add
+    add("version", "the version that was served", kind=int, required=True)
+    add("log_loss", "its mean on live examples", kind=float, required=True)
+    add("examples", "how many these were", kind=int, required=True)
+    add("since", "<TEXT>: when they began; with it, equals are noted once")
+    add("dry_run", "print the verdict, and change nothing", False)
+
+
+def _log_options(options: programs.Flags) -> None:
+    options.add("json", "print each event as a line of JSON", False)
+
+
+def _nothing(options: programs.Flags) -> None:
+    """Adds no options."""
+
+
+_Run = Callable[[programs.Options], int]
+_HOLD = "; 3 if the verdict is to hold it"
+_BACK = "; 4 if it is or was rolled back"
+# What each does, and the end of its exit codes.
+_COMMANDS: dict[
+    str, tuple[_Run, Callable[[programs.Flags], None], str, str]
+] = {
+    "init": (_init, _init_options, "make a line in a directory or bucket", ""),
+    "retrain": (
+        *(_retrain, _retrain_options),
+        *("train a candidate on new data, from the promoted version", ""),
+    ),
+    "judge": (
+        *(_judge, _number),
+        *("compare the newest candidate with the promoted version", _HOLD),
+    ),
+    "promote": (
+        *(_promote, _promote_options),
+        *("make the newest candidate the version that is served", ""),
+    ),
+    "rollback": (
+        *(_rollback, _rollback_options),
+        *("serve the version before again", ""),
+    ),
+    "report": (
+        *(_report, _report_options),
+        *("note a version's live loss; roll back if it is worse", _BACK),
+    ),
+    "log": (_log, _log_options, "print what happened, oldest first", ""),
+    "status": (
+        *(_status, _nothing),
+        *("show candidates over time, and what is promoted", ""),
+    ),
+}
+
+
+def _load(name: str) -> programs.Program:
+    run, define, about, more = _COMMANDS[name]
+
+    def define_all(flags: programs.Flags) -> None:
+        flags.add_argument("place", metavar="DIR")
+        flags.add_argument("file", nargs="?", metavar="my_workload.py")
+        define(flags)
+        if name != "init":
+            flags.add(
+                "workdir",
+                "<DIR>: for the candidates of a line in an object store",
+            )
+
+    def guarded(options: programs.Options) -> int:
+        try:
+            code = run(options)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            programs.forget_output()
+            return EXIT_PIPE
+        except KeyboardInterrupt:
+            return 130
+        except (OSError, RuntimeError, ValueError) as error:
+            logging.error("%s", error)
+            return EXIT_FAILURE
+        return code
+
+    file = "my_workload.py" if name == "init" else "[my_workload.py]"
+    return programs.Program(
+        name=f"tfdistill line {name}",
+        usage=f"DIR {file} [options]",
+        about=f"{about[0].upper()}{about[1:]}.",
+        notes=_NOTES.format(more=more),
+        define=define_all,
+        run=guarded,
+    )
+
+
+PROGRAM = programs.Commands(
+    name="tfdistill line",
+    about="A served model that is retrained on new data again and again.",
+    commands={name: about for name, (_, _, about, _) in _COMMANDS.items()},
+    load=_load,
+    notes="example:\n"
+    "  tfdistill line init /models/clicks my_workload.py\n"
+    "  tfdistill line retrain /models/clicks --span=day_07\n"
+    "  tfdistill line judge /models/clicks\n"
+    "  tfdistill line promote /models/clicks\n",
+)
+main = PROGRAM.main

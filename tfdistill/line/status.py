@@ -1,0 +1,169 @@
+"""A line over time, for people and for TensorBoard: read from its log alone."""
+
+import datetime
+import io
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import rich.text
+
+from tfdistill.line import store
+from tfdistill.status import tables
+from tfdistill.system import run_files
+from tfdistill.system import untrusted
+
+_CANDIDATE, _PROMOTED, _REPLACED = "candidate", "promoted", "replaced"
+_ROLLED_BACK = "rolled back"
+_STYLES = {_PROMOTED: "bold green", _ROLLED_BACK: "yellow", "hold": "yellow"}
+# What a row shows of a candidate's figures, and TensorBoard by version number.
+_FIGURES = {
+    "tested": ("progressive_log_loss", "{:.4f}"),
+    "log loss": ("log_loss", "{:.4f}"),
+    "churn": ("churn", "{:.4f}"),
+    "budget": ("churn_budget", "{:.4f}"),
+    "examples": ("examples", "{:,.0f}"),
+}
+_NOTES = """\
+tested    log loss on the new span, before training, of the version promoted then
+log loss  of the candidate on the held-out rows; live: as it was reported back
+churn     mean change of a prediction from that version to the candidate
+budget    the churn that the retrain was allowed
+"""
+
+
+def figures(
+    report: Mapping[str, Any], lineage: Mapping[str, Any]
+) -> dict[str, float | None]:
+    """Returns what is shown of a candidate over time."""
+    of = report.get("figures", {})
+    churn = report.get("estimates", {}).get("churn", {})
+    return {
+        "progressive_log_loss": lineage.get("progressive", {}).get("log_loss"),
+        "promoted_log_loss": (of.get("promoted") or {}).get("log_loss"),
+        "log_loss": (of.get("candidate") or {}).get("log_loss"),
+        "churn": churn.get("value"),
+        "churn_budget": lineage.get("churn_budget"),
+        "examples": lineage.get("examples"),
+    }
+
+
+def moment(event: Mapping[str, Any]) -> str:
+    """Returns when it happened."""
+    at = datetime.datetime.fromtimestamp(event["time"], datetime.UTC)
+    return f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """Returns an event of the log as a line of text."""
+    forms = {
+        "retrain": "candidate {number} on {span}, from version {parent}",
+        "judge": "candidate {number}, against {against}: {verdict}. {reasons}",
+        "promote": "version {version}, after {previous}. {why}",
+        "rollback": "to version {version}, from {undone}. {why}",
+        "report": "version {version}: live log loss {log_loss} of {examples} "
+        "examples",
+    }
+    said = {
+        name: " ".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in event.items()
+    }
+    try:
+        text = forms.get(event["what"], "").format_map(said)
+    except KeyError:  # What another release wrote.
+        text = json.dumps(event)
+    line = f"{event['event']:>5}  {moment(event)}  {event['what']:<9}{text}"
+    return untrusted.one_line(line, max_chars=2000)
+
+
+def rows(line: store.Line) -> list[dict[str, Any]]:
+    """Returns what became of each candidate, oldest first."""
+    found: dict[int, dict[str, Any]] = {}
+    for event in line.events():
+        what, version = event["what"], event.get("version")
+        row = found.setdefault(event.get("number", version) or 0, {})
+        if what == "retrain":
+            row |= {"span": event["span"], "state": _CANDIDATE}
+        elif what == "judge":
+            row |= {**event["figures"], "verdict": event["verdict"]}
+        elif what == "report":
+            row["live"] = event["log_loss"]
+        elif what in ("promote", "rollback"):
+            for number, other in found.items():
+                if number in event.get("undone", ()):
+                    other["state"] = _ROLLED_BACK
+                elif other.get("state") == _PROMOTED:
+                    other["state"] = _REPLACED
+            row["state"] = _PROMOTED
+    found.pop(0, None)
+    return [{"number": number, **row} for number, row in sorted(found.items())]
+
+
+def show(line: store.Line) -> None:
+    """Prints the line over time, and what is promoted and why."""
+    console = tables.console()
+    cells = [
+        [
+            str(row["number"]),
+            row.get("span", tables.UNKNOWN),
+            *(_text(row.get(key), form) for key, form in _FIGURES.values()),
+            _text(row.get("live"), "{:.4f}"),
+            _styled(row.get("verdict", tables.UNKNOWN)),
+            _styled(row.get("state", tables.UNKNOWN)),
+        ]
+        for row in rows(line)
+    ]
+    names = ("version", "span", *_FIGURES, "live", "verdict", "state")
+    console.print(tables.table(names, cells))
+    now = line.pointer()
+    text = "Nothing is promoted."
+    if now.get("version") is not None:
+        text = (
+            f"Version {now['version']} is promoted since {moment(now)} UTC, by "
+            f"`{now['what']}`: {now['why'] or 'no reason was given'}"
+        )
+    console.print(rich.text.Text(untrusted.one_line(text, max_chars=2000)))
+    console.print(rich.text.Text(f"\n{_NOTES}"), end="")
+
+
+def _text(value: Any, form: str) -> str:
+    return tables.UNKNOWN if value is None else form.format(value)
+
+
+def _styled(word: str) -> rich.text.Text:
+    return rich.text.Text(word, _STYLES.get(word, ""))
+
+
+def write_points(line: store.Line, number: int, run: str) -> None:
+    """Writes a candidate's figures to DIR/tensorboard, at step `number`.
+
+    One file of events for each, so that what is written again is the same. A
+    line in a store has none.
+    """
+    judged = [e for e in line.events("judge") if e["number"] == number]
+    if not judged or not line.is_local:
+        return
+    from tensorboard.compat.proto import event_pb2
+    from tensorboard.compat.proto import summary_pb2
+    from tensorboard.summary.writer import record_writer
+
+    found = io.BytesIO()
+    writer = record_writer.RecordWriter(found)
+    now = time.time()
+    first = event_pb2.Event(wall_time=now, file_version="brain.Event:2")
+    writer.write(first.SerializeToString())
+    values = [
+        summary_pb2.Summary.Value(tag=f"line/{name}", simple_value=value)
+        for name, value in judged[-1]["figures"].items()
+        if value is not None
+    ]
+    points = event_pb2.Event(
+        wall_time=now, step=number, summary=summary_pb2.Summary(value=values)
+    )
+    writer.write(points.SerializeToString())
+    directory = f"{line.root}/tensorboard/{run}"
+    os.makedirs(directory, exist_ok=True)
+    name = f"events.out.tfevents.{number:010}.line"
+    run_files.write(f"{directory}/{name}", [found.getvalue()])
