@@ -160,6 +160,9 @@ class _State:
     def specs(self):
         return {}
 
+    def layout(self):
+        return {}
+
     def write(self, directory, snapshot):
         pathlib.Path(directory, "file").write_bytes(snapshot)
 

@@ -116,6 +116,7 @@ class Backup(steps.SteppedCallback):
         *,
         every_steps: int | None = None,
         max_to_keep: int = 2,
+        warm_start: str | os.PathLike[str] | None = None,
     ) -> None:
         """Touches no storage.
 
@@ -125,8 +126,15 @@ class Backup(steps.SteppedCallback):
                 waste least of the time by Young's formula, see
                 docs/resume.md, and at the end of each epoch.
             max_to_keep: Number of backups to keep, >= 2.
+            warm_start: The directory of another training's `Backup`, or a
+                copy of one backup. As long as `directory` holds none,
+                training starts at step 0 with the weights and the
+                optimizer's slots of the newest one there. A table of
+                embeddings may have more rows than it had: the new ones keep
+                their initial values. See docs/resume.md.
         """
         super().__init__()
+        self._warm_start = None if warm_start is None else os.fspath(warm_start)
         self._backups = store.BackupStore(directory, max_to_keep=max_to_keep)
         self._every = (
             None if every_steps is None else steps.EverySteps(every_steps)
@@ -160,7 +168,7 @@ class Backup(steps.SteppedCallback):
         to keep.
         """
         self._begun = replicas.FitBackup(
-            self._backups, model.distribute_strategy, others
+            self._backups, model.distribute_strategy, others, self._warm_start
         )
         self.resumed_step = self.point.step if self.point else None
         self._last_step = self.point.step if self.point else -1
@@ -202,14 +210,15 @@ class Backup(steps.SteppedCallback):
         return self._every or self.begun.interval
 
     def _take(self, epoch: int, batch: int, *, wait: bool = False) -> None:
-        self._is_due, self._last_step = False, self.step
+        self._is_due = False
         point = steps.TrainingPoint(
             step=self.step,
             epoch=epoch,
             batch=batch,
             data=self._data.position(),
         )
-        self.begun.take(point, wait=wait)
+        if self.begun.take(point, wait=wait):
+            self._last_step = self.step
 
     @property
     def _ends_epoch(self) -> bool:

@@ -20,7 +20,9 @@ import tensorflow as tf
 
 from tfdistill.backup import interval
 from tfdistill.backup import store as backup_store
+from tfdistill.backup import warm_start
 from tfdistill.cluster import replicas
+from tfdistill.embedding import layer as embedding_layer
 from tfdistill.exports import checkpoints
 from tfdistill.exports import saved_model
 from tfdistill.system import background
@@ -53,6 +55,7 @@ class ReplicaState:
 
         And those of what else is `kept`, by name.
         """
+        self._model = model
         self._strategy = model.distribute_strategy
         self._is_chief = replicas.is_chief(self._strategy)
         self._replicas = replicas.local_replicas(self._strategy)
@@ -85,6 +88,48 @@ class ReplicaState:
                 "dtype": tf.as_dtype(variable.dtype).name,
             }
             for key, variable in {**self._shared, **self._own}.items()
+        }
+
+    def layout(self) -> dict[str, Any]:
+        """Returns what a later training may begin with."""
+        model, optimizer = self._model, self._model.optimizer
+        keys = {id(v): k for k, v in {**self._shared, **self._own}.items()}
+        weights = {id(v) for v in model.weights}
+        carried: dict[str, dict[str, str]] = {
+            "trainable": {k: v.path for k, v in self._trainable.items()},
+            "other": {
+                k: v.path for k, v in self._own.items() if id(v) in weights
+            },
+            "optimizer": {
+                keys[id(v)]: v.path
+                for v in warm_start.slots_of(
+                    optimizer, list(self._trainable.values())
+                )
+            },
+            "table": {},
+        }
+        parts: dict[int, tuple[Any, dict[str, list[str]]]] = {}
+        for index, (layer, shard, slots) in enumerate(
+            self._model.trainer.table_slots
+        ):
+            _, found = parts.setdefault(id(layer), (layer, {}))
+            variable = layer.shards[shard]
+            found.setdefault("", []).append(keys[id(variable)])
+            for name in slots:
+                key = f"table/{index}/{name}"
+                carried["table"][key] = f"{variable.path}/{name}"
+                found.setdefault(name, []).append(key)
+        tables = [
+            {
+                **embedding_layer.order_of(layer),
+                "parts": list(found.values()),
+            }
+            for layer, found in parts.values()
+        ]
+        return {
+            "optimizer": type(keras_internals.inner(optimizer)).__name__,
+            "carried": carried,
+            "tables": tables + warm_start.keras_tables(model, keys),
         }
 
     # ---- out ----
@@ -173,6 +218,23 @@ class ReplicaState:
         for key, variable in self._own.items():
             if key not in self._metrics:
                 self._assign_own(variable, snapshot.own[key])
+
+    def begin_with(self, warm: warm_start.WarmStart) -> None:
+        """Gives this worker's replicas the values of another training."""
+        prefix = f"{warm.path}/{backup_store.PREFIX}"
+        read = tf.train.load_checkpoint(prefix).get_tensor
+        moved: dict[str, Any] = {}
+        for move in warm.moves:
+            moved |= move.values(
+                read, lambda key: self._copies(self._shared[key])[0]
+            )
+        for key, source in warm.sources.items():
+            value = moved[key] if key in moved else read(source)
+            if key in self._own:
+                self._assign_own(self._own[key], value)
+                continue
+            for copy in self._copies(self._shared[key]):
+                copy.assign(value)
 
     def assign_metrics(self, snapshot: Snapshot) -> None:
         """Gives the metrics the sums of an epoch in progress.
@@ -294,10 +356,12 @@ class FitBackup(keras.callbacks.Callback):
         store: backup_store.BackupStore,
         strategy: tf.distribute.Strategy,
         others: Sequence[keras.callbacks.Callback],
+        warm_start_dir: str | None = None,
     ) -> None:
         """Chooses the backup to resume from; every worker calls it.
 
-        Of the `others`, some have a state and variables to keep.
+        Of the `others`, some have a state and variables to keep. Without a
+        backup, training begins with the newest one of `warm_start_dir`.
         """
         super().__init__()
         self._store, self._strategy, self._others = store, strategy, others
@@ -309,9 +373,15 @@ class FitBackup(keras.callbacks.Callback):
         self._of_model: dict[str, steps.Stateful] = {}
         self._kept: dict[str, steps.Stateful] = {}
         self._gather = replicas.WorkerValues(strategy).gathered
+        is_chief = replicas.is_chief(strategy)
         self.chosen = backup_store.choose(
-            store, self._gather, is_chief=replicas.is_chief(strategy)
+            store, self._gather, is_chief=is_chief
         )
+        self._warm: backup_store.Chosen | None = None
+        if self.chosen is None and warm_start_dir is not None:
+            self._warm = warm_start.choose(
+                warm_start_dir, self._gather, is_chief=is_chief
+            )
         self.interval = interval.YoungsInterval(self._gather)
         self.num_skipped = 0
 
@@ -330,6 +400,20 @@ class FitBackup(keras.callbacks.Callback):
                 )
         if self.chosen is not None:
             self._resume(self.chosen)
+        elif self._warm is not None:
+            self._start_warm(self._warm)
+
+    def _start_warm(self, other: backup_store.Chosen) -> None:
+        warm = warm_start.planned(
+            other, self._state, can_move=not self._on_servers
+        )
+        with backup_store.together(self._store, self._gather):
+            self._state.begin_with(warm)
+        _log.warning(
+            "Starting at step 0 with the weights and the optimizer's slots of "
+            "%s.",
+            warm.path,
+        )
 
     def _resume(self, chosen: backup_store.Chosen) -> None:
         version = chosen.version
@@ -392,8 +476,8 @@ class FitBackup(keras.callbacks.Callback):
                 now,
             )
 
-    def take(self, point: steps.TrainingPoint, *, wait: bool = False) -> None:
-        """Takes a snapshot, which a thread writes.
+    def take(self, point: steps.TrainingPoint, *, wait: bool = False) -> bool:
+        """Takes a snapshot, which a thread writes; returns if it will.
 
         Every worker calls it at the same step. While one is being written, the
         next is left out; `wait` waits for the earlier one, and for this one.
@@ -403,7 +487,7 @@ class FitBackup(keras.callbacks.Callback):
             if self._on_servers:
                 self._save(snapshot, point, self._host())
         if self._worker is None:
-            return
+            return True
         limit, host = _FINISH_SECS if wait else 0.0, self._host()
         submitted = self._worker.submit(
             lambda: self._save(snapshot, point, host), wait_secs=limit
@@ -415,6 +499,7 @@ class FitBackup(keras.callbacks.Callback):
                 point.step,
                 limit,
             )
+        return submitted
 
     def _host(self) -> dict[str, Any]:
         return {

@@ -41,6 +41,15 @@ class State(typing.Protocol):
     def specs(self) -> dict[str, dict[str, Any]]:
         """Returns shape and dtype of each tensor by its key."""
 
+    def layout(self) -> dict[str, Any]:
+        """Returns, as JSON, what a later training may begin with.
+
+        The `optimizer`'s class; by kind, the name of each key that is
+        `carried` over, in the order of the variables; and for each of the
+        `tables` the `sizes` of its fields, its `sharding`, and as `parts` the
+        keys of its shards, and of each of their slots.
+        """
+
     def snapshot(self) -> Any:
         """Takes the current values, between two steps."""
 
@@ -52,6 +61,9 @@ class State(typing.Protocol):
 
     def assign(self, snapshot: Any) -> None:
         """Gives the variables the values that `read` returned."""
+
+    def begin_with(self, warm: Any) -> None:
+        """Gives them the values of a `warm_start.WarmStart`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +97,10 @@ class BackupStore(publisher.Exchange):
 
     Attributes:
         num_written, num_failed: Backups that `save` wrote, and could not write.
+        removes_damaged: Whether `newest` removes those that are damaged.
     """
+
+    removes_damaged = True
 
     def __init__(
         self, directory: str | os.PathLike[str], *, max_to_keep: int = 2
@@ -126,6 +141,7 @@ class BackupStore(publisher.Exchange):
         said = {
             "point": dataclasses.asdict(point),
             "variables": state.specs(),
+            "layout": state.layout(),
             **host,
         }
 
@@ -167,7 +183,7 @@ class BackupStore(publisher.Exchange):
                 _log.warning("Trying the backup before: %s", error)
                 damaged.append(self.version_path(0, step))
             else:
-                for path in damaged:
+                for path in damaged if self.removes_damaged else ():
                     commit.try_to_remove_version(self._file_system, path)
                 return version
         if damaged:

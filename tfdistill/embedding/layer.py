@@ -529,6 +529,14 @@ def layers_of(model: keras.Layer) -> list[ShardedEmbedding]:
     return list(found.values())
 
 
+def order_of(layer: ShardedEmbedding) -> dict[str, Any]:
+    """Returns, as JSON, what the stored order of a table's ids follows from."""
+    return {
+        "sizes": np.atleast_1d(layer.input_dim).tolist(),
+        "sharding": layer.layout.sharding,
+    }
+
+
 class LogicalTable:
     """The shards of one table, seen as one Keras variable in stored order."""
 

@@ -19,6 +19,7 @@ from tfdistill.embedding import layer as embedding_layer
 from tfdistill.embedding import updates
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
+from tfdistill.system import keras_internals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +130,10 @@ class RemoteVariables:
         self.metrics = [v for m in model.metrics for v in m.variables]
         known = {id(v) for v in self.shards + self.trainable + self.metrics}
         self.others = [v for v in model.variables if id(v) not in known]
+        # Random generators are no weights.
+        self.weights = {id(v) for v in model.weights}
         optimizer = model.optimizer
+        self.optimizer_kind = type(keras_internals.inner(optimizer)).__name__
         self.iterations: Any = optimizer.iterations if optimizer else None
         self.optimizer = [
             v
@@ -177,6 +181,7 @@ class ServerState:
 
     def __init__(self, variables: RemoteVariables, update: Any) -> None:
         """Names the variables; a `RemoteUpdate` has the optimizer's slots."""
+        self._variables = variables
         self._dense: dict[str, Any] = {"step": variables.iterations.value}
         self._names: dict[str, str] = {}
         for kind in ("trainable", "others", "optimizer"):
@@ -185,13 +190,16 @@ class ServerState:
                 self._names[f"{kind}/{index}"] = variable.path
         for index, slots in enumerate(update.dense_slots):
             for name, slot in slots.items():
-                self._dense[f"trainable/{index}/{name}"] = slot
+                key = f"trainable/{index}/{name}"
+                self._dense[key] = slot
+                self._names[key] = f"{variables.trainable[index].path}/{name}"
         self._tables: dict[str, list[Any]] = {}
         first = 0
         for index, layer in enumerate(variables.tables):
             last = first + len(layer.shards)
             shards = [shard.value for shard in layer.shards]
             self._tables[f"table/{index}"] = shards
+            self._names[f"table/{index}"] = f"{layer.path}/table"
             for name in update.shard_slots[first]:
                 self._tables[f"table/{index}/{name}"] = [
                     slots[name] for slots in update.shard_slots[first:last]
@@ -211,6 +219,34 @@ class ServerState:
                 "dtype": shards[0].dtype.name,
             }
         return found
+
+    def layout(self) -> dict[str, Any]:
+        """Returns what a later training may begin with."""
+        carried = {
+            key: self._names.get(key, key)
+            for key in (*self._dense, *self._tables)
+            if not key.startswith(("step", "optimizer/", "others/"))
+        }
+        statistics = {
+            f"others/{i}": v.path
+            for i, v in enumerate(self._variables.others)
+            if id(v) in self._variables.weights
+        }
+        return {
+            "optimizer": self._variables.optimizer_kind,
+            "carried": {"server": carried, "others": statistics},
+            "tables": [
+                {
+                    **embedding_layer.order_of(layer),
+                    "parts": [
+                        [key]
+                        for key in self._tables
+                        if key.split("/")[1] == str(index)
+                    ],
+                }
+                for index, layer in enumerate(self._variables.tables)
+            ],
+        }
 
     def snapshot(self) -> None:
         """Takes nothing: no step is in flight until all is written."""
@@ -240,3 +276,13 @@ class ServerState:
             variable.assign(reader.get_tensor(key))
         for key, shards in self._tables.items():
             server_bundle.read_rows(snapshot, key, shards)
+
+    def begin_with(self, warm: Any) -> None:
+        """Reads what `write` wrote of another training's."""
+        prefix = self.read(warm.path)
+        reader = tf.train.load_checkpoint(prefix)
+        for key, source in warm.sources.items():
+            if key in self._dense:
+                self._dense[key].assign(reader.get_tensor(source))
+            else:
+                server_bundle.read_rows(prefix, source, self._tables[key])

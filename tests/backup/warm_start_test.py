@@ -1,0 +1,248 @@
+"""Trainings that begin with what an earlier one left behind."""
+
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import servers
+from tfdistill.embedding import rows as table_rows
+from tfdistill.training import steps
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.05),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "scheduled": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.CosineDecay(0.05, 20)
+    ),
+}
+
+
+def _student(num_ids=(12, 5), units=6, table=None):
+    inputs = {
+        "ids": keras.Input((2,), dtype="int64", name="ids"),
+        "numbers": keras.Input((3,), name="numbers"),
+    }
+    make = table or tfdistill.layers.ShardedEmbedding
+    vectors = keras.layers.Flatten()(
+        make(num_ids, 4, name="table")(inputs["ids"])
+    )
+    hidden = keras.layers.Concatenate()([inputs["numbers"], vectors])
+    hidden = keras.layers.Dense(units, name="hidden")(hidden)
+    hidden = keras.layers.BatchNormalization()(hidden)
+    return keras.Model(inputs, keras.layers.Dense(1)(hidden))
+
+
+def _data():
+    rng = np.random.default_rng(3)
+    ids = rng.integers(0, [12, 5], (20, 2))
+    numbers = rng.normal(size=(20, 3)).astype("float32")
+    y = (numbers.sum(1) + ids[:, 1] > 2).astype("float32")[:, None]
+    data = ({"ids": ids, "numbers": numbers}, y)
+    return tf.data.Dataset.from_tensor_slices(data).batch(4)
+
+
+def _compiled(model, optimizer):
+    model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
+    return model
+
+
+def _train(
+    directory,
+    warm=None,
+    *,
+    seed=1,
+    optimizer="adam",
+    epochs=1,
+    strategy=None,
+    **kwargs,
+):
+    """Trains 5 steps an epoch; `kwargs` are of the student."""
+    keras.utils.set_random_seed(seed)
+    begun = {}
+    with (strategy or tf.distribute.get_strategy()).scope():
+        model = _compiled(
+            tfdistill.CodistillModel(_student(**kwargs)),
+            OPTIMIZERS[optimizer](),
+        )
+
+    def note(batch):
+        if not begun:
+            begun["step"] = int(model.optimizer.iterations.numpy())
+            begun["weights"] = model.student.get_weights()
+            if model.trainer.table_slots:
+                begun["tables"] = _tables(model, kwargs.get("num_ids", (12, 5)))
+
+    model.fit(
+        _data(),
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=[
+            keras.callbacks.LambdaCallback(
+                on_train_batch_begin=lambda batch, logs: note(batch)
+            ),
+            tfdistill.callbacks.Backup(
+                directory, every_steps=5, warm_start=warm
+            ),
+        ],
+    )
+    return model, begun
+
+
+def _slots(optimizer):
+    return [v for v in optimizer.variables if len(v.shape)]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_it_is_one_done_by_hand_in_keras(tmp_path, optimizer):
+    dense = {"table": keras.layers.Embedding, "num_ids": 12}
+    old, _ = _train(tmp_path / "old", optimizer=optimizer, epochs=2, **dense)
+    model, begun = _train(
+        tmp_path / "new", tmp_path / "old", seed=2, optimizer=optimizer, **dense
+    )
+    assert begun["step"] == 0
+    by_hand = _compiled(_student(**dense), OPTIMIZERS[optimizer]())
+    by_hand.set_weights(old.student.get_weights())
+    by_hand.optimizer.build(by_hand.trainable_variables)
+    pairs = zip(_slots(by_hand.optimizer), _slots(old.optimizer), strict=True)
+    for slot, value in pairs:
+        slot.assign(value)
+    by_hand.fit(_data(), shuffle=False, verbose=0)
+    servers.assert_same(model.student.get_weights(), by_hand.get_weights())
+    servers.assert_same(_slots(model.optimizer), _slots(by_hand.optimizer))
+
+
+def _by_id(table, sizes):
+    """A table, or a slot of it, by fields in the order of their ids."""
+    rows = table_rows.RowLayout(sum(sizes)).storage_rows(np.arange(sum(sizes)))
+    return np.split(np.asarray(table)[rows], np.cumsum(sizes)[:-1])
+
+
+def _tables(model, sizes):
+    """By fields: the table, then its slots."""
+    ((layer, _, slots),) = model.trainer.table_slots
+    values = [layer.shards[0].value, *slots.values()]
+    return [_by_id(v, sizes) for v in values]
+
+
+def test_tables_keep_rows_and_slots_and_new_ids_begin_anew(
+    tmp_path, two_replicas
+):
+    old, _ = _train(tmp_path / "old", epochs=2)
+    keras.utils.set_random_seed(2)
+    (fresh,) = _student((15, 7)).get_layer("table").get_weights()
+    initial = [_by_id(fresh, (15, 7)), *[[np.zeros((7, 4))] * 2] * 2]
+    _, begun = _train(
+        tmp_path / "new",
+        tmp_path / "old",
+        seed=2,
+        num_ids=(15, 7),
+        strategy=two_replicas,
+    )
+    tables = zip(begun["tables"], _tables(old, (12, 5)), initial, strict=True)
+    for found, kept, new in tables:
+        for field, size in enumerate((12, 5)):
+            np.testing.assert_array_equal(found[field][:size], kept[field])
+            rest = found[field][size:]
+            np.testing.assert_array_equal(rest, new[field][-len(rest) :])
+
+
+def test_a_keras_embedding_may_grow(tmp_path):
+    grown = {"table": keras.layers.Embedding, "num_ids": 12}
+    old, _ = _train(tmp_path / "old", epochs=2, **grown)
+    keras.utils.set_random_seed(2)
+    grown["num_ids"] = 15
+    fresh = _student(**grown).get_layer("table").get_weights()[0]
+    _, begun = _train(tmp_path / "new", tmp_path / "old", seed=2, **grown)
+    (found,) = [w for w in begun["weights"] if w.shape == (15, 4)]
+    before = old.student.get_layer("table").get_weights()[0]
+    np.testing.assert_array_equal(found[:12], before)
+    np.testing.assert_array_equal(found[12:], fresh[12:])
+
+
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [
+        ({"optimizer": "adagrad"}, "optimizer Adam, .* has Adagrad"),
+        ({"units": 7}, "hidden/kernel.*FixedTeacher"),
+        ({"num_ids": (11, 9)}, "table/table"),
+    ],
+    ids=["optimizer", "units", "a smaller field"],
+)
+def test_what_does_not_fit_is_refused_by_name(tmp_path, other, match):
+    _train(tmp_path / "old")
+    with pytest.raises(ValueError, match=match):
+        _train(tmp_path / "new", tmp_path / "old", **other)
+
+
+def test_a_directory_without_a_backup_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no complete one"):
+        _train(tmp_path / "new", tmp_path / "nothing")
+
+
+def test_it_resumes_from_its_own_backup(tmp_path):
+    _train(tmp_path / "old", epochs=2)
+    whole, _ = _train(tmp_path / "whole", tmp_path / "old", epochs=3)
+    _train(tmp_path / "new", tmp_path / "old", epochs=2)
+    model, begun = _train(tmp_path / "new", tmp_path / "old", epochs=3)
+    assert begun["step"] == 10
+    servers.assert_same(
+        model.student.get_weights(), whole.student.get_weights(), rtol=0, atol=0
+    )
+
+
+def test_a_copy_of_one_backup_serves_and_a_damaged_one_stays(tmp_path):
+    old, _ = _train(tmp_path / "old", epochs=2)
+    copy = shutil.copytree(
+        tmp_path / "old" / "group_0" / "10", tmp_path / "copy"
+    )
+    _, begun = _train(tmp_path / "new", copy, seed=2)
+    servers.assert_same(begun["weights"], old.student.get_weights(), rtol=0)
+    (damaged,) = (tmp_path / "old" / "group_0" / "10").glob("state.data*")
+    damaged.write_bytes(b"x")
+    _train(tmp_path / "other", tmp_path / "old")
+    assert damaged.exists()
+
+
+def _on_servers(directory, warm=None, *, seed=0):
+    model = servers.remote(
+        servers.student(keras.layers.BatchNormalization(), seed=seed),
+        keras.optimizers.Adam(0.05),
+    )
+    backup = tfdistill.callbacks.Backup(directory, warm_start=warm)
+    backup.begin(model, [])
+    backup.begun.set_model(model)
+    backup.begun.set_params({"epochs": 9})
+    backup.begun.on_train_begin()
+    return backup, model
+
+
+def _all_of(model):
+    update = model.trainer.update
+    slots = [
+        v for s in update.dense_slots + update.shard_slots for v in s.values()
+    ]
+    return [*servers.weights(model), *(v.numpy() for v in slots)]
+
+
+def test_it_does_so_on_servers(tmp_path, monkeypatch):
+    servers.pretend(monkeypatch)
+    backup, old = _on_servers(tmp_path / "old")
+    for value, variable in enumerate(
+        old.trainer.update.shard_slots[0].values()
+    ):
+        variable.assign(tf.fill(variable.shape, float(value + 3)))
+    old.optimizer.iterations.assign(7)
+    old.optimizer.learning_rate = 0.01
+    backup.on_quiet(steps.TrainingPoint(step=7, epoch=1, batch=0))
+    _, model = _on_servers(tmp_path / "new", tmp_path / "old", seed=1)
+    servers.assert_same(_all_of(model), _all_of(old), rtol=0, atol=0)
+    assert int(model.optimizer.iterations) == 0
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.05)
+    monkeypatch.setattr(servers, "SIZES", (12, 5))
+    with pytest.raises(ValueError, match="table/table"):
+        _on_servers(tmp_path / "more", tmp_path / "old")

@@ -1,0 +1,230 @@
+"""What a new training takes over from the backup of an earlier one.
+
+Weights and the optimizer's slots, in the order of the variables. Rows of a
+table follow their ids: another number of rows lies in another order.
+"""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdistill.backup import store
+from tfdistill.embedding import rows as table_rows
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import manifest
+from tfdistill.system import keras_internals
+
+
+class OtherBackups(store.BackupStore):
+    """What another training backed up; nothing of it is changed or removed.
+
+    Its directory, or a copy of one backup.
+    """
+
+    removes_damaged = False
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        """Looks whether the directory is itself a backup."""
+        super().__init__(directory)
+        self._manifest = f"{self.root}/{manifest.FILE_NAME}"
+        self._is_one = os.path.exists(self._manifest)
+
+    def group_path(self, group: int) -> str:
+        """Returns the directory of the backups."""
+        return self.root if self._is_one else super().group_path(group)
+
+    def version_path(self, group: int, step: int) -> str:
+        """Returns the directory of one of them."""
+        return self.root if self._is_one else super().version_path(group, step)
+
+    def listed(self, group: int) -> list[int]:
+        """Returns the steps of what may be backups."""
+        if not self._is_one:
+            return super().listed(group)
+        text = filesystem.read(
+            self._file_system, self._manifest, max_bytes=manifest.MAX_BYTES
+        )
+        return [manifest.Manifest.from_json(text).step]
+
+
+def choose(
+    directory: str, gather: store.Gather, *, is_chief: bool
+) -> store.Chosen:
+    """Returns the newest complete backup there, the same on all workers."""
+    found = store.choose(OtherBackups(directory), gather, is_chief=is_chief)
+    if found is None:
+        raise ValueError(
+            "`warm_start` must be the directory of another training's Backup; "
+            f"received {directory}, which holds no complete one."
+        )
+    return found
+
+
+def slots_of(optimizer: Any, trainable: Sequence[Any]) -> list[Any]:
+    """Returns what an optimizer keeps for variables, by Keras' names for it.
+
+    Neither its counters nor its rate, nor sums of gradients in progress.
+    """
+    prefixes = tuple(_prefix(variable) for variable in trainable)
+    return [
+        variable
+        for variable in optimizer.variables
+        if variable.name.startswith(prefixes)
+        and not variable.name.endswith("gradient_accumulator")
+    ]
+
+
+def _prefix(variable: Any) -> str:
+    return f"{variable.path.replace('/', '_')}_"
+
+
+def keras_tables(model: Any, keys: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Describes Keras' own embeddings; `keys` are of variables by their id."""
+    found: dict[str, dict[str, Any]] = {}
+    for layer in keras_internals.all_layers(model):
+        if not isinstance(layer, keras.layers.Embedding):
+            continue
+        table: Any = layer.embeddings
+        if not keys.get(id(table), "").startswith("trainable/"):
+            continue
+        slots = [
+            keys[id(slot)]
+            for slot in slots_of(model.optimizer, [table])
+            if slot.shape == table.shape and id(slot) in keys
+        ]
+        found[keys[id(table)]] = {
+            "sizes": [int(table.shape[0])],
+            "sharding": "contiguous",
+            "parts": [[key] for key in (keys[id(table)], *slots)],
+        }
+    return list(found.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """A table whose rows lie elsewhere than in the backup."""
+
+    theirs: Mapping[str, Any]
+    ours: Mapping[str, Any]
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys of ours."""
+        return {key for part in self.ours["parts"] for key in part}
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether each field of it has at least as many ids as before."""
+        before, now = self.theirs["sizes"], self.ours["sizes"]
+        shapes = [
+            [len(p) for p in t["parts"]] for t in (self.theirs, self.ours)
+        ]
+        same = len(before) == len(now) and shapes[0] == shapes[1]
+        return same and all(b <= n for b, n in zip(before, now, strict=True))
+
+    def values(
+        self, read: Callable[[str], Any], current: Callable[[str], Any]
+    ) -> dict[str, np.ndarray]:
+        """Returns by key the rows of known ids as read, of others as now."""
+        sources, targets = (
+            np.concatenate(
+                [
+                    table_rows.RowLayout(
+                        sum(table["sizes"]), sharding=table["sharding"]
+                    ).storage_rows(np.arange(start, start + count))
+                    for start, count in zip(
+                        itertools.accumulate(table["sizes"], initial=0),
+                        self.theirs["sizes"],
+                        strict=False,
+                    )
+                ]
+            )
+            for table in (self.theirs, self.ours)
+        )
+        found: dict[str, np.ndarray] = {}
+        for before, now in zip(
+            self.theirs["parts"], self.ours["parts"], strict=True
+        ):
+            shards = [current(key).numpy() for key in now]
+            whole = np.concatenate(shards)
+            whole[targets] = np.concatenate([read(key) for key in before])[
+                sources
+            ]
+            ends = np.cumsum([len(shard) for shard in shards])[:-1]
+            found |= dict(zip(now, np.split(whole, ends), strict=True))
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """Which of a backup's tensors a state begins with.
+
+    `sources` has the backup's key for each of the state's.
+    """
+
+    path: str
+    sources: Mapping[str, str]
+    moves: Sequence[Move]
+
+
+def planned(chosen: store.Chosen, state: Any, *, can_move: bool) -> WarmStart:
+    """Returns what to begin with; ValueError if the backup does not fit.
+
+    `can_move`: whether a table may have more rows than it had.
+    """
+    theirs, ours = chosen.host.get("layout", {}), state.layout()
+    if theirs.get("optimizer") != ours["optimizer"]:
+        raise _refused(
+            chosen,
+            f"is of the optimizer {theirs.get('optimizer')}, and this training "
+            f"has {ours['optimizer']}",
+        )
+    tables = [t["tables"] for t in (theirs, ours)]
+    moves = [
+        Move(before, now)
+        for before, now in zip(*tables, strict=False)
+        if any(before[k] != now[k] for k in ("sizes", "sharding"))
+    ]
+    moved = {k for m in moves if can_move and m.is_possible for k in m.keys}
+    specs = chosen.host["variables"], state.specs()
+    sources, different = {}, []
+    for kind in {**ours["carried"], **theirs["carried"]}:
+        pairs = itertools.zip_longest(
+            *(list(t["carried"].get(kind, {}).items()) for t in (theirs, ours))
+        )
+        for before, now in pairs:
+            is_same = before and now
+            if is_same:
+                sources[now[0]] = before[0]
+                was, this = specs[0][before[0]], specs[1][now[0]]
+                if now[0] in moved:
+                    was, this = (
+                        {**s, "shape": s["shape"][1:]} for s in (was, this)
+                    )
+                is_same = was == this
+            if not is_same:
+                different.append((now or before)[1])
+    blocked = [m for m in moves if not m.keys <= moved]
+    names = {k: n for kind in ours["carried"].values() for k, n in kind.items()}
+    different += [names[key] for m in blocked for key in sorted(m.keys)]
+    if different:
+        some = ", ".join(list(dict.fromkeys(different))[:5])
+        raise _refused(chosen, f"differs from this training's in {some}")
+    return WarmStart(chosen.version.path, sources, moves)
+
+
+def _refused(chosen: store.Chosen, why: str) -> ValueError:
+    return ValueError(
+        "`warm_start` must be of the same variables and optimizer, except that "
+        "without parameter servers a table of embeddings may have more rows "
+        f"than it had; received {chosen.version.path}, which {why}. Train from "
+        "new weights, without `warm_start`, and learn from the old model's "
+        "predictions: teachers.FixedTeacher(old_model)."
+    )
