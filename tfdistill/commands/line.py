@@ -40,7 +40,7 @@ def _open(options: programs.Options) -> store.Line:
 def _init(options: programs.Options) -> int:
     try:
         own = recipes.get(options.file or "")
-        changed = recipes.override(own, options.override)
+        recipes.override(own, options.override)  # They are known, and fit.
         if "spans" not in own.arguments:
             raise ValueError(
                 "The recipe of a line must have the argument `spans`, a list "
