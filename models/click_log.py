@@ -65,22 +65,26 @@ class Log:
 
 
 def generate(
-    seed: int = 0, rows_per_day: int = 8000, drift: float = 0.15
+    seed: int = 0,
+    rows_per_day: int = 8000,
+    drift: float = 0.15,
+    num_days: int = NUM_DAYS,
 ) -> Log:
     """Returns a whole log.
 
     Args:
         seed: Another one gives another world, not only other rows of it.
-        rows_per_day: Of each of the eight days.
+        rows_per_day: Of each day.
         drift: Standard deviation of a day's step of all random walks.
+        num_days: Another number gives another world, too.
     """
     rng = np.random.default_rng(seed)
-    shape = (NUM_DAYS, 1)
+    shape = (num_days, 1)
 
     def walk(size: int) -> np.ndarray:
-        return drift * rng.normal(size=(NUM_DAYS, size)).cumsum(axis=0)
+        return drift * rng.normal(size=(num_days, size)).cumsum(axis=0)
 
-    days = np.repeat(np.arange(NUM_DAYS), rows_per_day)
+    days = np.repeat(np.arange(num_days), rows_per_day)
     popularity = {
         name: np.tile(-rng.permutation(np.log1p(np.arange(size))), shape)
         for name, size in NUM_IDS.items()

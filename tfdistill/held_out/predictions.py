@@ -156,6 +156,30 @@ def click_figures(
     }
 
 
+def calibration(
+    labels: np.ndarray, probabilities: np.ndarray
+) -> tuple[float, float]:
+    """Returns what all logits lack for a right mean prediction, and its error.
+
+    "Calibration in the large" (Steyerberg 2019, "Clinical Prediction Models",
+    chapter 15): 0 for a calibrated model, negative for one that says too much.
+
+    Example:
+        >>> offset, _ = calibration(np.array([0, 1]), np.array([0.2, 0.2]))
+        >>> round(offset, 4) == round(float(np.log(4)), 4)
+        True
+    """
+    p = np.clip(np.asarray(probabilities, np.float64), 1e-7, 1 - 1e-7)
+    logits, offset = np.log(p / (1 - p)), 0.0
+    # Labels of one kind only have no finite offset.
+    for _ in range(20):
+        p = 1 / (1 + np.exp(-np.clip(logits + offset, -30, 30)))
+        curvature = max(float((p * (1 - p)).sum()), 1e-9)
+        step = float((labels - p).sum()) / curvature
+        offset += min(max(step, -1.0), 1.0)
+    return offset, curvature**-0.5
+
+
 def save(path: pathlib.Path, predicted: Predictions) -> None:
     """Writes what a model predicts; `FILE` of a directory is what `read` reads.
 

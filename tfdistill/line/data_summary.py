@@ -1,0 +1,415 @@
+"""What a span's rows look like, in a few numbers, and whether they look right.
+
+A model that starts from a good one stays good for a while on broken data, so
+broken data does not show in its predictions; it shows here.
+"""
+
+import itertools
+import math
+import zlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdistill.held_out import predictions
+
+# Ids by a hash; numbers by rounding on a scale that is linear around 0 and
+# logarithmic beyond; and those that are missing.
+_ID_BUCKETS = 64
+_STEPS_PER_UNIT, _MOST_STEPS = 4, 40
+_MISSING = -1000
+# Of more columns, such as an image's, only one common summary is kept.
+_MOST_COLUMNS = 64
+# Rows of which a column's worth is measured, and that a bucket needs.
+_WORTH_ROWS = 20_000
+_FEW_ROWS = 10
+# In standard deviations; what is smaller is no matter, however sure.
+_LEAST_EFFECT = 0.1
+# Entries without which weights may move anywhere; and times the most so far.
+_MANY_WEIGHTS, _MOST_CHANGE = 256, 5.0
+Summary = Mapping[str, Any]
+
+
+def data_summary(
+    inputs: Any,
+    labels: Any,
+    *,
+    predict: Callable[[Any], Any] | None = None,
+) -> dict[str, Any]:
+    """Returns what the gate compares of a span's rows, for the lineage.
+
+    A retrain calls it for the rows that it trains on and for those that it
+    holds out, and keeps both: `lineage["data"] = {"training": ...,
+    "held_out": ...}`.
+
+    Args:
+        inputs: An array `[rows, ...]`, or a dict, tuple or list of such.
+            Integers, bools and strings are ids; floats are numbers.
+        labels: `[rows, ...]`.
+        predict: Of the promoted version, from `inputs` to the probability of
+            "yes" `[rows]` or `[rows, 1]`. With it, each column's `worth` is
+            measured: how much the log loss rises when the column is shuffled
+            (Breiman 2001, "Random Forests"). Binary labels only.
+
+    Returns:
+        For JSON: `rows`, `labels`, `columns` by name, and with `predict` the
+        `calibration` of the promoted version in logits, with its error. A
+        column has `mean`, `std`, `missing`, `distinct`, `largest`, and how
+        many rows and which sum of labels fall into each of its `buckets`.
+
+    Example:
+        >>> found = data_summary(np.array([[0.0], [1.0]]), np.array([0, 1]))
+        >>> found["rows"], found["columns"]["inputs[0]"]["mean"]
+        (2, 0.5)
+    """
+    truth = np.asarray(labels)
+    truth = truth.reshape(len(truth), -1)[:, 0]
+    is_binary = bool(np.isin(truth, (0, 1)).all())
+    arrays = dict(_leaves(inputs))
+    columns = [
+        (name, key, place)
+        for key, array in arrays.items()
+        for name, place in _places(key, array)
+    ]
+    found: dict[str, Any] = {
+        "rows": len(truth),
+        "labels": _column(truth, None),
+        "columns": {
+            name: _column(arrays[key][place], truth if is_binary else None)
+            for name, key, place in columns
+        },
+    }
+    if predict is not None and is_binary:
+        rows = np.random.default_rng(0).permutation(len(truth))[:_WORTH_ROWS]
+        arrays = {key: array[rows] for key, array in arrays.items()}
+        truth = truth[rows]
+
+        def predicted() -> np.ndarray:
+            given = predict(_rebuilt(inputs, iter(arrays.values())))
+            return np.asarray(given, np.float64).reshape(-1)
+
+        plain = predicted()
+        found["calibration"] = list(predictions.calibration(truth, plain))
+        if len(columns) <= _MOST_COLUMNS:
+            for name, key, place in columns:
+                kept = arrays[key]
+                arrays[key] = kept.copy()
+                # By one row: none stays where it was.
+                arrays[key][place] = np.roll(kept[place], 1, axis=0)
+                change = _losses(truth, predicted()) - _losses(truth, plain)
+                arrays[key] = kept
+                error = change.std() / math.sqrt(len(truth))
+                worth = [float(change.mean()), float(error)]
+                found["columns"][name]["worth"] = worth
+    return found
+
+
+def _leaves(inputs: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    if isinstance(inputs, Mapping | tuple | list):
+        pairs = inputs.items() if isinstance(inputs, Mapping) else None
+        for key, value in pairs or enumerate(inputs):
+            yield from _leaves(value, f"{name}.{key}".removeprefix("."))
+    else:
+        yield name or "inputs", np.asarray(inputs)
+
+
+def _rebuilt(inputs: Any, leaves: Iterator[np.ndarray]) -> Any:
+    if isinstance(inputs, Mapping):
+        return {key: _rebuilt(value, leaves) for key, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return type(inputs)([_rebuilt(value, leaves) for value in inputs])
+    return next(leaves)
+
+
+def _places(key: str, array: np.ndarray) -> Iterator[tuple[str, Any]]:
+    """Yields the name of each column, and the index of its rows."""
+    shape = array.shape[1:]
+    if not shape or math.prod(shape) > _MOST_COLUMNS:
+        yield key, np.s_[:]
+        return
+    for place in np.ndindex(shape):
+        yield f"{key}[{','.join(map(str, place))}]", (np.s_[:], *place)
+
+
+def _column(values: np.ndarray, labels: np.ndarray | None) -> dict[str, Any]:
+    numeric = values.dtype.kind in "iubf"
+    flat = values.reshape(-1)
+    if flat.size > len(values):
+        labels = None
+    if numeric:
+        known = flat[np.isfinite(flat)].astype(np.float64)
+        missing = len(flat) - len(known)
+    else:
+        known, missing = np.zeros(0), int((flat.astype(str) == "").sum())
+    buckets = _buckets(flat)
+    sums = np.zeros(len(flat)) if labels is None else labels
+    keys, inverse = np.unique(buckets, return_inverse=True)
+    rows = np.bincount(inverse)
+    positives = np.bincount(inverse, weights=sums)
+    return {
+        "mean": float(known.mean()) if len(known) else None,
+        "std": float(known.std()) if len(known) else None,
+        "missing": missing / max(len(flat), 1),
+        "distinct": len(np.unique(flat)),
+        "largest": float(known.max()) if len(known) else None,
+        "buckets": {
+            str(key): [int(count), float(total)]
+            for key, count, total in zip(keys, rows, positives, strict=True)
+        },
+    }
+
+
+def _buckets(values: np.ndarray) -> np.ndarray:
+    """Returns an int64 for each value, the same on every machine."""
+    if values.dtype.kind == "f":
+        scaled = np.arcsinh(np.nan_to_num(values.astype(np.float64)))
+        steps = np.rint(_STEPS_PER_UNIT * scaled).astype(np.int64)
+        steps = np.clip(steps, -_MOST_STEPS, _MOST_STEPS)
+        return np.where(np.isfinite(values), steps, _MISSING)
+    unique, inverse = np.unique(values, return_inverse=True)
+    if values.dtype.kind in "iub":
+        mixed = unique.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        hashed = (mixed >> np.uint64(40)) % np.uint64(_ID_BUCKETS)
+    else:
+        hashed = np.array(
+            [zlib.crc32(str(one).encode()) % _ID_BUCKETS for one in unique]
+        )
+    return hashed.astype(np.int64)[inverse.reshape(-1)]
+
+
+def _losses(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    right = np.where(labels == 1, probabilities, 1 - probabilities)
+    return -np.log(np.clip(right, 1e-7, 1))
+
+
+def weight_summary(
+    weights: Mapping[str, np.ndarray],
+    *,
+    parent: Mapping[str, np.ndarray],
+    before: Mapping[str, np.ndarray] | None = None,
+) -> dict[str, Any]:
+    """Returns how far a candidate's weights are from those they began with.
+
+    For the lineage of a warm start, as `lineage["weights"]`: a table that was
+    taken from elsewhere is as good as any in the first days, and shows here.
+
+    Args:
+        weights: The candidate's, by name.
+        parent: The promoted version's.
+        before: Those of the version promoted before that.
+
+    Returns:
+        By name, of weights with many entries: the Euclidean distance to
+        `parent`, and to `before`, as a share of the length of `parent`.
+    """
+    found = {}
+    for name, value in weights.items():
+        if name not in parent or parent[name].shape != np.shape(value):
+            continue
+        if np.size(value) >= _MANY_WEIGHTS:
+            length = max(float(np.linalg.norm(parent[name])), 1e-12)
+            old = (before or {}).get(name)
+            found[name] = {
+                "parent": float(np.linalg.norm(value - parent[name])) / length
+            }
+            if old is not None and old.shape == np.shape(value):
+                distance = float(np.linalg.norm(value - old))
+                found[name]["before"] = distance / length
+    return found
+
+
+def compare(
+    lineage: Summary, earlier: Sequence[Summary] = (), *, gate: Any
+) -> list[str]:
+    """Returns what is wrong with a candidate's rows and weights.
+
+    Args:
+        lineage: The candidate's: its `data` of the rows that it was trained on
+            are compared with those held out of the same span, which are alike
+            but for chance if they were drawn at random, and with earlier
+            spans; its `weights` with its parent's.
+        earlier: Those of the versions promoted before, the oldest first.
+        gate: The `Gate`.
+
+    Returns:
+        A sentence for each finding.
+    """
+    found = []
+    past = [one["data"]["training"] for one in earlier if "data" in one]
+    if "data" in lineage:
+        data = lineage["data"]
+        found += _rows(data["training"], data.get("held_out"), past, gate)
+    for name, own in lineage.get("weights", {}).items():
+        usual = [
+            one["weights"][name]["parent"]
+            for one in earlier
+            if name in one.get("weights", {})
+        ]
+        if own.get("before", math.inf) < own["parent"]:
+            found.append(
+                f"The weights {name} are nearer to those of the version before "
+                f"({own['before']:.4f} of their length) than to those that "
+                f"training began with ({own['parent']:.4f})."
+            )
+        elif usual and own["parent"] > _MOST_CHANGE * max(usual):
+            found.append(
+                f"The weights {name} have changed by {own['parent']:.4f} of "
+                f"their length; the most so far is {max(usual):.4f}."
+            )
+    return found
+
+
+def _rows(
+    training: Summary,
+    held_out: Summary | None,
+    earlier: Sequence[Summary],
+    gate: Any,
+) -> list[str]:
+    # Only here: it takes a second.
+    from scipy import stats
+
+    found = []
+    if earlier:
+        usual = float(np.median([one["rows"] for one in earlier]))
+        if training["rows"] < gate.least_rows * usual:
+            found.append(
+                f"The span has {training['rows']:,} rows to train on, and the "
+                f"earlier ones had {usual:,.0f}; the limit is "
+                f"{gate.least_rows:.0%} of that."
+            )
+    now = _named(training, gate.ignored_columns)
+    beside = _named(held_out or {}, gate.ignored_columns)
+    before = [_named(one, gate.ignored_columns) for one in earlier]
+    # Four comparisons a column; the first that fails is told.
+    level = gate.false_alarms / (4 * len(now))
+    sigmas = float(stats.norm.isf(level / 2))
+    for name, column in now.items():
+        other = beside.get(name)
+        past = [one[name] for one in before if name in one]
+        moves = [_moved(*pair) for pair in itertools.pairwise([*past, column])]
+        if moves and moves[-1] > max(gate.drift, 1.5 * max([0, *moves[:-1]])):
+            found.append(
+                f"The values of {name} have changed for {moves[-1]:.0%} of the "
+                f"rows since the span before (mean {_mean(past[-1])} to "
+                f"{_mean(column)})."
+            )
+            continue
+        differs = [
+            what
+            for what, compared in (
+                ("other values", _shares),
+                ("other labels with its values", _rates),
+                ("another mean", _means),
+            )
+            if other and _differ(*compared(column, other), level)
+        ]
+        if other and differs:
+            found.append(
+                f"{name} has {' and '.join(differs)} in the rows trained on "
+                f"than in those held out (mean {_mean(column)} and "
+                f"{_mean(other)})."
+            )
+            continue
+        worths = [
+            one["worth"] for one in (*past, other or {}) if "worth" in one
+        ]
+        if worths and "worth" in column:
+            (usual, error), (worth, own) = pooled(worths), column["worth"]
+            least = max(usual / 2, sigmas * math.hypot(error, own))
+            if usual - worth > least:
+                found.append(
+                    f"{name} is worth {worth:.4f} nats to the promoted version "
+                    f"in the rows trained on, and {usual:.4f} elsewhere: its "
+                    "values are not those of their rows."
+                )
+    return found
+
+
+def _differ(score: float, freedom: int, size: float, level: float) -> bool:
+    from scipy import stats
+
+    is_sure = stats.chi2.sf(score, freedom) < level
+    return is_sure and score - freedom > _LEAST_EFFECT**2 * size
+
+
+def _named(summary: Summary, ignored: Sequence[str]) -> dict[str, Any]:
+    if not summary:
+        return {}
+    columns = {"labels": summary["labels"], **summary["columns"]}
+    return {k: v for k, v in columns.items() if k not in ignored}
+
+
+def _mean(column: Summary) -> str:
+    return "none" if column["mean"] is None else f"{column['mean']:.4g}"
+
+
+def _aligned(one: Summary, other: Summary) -> np.ndarray:
+    """Rows and sums of labels of both, int64 `[2, buckets, 2]`."""
+    keys = sorted({*one["buckets"], *other["buckets"]})
+    return np.array(
+        [[x["buckets"].get(key, (0, 0)) for key in keys] for x in (one, other)],
+        np.float64,
+    )
+
+
+def _moved(one: Summary, other: Summary) -> float:
+    """Total variation distance of the shares of buckets."""
+    rows = _aligned(one, other)[..., 0]
+    shares = rows / rows.sum(axis=1, keepdims=True)
+    return float(np.abs(shares[0] - shares[1]).sum() / 2)
+
+
+def _size(first: Any, second: Any) -> Any:
+    """Rows of each side that would tell as much."""
+    return first * second / np.maximum(first + second, 1)
+
+
+def _shares(one: Summary, other: Summary) -> tuple[float, int, float]:
+    """Chi-square of two samples, its degrees of freedom, and their size."""
+    rows = _aligned(one, other)[..., 0]
+    few = rows.sum(axis=0) < _FEW_ROWS
+    rows = np.c_[rows[:, ~few], rows[:, few].sum(axis=1)]
+    total, sizes = rows.sum(axis=0), rows.sum(axis=1, keepdims=True)
+    expected = sizes * total / sizes.sum()
+    score = ((rows - expected) ** 2 / np.maximum(expected, 1)).sum()
+    freedom = max(int((total > 0).sum()) - 1, 1)
+    return float(score), freedom, float(_size(*sizes[:, 0]))
+
+
+def _rates(one: Summary, other: Summary) -> tuple[float, int, float]:
+    """The same for the label rates of the buckets."""
+    cells = _aligned(one, other)
+    rows, positives = cells[..., 0], cells[..., 1]
+    many = rows.min(axis=0) >= _FEW_ROWS
+    rows, positives = rows[:, many], positives[:, many]
+    rate = positives.sum(axis=0) / np.maximum(rows.sum(axis=0), 1)
+    some = (rate > 0) & (rate < 1)
+    size = _size(*rows)
+    gap = np.subtract(*(positives / np.maximum(rows, 1)))
+    score = size * gap**2 / np.where(some, rate * (1 - rate), 1)
+    return float(score[some].sum()), max(int(some.sum()), 1), float(size.sum())
+
+
+def _means(one: Summary, other: Summary) -> tuple[float, int, float]:
+    """The same for the means."""
+    if one["std"] is None or other["std"] is None:
+        return 0.0, 1, 1.0
+    rows = [
+        sum(count for count, _ in x["buckets"].values()) for x in (one, other)
+    ]
+    variance = max(one["std"], other["std"]) ** 2
+    size = float(_size(*rows))
+    gap = one["mean"] - other["mean"]
+    return size * gap**2 / variance if variance else 0.0, 1, size
+
+
+def pooled(estimates: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Returns the mean of values, weighted by their errors, and its error."""
+    values, errors = np.array(estimates).T
+    weights = 1 / np.maximum(errors, 1e-12) ** 2
+    mean = float((weights * values).sum() / weights.sum())
+    return mean, float(weights.sum() ** -0.5)
