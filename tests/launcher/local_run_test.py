@@ -96,7 +96,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
     assert failed.last_lines == tuple(f"line {i}" for i in range(30, 50))
     assert failed.exit_codes["group_0_worker_0"] != 0
     assert (other.state, other.failed_task) == ("stopped", None)
-    assert other.reason.startswith("group 0 failed; with --on-group-failure=c")
+    assert other.reason.startswith("group 0 failed; use --on-group-failure=c")
     assert other.last_lines == ()
 
 
@@ -348,7 +348,7 @@ def test_a_run_ends_with_a_result_and_a_finished_one_says_so(
         ("--num-groups=0 -- true", "must be >= 1; received 0"),
         ("--num_groups=2 my_train.py", "there is no script my_train.py"),
         ("--num-groups=2", "expected a script such as my_train.py"),
-        ("--resume -- true", "--resume needs a run; there is none in runs/"),
+        ("--resume -- true", "there is no run to resume in runs/"),
         ("--workdir=W --workers=2 -- true", "unknown arguments: --workers=2"),
         ("--workdir=W python my.py", "A script needs no `python`"),
     ],

@@ -67,7 +67,8 @@ class TeachingWatch(keras.callbacks.Callback):
         if not weight > 0:
             return (
                 f"`distillation_weight` was still {weight:g} at step {done}. "
-                "Shorten the burn-in, or train longer."
+                "If you didn't intend that, shorten the burn-in or train "
+                "longer."
             )
         teachers = "; ".join(map(_described, model.teachers.status()))
         remedy = "Check the teacher's predictions on a batch of the data."
