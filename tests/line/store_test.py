@@ -184,3 +184,19 @@ def test_what_a_killed_promotion_left_is_completed(tmp_path, monkeypatch):
         line.promote(number, path)
     assert _kinds(line)[-2:] == ["promote", "rollback"]
     assert sorted(os.listdir(tmp_path / "versions")) == ["1", "2"]
+
+
+@pytest.mark.multiprocess
+def test_commands_killed_at_random_show_no_torn_version(no_process_left):
+    """`benchmarks.line_kills` has the full number."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.line_kills", "--kills=8"],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["kills"] == 8 and found["reads"] > 0, found
+    assert not found["faults"], found

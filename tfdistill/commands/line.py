@@ -116,6 +116,8 @@ def _judge(options: programs.Options) -> int:
             against=line.promoted(),
             verdict=report["verdict"],
             reasons=report["reasons"],
+            # What live examples are compared with.
+            expected=report.get("expected"),
             figures=status.figures(report, lineage),
         )
         status.write_points(line, number, "candidates")
@@ -190,17 +192,17 @@ def _report(options: programs.Options) -> int:
     known = [{n: e[n] for n in names} for e in line.events("report")]
     if not options.dry_run and not (options.since and said in known):
         line.note("report", **said)
-    if options.version != (now := line.promoted()):
-        gone = [n for e in line.events("rollback") for n in e["undone"]]
-        was_rolled_back = options.version in gone
-        print(
-            f"{now} is promoted; {options.version} "
-            + ("was rolled back" if was_rolled_back else "is not")
-        )
-        return EXITS["roll back"] if was_rolled_back else 0
+    now, gone = line.promoted() or 0, line.events("rollback")
+    if options.version > now and any(
+        options.version in e["undone"] for e in gone
+    ):
+        print(f"{now} is promoted; {options.version} was rolled back")
+        return EXITS["roll back"]
     verdict, reasons = gate.live_verdict(line)
     code = _verdict(verdict, reasons)
-    if code == EXITS["roll back"] and not options.dry_run:
+    if code != EXITS["roll back"]:
+        return 0
+    if not options.dry_run:
         line.rollback(why=" ".join(reasons))
         print(line.version_path(line.promoted() or 0))
     return code

@@ -27,7 +27,7 @@ _FIGURES = {
     "examples": ("examples", "{:,.0f}"),
 }
 _NOTES = """\
-tested    log loss of the version promoted then, on the new span, before training
+tested    log loss on the new span of the version promoted then, before training
 log loss  of the candidate on the held-out rows; live: as it was reported back
 churn     mean change of a prediction from that version to the candidate
 budget    the churn that the retrain was allowed
