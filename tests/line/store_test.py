@@ -12,6 +12,7 @@ import pytest
 from tests.cases import lines
 from tests.cases import object_store
 from tfdistill.exchange import filesystem
+from tfdistill.line import locks
 from tfdistill.line import promotion
 from tfdistill.line import store
 
@@ -134,12 +135,12 @@ def test_two_at_once_are_refused_and_a_dead_one_is_not_missed(tmp_path):
 def test_a_writer_that_lost_its_lease_writes_nothing(monkeypatch):
     line = lines.make("memory://bucket/leases")
     other = {"token": "x", "pid": 1, "host": "other", "until": 10.0**12}
-    note = store.notes.Notes(line._files, line.root, group=0, signer=None)
+    note = locks.notes.Notes(line._files, line.root, group=0, signer=None)
     with line._writing("report") as confirm:
         note.write("owner", other)
         with pytest.raises(store.BusyError, match="on other holds"):
             confirm()
-    monkeypatch.setattr(store, "_LEASE_SECS", 1.0)
+    monkeypatch.setattr(locks, "_LEASE_SECS", 1.0)
     with pytest.raises(store.BusyError, match="on other holds"):
         line.note("report")
     # One of a process that is gone, here or by its time, is taken.

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from typing import Any
 
 from absl import logging
 
@@ -219,127 +219,87 @@ def _status(options: programs.Options) -> int:
     return 0
 
 
-def _init_options(options: programs.Flags) -> None:
-    options.add("name", "of the served model; default that of DIR")
-    recipes.add_override(options, "the recipe, such as learning_rate=0.1")
-    options.add(
-        "served_from",
-        "<DIR>: DIR/versions as the server sees it, such as "
-        "/models/clicks/versions in a container",
-    )
-
-
-def _number(options: programs.Flags) -> None:
-    options.add("number", "candidate; default the newest", kind=int)
-
-
-def _retrain_options(options: programs.Flags) -> None:
-    add = options.add
-    add("span", "<NAME>: data to train on", required=True)
-    add("again", "train another candidate on the same span", False)
-    recipes.add_override(options, "the recipe, for this candidate only")
-    add("num_groups", "groups that teach each other", 1)
-    add("workers_per_group", "workers of each group", 1)
-    add("ps_per_group", "parameter servers of each group", 0)
-    add("own_past", "also learn from its own last version", False)
-    add(
-        "new_weights",
-        "start from new weights, also of another architecture, and learn from "
-        "the promoted version's predictions only",
-        False,
-    )
-    add("controls", "also train what the report compares it with", False)
-
-
-def _promote_options(options: programs.Flags) -> None:
-    _number(options)
-    options.add("why", "<TEXT>: for the log; default the gate's reasons")
-    options.add(
-        "force",
-        "promote what was not judged, was held, or was rolled back",
-        False,
-    )
-
-
-def _rollback_options(options: programs.Flags) -> None:
-    options.add(
-        "to",
-        "a version that was promoted before; default the one before the last "
-        "promotion, unless that is rolled back already",
-        kind=int,
-    )
-    options.add("why", "<TEXT>: for the log")
-
-
-def _report_options(options: programs.Flags) -> None:
-    add = options.add
-    add("version", "the version that was served", kind=int, required=True)
-    add("log_loss", "its mean on live examples", kind=float, required=True)
-    add("examples", "how many these were", kind=int, required=True)
-    add("since", "<TEXT>: when they began; with it, equals are noted once")
-    add("dry_run", "print the verdict, and change nothing", False)
-
-
-def _log_options(options: programs.Flags) -> None:
-    options.add("json", "print each event as a line of JSON", False)
-
-
-def _nothing(options: programs.Flags) -> None:
-    """Adds no options."""
-
-
-_Run = Callable[[programs.Options], int]
-_HOLD = "; 3 if the verdict is to hold it"
-_BACK = "; 4 if it is or was rolled back"
-# What each does, and the end of its exit codes.
-_COMMANDS: dict[
-    str, tuple[_Run, Callable[[programs.Flags], None], str, str]
-] = {
-    "init": (_init, _init_options, "make a line in a directory or bucket", ""),
-    "retrain": (
-        *(_retrain, _retrain_options),
-        *("train a candidate on new data, from the promoted version", ""),
-    ),
-    "judge": (
-        *(_judge, _number),
-        *("compare the newest candidate with the promoted version", _HOLD),
-    ),
-    "promote": (
-        *(_promote, _promote_options),
-        *("make the newest candidate the version that is served", ""),
-    ),
-    "rollback": (
-        *(_rollback, _rollback_options),
-        *("serve the version before again", ""),
-    ),
-    "report": (
-        *(_report, _report_options),
-        *("note a version's live loss; roll back if it is worse", _BACK),
-    ),
-    "log": (_log, _log_options, "print what happened, oldest first", ""),
-    "status": (
-        *(_status, _nothing),
-        *("show candidates over time, and what is promoted", ""),
-    ),
+# Name, text and the rest of `Flags.add`.
+_Option = tuple[str, str, dict[str, Any]]
+_NUMBER: _Option = ("number", "candidate; default the newest", {"kind": int})
+_WHY: _Option = ("why", "<TEXT>: for the log", {})
+_OVERRIDE = ("override", "<NAME=VALUE>: change an argument of the recipe")
+_OPTIONS: dict[str, list[_Option]] = {
+    "init": [
+        ("name", "of the served model; default that of DIR", {}),
+        (*_OVERRIDE, {"default": []}),
+        ("served_from", "<DIR>: DIR/versions, as the server sees it", {}),
+    ],
+    "retrain": [
+        ("span", "<NAME>: data to train on", {"required": True}),
+        ("again", "train another candidate on it", {"default": False}),
+        (*_OVERRIDE, {"default": []}),
+        ("num_groups", "groups that teach each other", {"default": 1}),
+        ("workers_per_group", "workers of each", {"default": 1}),
+        ("ps_per_group", "parameter servers of each", {"default": 0}),
+        ("own_past", "learn from its own past, too", {"default": False}),
+        (
+            "new_weights",
+            "start from new weights, also of another architecture, and learn "
+            "from the promoted version's predictions only",
+            {"default": False},
+        ),
+        ("controls", "train what it is compared with", {"default": False}),
+    ],
+    "judge": [_NUMBER],
+    "promote": [
+        _NUMBER,
+        _WHY,
+        ("force", "although it is held, or rolled back", {"default": False}),
+    ],
+    "rollback": [
+        ("to", "a version that was promoted before", {"kind": int}),
+        _WHY,
+    ],
+    "report": [
+        ("version", "that was served", {"kind": int, "required": True}),
+        ("log_loss", "its live mean", {"kind": float, "required": True}),
+        ("examples", "how many", {"kind": int, "required": True}),
+        ("since", "<TEXT>: when they began; equals are noted once", {}),
+        ("dry_run", "print the verdict, change nothing", {"default": False}),
+    ],
+    "log": [("json", "print lines of JSON", {"default": False})],
+    "status": [],
+}
+_COMMANDS = {
+    "init": "make a line in a directory or bucket",
+    "retrain": "train a candidate on new data, from the promoted version",
+    "judge": "compare the newest candidate with the promoted version",
+    "promote": "make the newest candidate the version that is served",
+    "rollback": "undo the last promotion: serve the version before",
+    "report": "note a version's live loss, and roll back if it is worse",
+    "log": "print what happened, oldest first",
+    "status": "show candidates over time, and what is promoted",
+}
+_RUNS = {
+    **{"init": _init, "retrain": _retrain, "judge": _judge},
+    **{"promote": _promote, "rollback": _rollback, "report": _report},
+    **{"log": _log, "status": _status},
+}
+_EXITS = {
+    "judge": "; 3 if the verdict is to hold it",
+    "report": "; 4 if it is or was rolled back",
 }
 
 
 def _load(name: str) -> programs.Program:
-    run, define, about, more = _COMMANDS[name]
-
-    def define_all(flags: programs.Flags) -> None:
+    def define(flags: programs.Flags) -> None:
         flags.add_argument("place", metavar="DIR")
         flags.add_argument("file", nargs="?", metavar="my_workload.py")
-        define(flags)
+        for option, text, more in _OPTIONS[name]:
+            flags.add(option, text, **more)
         if name != "init":
-            flags.add(
-                "workdir",
-                "<DIR>: for the candidates of a line in an object store",
-            )
+            text = "<DIR>: for the candidates of a line in an object store"
+            flags.add("workdir", text)
 
     def guarded(options: programs.Options) -> int:
         try:
-            code = run(options)
+            code = _RUNS[name](options)
             sys.stdout.flush()
         except BrokenPipeError:
             programs.forget_output()
@@ -351,13 +311,14 @@ def _load(name: str) -> programs.Program:
             return EXIT_FAILURE
         return code
 
+    about = _COMMANDS[name]
     file = "my_workload.py" if name == "init" else "[my_workload.py]"
     return programs.Program(
         name=f"tfdistill line {name}",
         usage=f"DIR {file} [options]",
         about=f"{about[0].upper()}{about[1:]}.",
-        notes=_NOTES.format(more=more),
-        define=define_all,
+        notes=_NOTES.format(more=_EXITS.get(name, "")),
+        define=define,
         run=guarded,
     )
 
@@ -365,7 +326,7 @@ def _load(name: str) -> programs.Program:
 PROGRAM = programs.Commands(
     name="tfdistill line",
     about="A served model that is retrained on new data again and again.",
-    commands={name: about for name, (_, _, about, _) in _COMMANDS.items()},
+    commands=_COMMANDS,
     load=_load,
     notes="example:\n"
     "  tfdistill line init /models/clicks my_workload.py\n"

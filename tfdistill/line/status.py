@@ -2,7 +2,6 @@
 
 import datetime
 import io
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -26,6 +25,9 @@ _FIGURES = {
     "budget": ("churn_budget", "{:.4f}"),
     "examples": ("examples", "{:,.0f}"),
 }
+# What a line of the log leaves out, or shows without brackets.
+_OWN_COLUMNS = ("event", "time", "what", "before", "figures", "expected")
+_LISTS = ("reasons", "undone")
 _NOTES = """\
 tested    log loss on the new span of the version promoted then, before training
 log loss  of the candidate on the held-out rows; live: as it was reported back
@@ -58,24 +60,13 @@ def moment(event: Mapping[str, Any]) -> str:
 
 def event_line(event: Mapping[str, Any]) -> str:
     """Returns an event of the log as a line of text."""
-    forms = {
-        "retrain": "candidate {number} on {span}, from version {parent}",
-        "judge": "candidate {number}, against {against}: {verdict}. {reasons}",
-        "promote": "version {version}, after {previous}. {why}",
-        "rollback": "to version {version}, from {undone}. {why}",
-        "report": "version {version}: live log loss {log_loss} of {examples} "
-        "examples",
-    }
-    said = {
-        name: " ".join(map(str, value)) if isinstance(value, list) else value
+    said = [
+        f"{name} {' '.join(map(str, value)) if name in _LISTS else value}"
         for name, value in event.items()
-    }
-    try:
-        text = forms.get(event["what"], "").format_map(said)
-    except KeyError:  # What another release wrote.
-        text = json.dumps(event)
-    line = f"{event['event']:>5}  {moment(event)}  {event['what']:<9}{text}"
-    return untrusted.one_line(line, max_chars=2000)
+        if name not in _OWN_COLUMNS and value not in (None, "", [])
+    ]
+    start = f"{event['event']:>5}  {moment(event)}  {event['what']:<9}"
+    return start + untrusted.one_line(", ".join(said), max_chars=2000)
 
 
 def rows(line: store.Line) -> list[dict[str, Any]]:

@@ -12,25 +12,21 @@ are never used twice. Needs neither TensorFlow nor Keras.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import re
-import socket
 import tempfile
 import time
-import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
-from typing import NoReturn
 
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
-from tfdistill.exchange import notes
 from tfdistill.exchange import versions
+from tfdistill.line import locks
 from tfdistill.line import promotion
 from tfdistill.system import untrusted
 
@@ -41,17 +37,11 @@ _MAX_BYTES = 64 * 1024 * 1024
 _EVENT = re.compile(r"([0-9]{6,})-([a-z_]+)\.json")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _MAX_BEFORE = 100
-# The pointer and the log are locked for milliseconds; in a store, for requests.
-_WAIT_SECS, _POLL_SECS = 10.0, 0.02
-# In a store: how long a lock lasts whose holder has died, and how long another
-# may take from finding none to writing its own.
-_LEASE_SECS, _SETTLE_SECS = 20.0, 0.25
+# The pointer and the log are locked for milliseconds.
+_WAIT_SECS = 10.0
 _DISK = filesystem.LocalFileSystem()
+BusyError = locks.BusyError
 RefusedError = promotion.RefusedError
-
-
-class BusyError(RuntimeError):
-    """Another process is at work on the line."""
 
 
 class Line:
@@ -278,7 +268,7 @@ class Line:
             yield
             return
         self.settings()
-        with _flocked(f"{self.work}/candidates/.lock", what):
+        with locks.of_file(f"{self.work}/candidates/.lock", what):
             self.repair()
             self._is_working = True
             try:
@@ -289,11 +279,10 @@ class Line:
     def repair(self) -> None:
         """Completes what killed commands left undone, within `locked`."""
         with self._writing("repair"):
-            pass
-        for root in {self.work, self.root} if self.is_local else {self.work}:
-            for name in _names(_DISK, f"{root}/versions"):
+            directory = f"{self.work}/versions"
+            for name in _names(_DISK, directory):
                 if name.startswith(promotion.ASIDE):
-                    _DISK.remove_tree(f"{root}/versions/{name}")
+                    _DISK.remove_tree(f"{directory}/{name}")
 
     def promote(
         self,
@@ -303,7 +292,6 @@ class Line:
         why: str = "",
         extra: Mapping[str, bytes | os.PathLike[str]] | None = None,
         force: bool = False,
-        trust_graph: bool = False,
     ) -> bool:
         """Makes an exported version the one that is served.
 
@@ -317,7 +305,6 @@ class Line:
             why: For the log: a sentence.
             extra: Other files of the version; see `promotion.promote`.
             force: Whether to promote one that was rolled back.
-            trust_graph: See `promotion.promote`.
 
         Returns:
             False if it was promoted already.
@@ -348,7 +335,6 @@ class Line:
                     run, version, name=f"{self.settings()['name']} {number}"
                 ),
                 extra=extra,
-                trust_graph=trust_graph,
             )
             with self._writing("promote") as confirm:
                 if self.promoted() != current:
@@ -456,9 +442,11 @@ class Line:
         is still so.
         """
         if self.is_local:
-            lock = _flocked(f"{self.root}/.lock", what, wait_secs=_WAIT_SECS)
+            lock = locks.of_file(
+                f"{self.root}/.lock", what, wait_secs=_WAIT_SECS
+            )
         else:
-            lock = _leased(self._files, self.root, what)
+            lock = locks.in_store(self._files, self.root, what)
         with lock as confirm:
             event = self.pointer()
             known = {number for number, *_ in self._events()}
@@ -536,92 +524,3 @@ def _names(files: filesystem.FileSystem, directory: str) -> list[str]:
         return files.list_dir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _busy(place: str, holder: Mapping[str, Any], what: str) -> NoReturn:
-    named = untrusted.one_line(
-        f"`{holder.get('what')}` of process {holder.get('pid')} on "
-        f"{holder.get('host')}"
-    )
-    raise BusyError(
-        f"One command at a time may write to a line: {named} holds {place}, "
-        f"and this is `{what}`. Run it again once that is done."
-    )
-
-
-def _own(what: str) -> dict[str, Any]:
-    return {"what": what, "pid": os.getpid(), "host": socket.gethostname()}
-
-
-@contextlib.contextmanager
-def _flocked(
-    path: str, what: str, *, wait_secs: float = 0.0
-) -> Iterator[Callable[[], None]]:
-    """Holds a lock that the kernel frees when this process ends."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    deadline = time.monotonic() + wait_secs
-    with open(path, "a+b", buffering=0) as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    file.seek(0)
-                    text = file.read()
-                    _busy(path, untrusted.json_object(text) or {}, what)
-                time.sleep(_POLL_SECS)
-        try:
-            file.truncate(0)
-            file.write(json.dumps(_own(what)).encode())
-            yield lambda: None
-        finally:
-            # For a process forked meanwhile, which has the file open, too.
-            fcntl.flock(file, fcntl.LOCK_UN)
-
-
-@contextlib.contextmanager
-def _leased(
-    files: filesystem.FileSystem, root: str, what: str
-) -> Iterator[Callable[[], None]]:
-    """Holds owner.json, which names the writer, and until when.
-
-    A store cannot refuse the second of two writes. Both then read it back
-    after a while, longer than a request should take, and right before they
-    write anything: the one that finds the other's ends.
-    """
-    note = notes.Notes(files, root, group=0, signer=None)
-    own = {**_own(what), "token": uuid.uuid4().hex}
-    path, deadline = note.path("owner"), time.monotonic() + 2 * _LEASE_SECS
-    while (found := note.read("owner")) and _is_alive(found):
-        if time.monotonic() >= deadline:
-            _busy(path, found, what)
-        time.sleep(_SETTLE_SECS)
-    until = time.time() + _LEASE_SECS
-    note.write("owner", {**own, "until": until})
-
-    def confirm() -> None:
-        found = note.read("owner") or {}
-        if found.get("token") != own["token"] or time.time() > until:
-            _busy(path, found, what)
-
-    time.sleep(_SETTLE_SECS)
-    confirm()
-    try:
-        yield confirm
-    finally:
-        with contextlib.suppress(OSError, BusyError):
-            confirm()
-            note.remove("owner")
-
-
-def _is_alive(holder: Mapping[str, Any]) -> bool:
-    if holder.get("host") == socket.gethostname():
-        try:
-            os.kill(int(holder["pid"]), 0)
-        except ProcessLookupError:
-            return False
-        except (PermissionError, ValueError):
-            pass
-    until = holder.get("until")
-    return isinstance(until, int | float) and time.time() < until

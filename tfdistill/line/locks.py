@@ -1,0 +1,114 @@
+"""How one writer at a time writes to a line, on a disk or in a store."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import notes
+from tfdistill.system import untrusted
+
+_POLL_SECS = 0.02
+# In a store: how long a lock lasts whose holder has died, and how long another
+# may take from finding none to writing its own.
+_LEASE_SECS, _SETTLE_SECS = 20.0, 0.25
+
+
+class BusyError(RuntimeError):
+    """Another process is at work on the line."""
+
+
+def _own(what: str) -> dict[str, Any]:
+    return {"what": what, "pid": os.getpid(), "host": socket.gethostname()}
+
+
+def _busy(place: str, holder: Mapping[str, Any], what: str) -> BusyError:
+    who = "`{what}` of process {pid} on {host}".format_map(
+        {**dict.fromkeys(_own("")), **holder}
+    )
+    return BusyError(
+        "One command at a time may write to a line: "
+        f"{untrusted.one_line(who)} holds {place}, and this is `{what}`. Run "
+        "it again once that is done."
+    )
+
+
+@contextlib.contextmanager
+def of_file(
+    path: str, what: str, *, wait_secs: float = 0.0
+) -> Iterator[Callable[[], None]]:
+    """Holds a lock that the kernel frees when this process ends."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    deadline = time.monotonic() + wait_secs
+    with open(path, "a+b", buffering=0) as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    file.seek(0)
+                    holder = untrusted.json_object(file.read()) or {}
+                    raise _busy(path, holder, what) from error
+                time.sleep(_POLL_SECS)
+        try:
+            file.truncate(0)
+            file.write(json.dumps(_own(what)).encode())
+            yield lambda: None
+        finally:
+            # For a process forked meanwhile, which has the file open, too.
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextlib.contextmanager
+def in_store(
+    files: filesystem.FileSystem, root: str, what: str
+) -> Iterator[Callable[[], None]]:
+    """Holds owner.json, which names the writer, and until when.
+
+    A store cannot refuse the second of two writes. Both then read it back
+    after a while, longer than a request should take, and right before they
+    write anything: the one that finds the other's ends.
+    """
+    note = notes.Notes(files, root, group=0, signer=None)
+    path, deadline = note.path("owner"), time.monotonic() + 2 * _LEASE_SECS
+    while (found := note.read("owner")) and _is_alive(found):
+        if time.monotonic() >= deadline:
+            raise _busy(path, found, what)
+        time.sleep(_SETTLE_SECS)
+    own = {**_own(what), "token": uuid.uuid4().hex}
+    own["until"] = time.time() + _LEASE_SECS
+    note.write("owner", own)
+
+    def confirm() -> None:
+        found = note.read("owner") or {}
+        if found != own or not time.time() < own["until"]:
+            raise _busy(path, found, what)
+
+    time.sleep(_SETTLE_SECS)
+    confirm()
+    try:
+        yield confirm
+    finally:
+        with contextlib.suppress(OSError, BusyError):
+            confirm()
+            note.remove("owner")
+
+
+def _is_alive(holder: Mapping[str, Any]) -> bool:
+    if holder.get("host") == socket.gethostname():
+        try:
+            os.kill(int(holder["pid"]), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+    return time.time() < holder.get("until", 0)
