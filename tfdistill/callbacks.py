@@ -70,7 +70,7 @@ __all__ = [
 def defaults(
     every_steps: int, exchange: publisher.Exchange | None = None
 ) -> list[keras.callbacks.Callback]:
-    """Makes the callbacks that a codistilled training usually has.
+    """Returns the usual callbacks of a codistilled training.
 
     They are a `StudentExporter`, a `TeacherLoader` and, in a launched run, a
     `Backup` in `backup` in the group's directory.
@@ -111,7 +111,7 @@ def defaults(
 
 
 class StudentExporter(steps.Exporter):
-    """Publishes the student for the other groups every so many steps.
+    """Publishes the student for the other groups at regular steps.
 
     The training thread only takes a snapshot; a background thread writes and
     publishes it. While one export is being written, later ones are skipped.
@@ -469,7 +469,7 @@ def _check_offset(offset_steps: Any, every_steps: int) -> None:
 
 
 class TeacherLoader(steps.Loader):
-    """Lets the group agree on newer teachers every so many steps.
+    """Loads newer teachers at regular steps, the same on all workers.
 
     A background thread looks for versions and reads them, from the start of
     `fit` to its end. Between steps, training pays only for one small
@@ -530,7 +530,7 @@ class TeacherLoader(steps.Loader):
 
 
 class WaitForGroups(keras.callbacks.Callback):
-    """Waits after the first step until every group has taken it.
+    """Waits after the first step until every group has completed its own.
 
     Groups never wait for each other in a long training: the one that starts
     first has no teacher for a moment. In a run of a minute, that moment and the

@@ -118,7 +118,7 @@ def at_workers_share(
     *,
     global_batch_size: int,
 ) -> tf.data.Dataset:
-    """Marks where in a pipeline each worker is to drop the others' elements.
+    """Marks where in a pipeline each worker drops the others' elements.
 
     Otherwise they are dropped behind the last transformation, so that every
     worker decodes whole global batches. Of each of those a worker gets every

@@ -23,7 +23,7 @@ _REMEDY = "Fix or remove the example"
 
 
 class DataError(ValueError):
-    """The data are missing, broken, or fewer than what is asked of them."""
+    """The data are missing, faulty, or too few."""
 
 
 def checked(

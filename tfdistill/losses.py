@@ -337,7 +337,7 @@ class ReverseKL(DistillationLoss):
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class LogitsMeanSquaredError(DistillationLoss):
-    """Squared error between logits, its mean taken over the classes.
+    """Mean squared error between logits, over the classes.
 
     The target is the weighted mean of the teachers' logits. A class that both
     sides mask by a logit of -inf costs nothing.

@@ -97,7 +97,7 @@ def _labels(labels: npt.ArrayLike, predictions: np.ndarray) -> np.ndarray:
 def quality(
     labels: npt.ArrayLike, predictions: npt.ArrayLike
 ) -> dict[str, float]:
-    """Returns how good a model's predictions are.
+    """Returns figures for the quality of a model's predictions.
 
     Args:
         labels: Whole numbers, `[...]` for predictions `[..., classes]`, or
@@ -131,7 +131,7 @@ def quality(
 def churn(
     predictions: npt.ArrayLike, other_predictions: npt.ArrayLike
 ) -> dict[str, float]:
-    """Returns how far two models' predictions are apart.
+    """Returns how much two models' predictions differ.
 
     Args:
         predictions: Probabilities of one model.

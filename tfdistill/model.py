@@ -72,7 +72,7 @@ def _of_the_model_inside(name: str) -> Any:
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class DistributedModel(steps.Trained, keras.Model):
-    """Trains a finished model on several workers or parameter servers.
+    """Trains any Keras model on several workers or parameter servers.
 
     `compile`, `fit`, `evaluate` and `predict` take what those of the model
     take, under every strategy. With one replica the model trains exactly as
@@ -505,7 +505,7 @@ def _check_preprocessor(student: Any) -> None:
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class CodistillModel(steps.Codistilled, DistributedModel):
-    """Trains a student on its task and on what its teachers predict.
+    """Trains a student on its task and on its teachers' predictions.
 
     The loss of a step is
 

@@ -20,7 +20,7 @@ __all__ = ["BurnIn"]
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class BurnIn:
-    """Zero for the first steps, then the full weight: at once, or by a ramp.
+    """Zero for the first steps, then the full weight, with or without a ramp.
 
     The hard switch is `n_burn_in` of Anil et al. 2018, Algorithm 1.
 

@@ -137,7 +137,7 @@ def _is_address(address: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """One task's place in its group, and its group's place in the run.
+    """A task's place in its group, and its group's place in the run.
 
     Attributes:
         task_type: `"chief"`, `"worker"` (default) or `"ps"`.

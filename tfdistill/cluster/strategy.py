@@ -33,7 +33,7 @@ _CLUSTERS: weakref.WeakKeyDictionary[
 def make_strategy(
     cluster: identity.Cluster | None = None,
 ) -> tf.distribute.Strategy:
-    """Makes the strategy that a task trains under.
+    """Creates the strategy that a task trains with.
 
     Call it before any other TensorFlow operation: collectives can only be set
     up at program start. One task trains on its one device or mirrors over its

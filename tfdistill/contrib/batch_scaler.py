@@ -98,7 +98,7 @@ class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class BatchScaler(steps.SteppedCallback):
-    """Moves this group's batch size until all groups update equally often.
+    """Adapts this group's batch size until all groups update equally often.
 
     Each group looks at its peers' versions, whose manifests say how many
     examples a second a group trains on, without waits for others. It takes

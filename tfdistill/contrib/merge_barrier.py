@@ -27,7 +27,7 @@ OPEN_FIELD = "merge_barrier_open"
 
 
 class MergeBarrier(mixing.WeightMixer):
-    """A `WeightMixer` until a barrier lies between the groups.
+    """A `WeightMixer` that stops mixing once averaging makes models worse.
 
     It is the distillation weight as well:
 

@@ -15,7 +15,7 @@ from tfdistill.teachers import teacher
 
 
 class OtherStudents(teacher.Teacher):
-    """Has the students that are the outputs of one model teach each other.
+    """Lets students that are outputs of one model teach each other.
 
     The model returns the outputs of its first student, then those of the next.
     Each learns from all the others: the students stand in a circle, and for

@@ -18,7 +18,7 @@ from tfdistill.system import keras_internals
 
 @keras.saving.register_keras_serializable("tfdistill")
 class QuasiGlobalMomentum(keras.optimizers.Optimizer):
-    """Momentum of what a mix left of the steps (Lin et al. 2021).
+    """SGD with momentum from the weights' change after mixes (Lin et al. 2021).
 
     Local momentum follows the gradients of one group's data. If groups mix
     their weights and their data differ, it leads each
@@ -156,7 +156,7 @@ def dirichlet_shard(
     alpha: float,
     seed: int,
 ) -> Any:
-    """Returns this group's examples of arrays, among which labels are rare.
+    """Returns this group's examples of arrays, with skewed labels.
 
     For each label, the groups' proportions are drawn from a Dirichlet
     distribution whose parameters are all `alpha` (Hsu et al. 2019,

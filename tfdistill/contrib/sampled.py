@@ -12,7 +12,7 @@ from tfdistill.embedding import rows as rows_lib
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class SampledOutput(keras.layers.Layer):
-    """A dense output layer whose training computes only drawn classes.
+    """A dense output layer that computes only sampled classes in training.
 
     In inference it is `keras.layers.Dense`: `[..., features]` to logits
     `[..., num_classes]`. Exports, `evaluate`, `predict` and teachers see that.

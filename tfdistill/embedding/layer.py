@@ -256,7 +256,7 @@ _COMBINERS = (None, "sum", "mean", "sqrtn")
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class ShardedEmbedding(keras.layers.Layer):
-    """Looks up a vector for each id in a table that lies in shards.
+    """Looks up a vector for each id in a sharded table.
 
     Under `ParameterServerStrategy` each parameter server holds a shard;
     elsewhere the table is one variable, unless `num_shards` says otherwise.

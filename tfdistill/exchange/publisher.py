@@ -42,7 +42,7 @@ def check_exchange(exchange: Any) -> None:
 
 
 class Exchange:
-    """The shared directory through which groups see each other's exports.
+    """The shared directory through which groups read each other's exports.
 
     One process of each group publishes; any number read. Methods may be
     called from several threads.

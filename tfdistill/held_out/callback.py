@@ -23,7 +23,7 @@ _BATCH_SIZE = 256
 
 
 class HeldOutPredictions(steps.SteppedCallback):
-    """Writes what the student predicts of held-out data at the end of `fit`.
+    """Writes the student's predictions on held-out data at the end of `fit`.
 
     The chief writes `held_out/NAME.npz` in its group's directory, or in the
     current one outside of a launched run: the probabilities and the labels.

@@ -45,7 +45,7 @@ def label(
 
 
 def attach(element: Any, labels: Mapping[str, Any]) -> Any:
-    """Adds labels to an element of a data set, as `fit` takes it.
+    """Adds labels to an element of a data set, in the form that `fit` expects.
 
     Args:
         element: `x`, `(x, y)` or `(x, y, sample_weight)`, in batches; labels

@@ -43,7 +43,7 @@ def write(
     trust: bool = False,
     progress: Callable[[int], None] = lambda num_rows: None,
 ) -> int:
-    """Writes what a teacher says of each example of a data set.
+    """Writes a teacher's predictions for each example of a data set.
 
     Args:
         dataset: Finite, batches as `fit` takes them; of each element only the

@@ -23,7 +23,7 @@ _CLASSES = "classes_of_"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-    """What of an output `[batch, ..., classes]` is kept.
+    """How an output `[batch, ..., classes]` is stored.
 
     Attributes:
         top_k: Keep the likeliest classes, so many of them, with their

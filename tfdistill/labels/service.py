@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class Teachers:
-    """Attaches to each batch what servers' models predict for it.
+    """Attaches servers' predictions to each batch.
 
     Pass it to `dataset.map`, after `batch`. It asks one server a batch, all of
     them in turn, and another one if that fails. The training never waits

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class WeightMixer(steps.Mixer):
-    """Mixes the weights with those of other groups every so many steps.
+    """Mixes the weights with those of other groups at regular steps.
 
     Groups publish versions as for codistillation, by a `StudentExporter` that
     comes before it among the callbacks, and read each other's in the

@@ -37,7 +37,7 @@ def _towards(own: Values, target: Values, share: float) -> list[Any]:
 
 
 class Rule:
-    """How weights are mixed. The rules are frozen and hold no state."""
+    """A rule for mixing weights. Rules are frozen and hold no state."""
 
     @property
     def description(self) -> str:
@@ -89,7 +89,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class ModelAveraging(Rule):
-    """Moves the weights towards the mean by a share of the way.
+    """Moves the weights part of the way toward the mean.
 
         w <- (1 - alpha) w + alpha mean
 
@@ -126,7 +126,7 @@ class ModelAveraging(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class OuterOptimizer(Rule):
-    """Has an optimizer take the progress since the last mix for a gradient.
+    """Treats the progress since the last mix as an optimizer's gradient.
 
         g = anchor - mean,   anchor <- optimizer(anchor, g),   w <- anchor
 

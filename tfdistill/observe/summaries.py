@@ -140,7 +140,7 @@ _SHOWN = ("loss", "task_loss", "distillation_loss", "distillation_weight")
 
 
 class CodistillTensorBoard(steps.SteppedCallback):
-    """Writes what a codistilled training does, for TensorBoard.
+    """Writes the progress of a codistilled training for TensorBoard.
 
     Losses, each teacher's staleness and health, exports and
     refreshes, speed and memory, at the student's global step.

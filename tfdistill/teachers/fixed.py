@@ -17,7 +17,7 @@ from tfdistill.training import steps
 
 
 class FixedTeacher(teacher.Teacher):
-    """A Keras model, a `.keras` file or a SavedModel, run as it is.
+    """A Keras model, a `.keras` file or a SavedModel that doesn't change.
 
     A Keras model's values are copied when `fit` begins: it does not matter
     where the model was made, and it may be trained further, or be the student,

@@ -17,7 +17,7 @@ from tfdistill.teachers import teacher
 
 
 class OwnPast(teacher.Teacher):
-    """The student as it was at its last export, or a running mean of these.
+    """The student at its last export, or a running mean of its exports.
 
     A version is taken of what the `StudentExporter` among the callbacks would
     publish, at each of its exports; without an exporter, at each refresh of the

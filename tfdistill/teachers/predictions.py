@@ -31,7 +31,7 @@ _MOST_STEPS = 16
 
 
 class PeerPredictions(teacher.Teacher):
-    """Predictions for predictions of the same batch, with all peers at once.
+    """Exchanges predictions for the same batch with all peers.
 
     All groups must read `data.group_shard(..., mode="coordinated")`. A step
     waits for its peers for `wait_secs` at most, and does without those that

@@ -36,7 +36,7 @@ _NUM_LOOKS_BACK = 4
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """What a teacher counts until the next refresh, and why.
+    """A teacher's share of its weight until the next refresh, and why.
 
     Attributes:
         health: "good", "fading", "too_stale", "dropped" or "absent": what the
@@ -62,7 +62,7 @@ class Standing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What a teacher is asked about: one replica's rows, in one step.
+    """The input of a teacher: one replica's rows in one step.
 
     Attributes:
         inputs: `[rows, ...]`, structured as the student takes them.
@@ -173,7 +173,7 @@ class Student:
 
 
 class Teacher:
-    """Answers about the student's batches; a base class for your own kinds.
+    """Predicts for the student's batches; the base class of all teachers.
 
     A subclass fills `ask`; everything else has a default. The methods are
     called in this order:
