@@ -33,7 +33,7 @@ def add_candidate(line: store.Line, span: str) -> tuple[int, str]:
             path.write_bytes(b"%d" % number * 1000)
 
     version = exchange.publish(write, group=0, step=10 * number)
-    lineage = {"number": number, "span": span, "examples": 1000}
+    lineage = {"span": span, "examples": 1000, "churn_budget": 0.02}
     (candidate / store.LINEAGE).write_text(json.dumps(lineage))
     return number, version.path
 

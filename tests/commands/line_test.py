@@ -106,9 +106,9 @@ def test_a_model_over_some_days(place, gate, capsys):
     page = capsys.readouterr().out
     rows = [line.split() for line in page.splitlines() if "day_" in line]
     first, second = " ".join(rows[0]), " ".join(rows[1])
-    assert first == "1 day_1 - 0.4100 - - 1,000 - promote promoted"
+    assert first == "1 day_1 - 0.4100 - 0.0200 1,000 - - promote promoted"
     assert second == (
-        "2 day_2 - 0.4200 0.0100 - 1,000 0.9000 promote rolled back"
+        "2 day_2 - 0.4200 0.0100 0.0200 1,000 yes 0.9000 promote rolled back"
     )
     assert "Version 1 is promoted since 20" in page
     shown = event_accumulator.EventAccumulator(f"{place}/tensorboard/promoted")

@@ -145,4 +145,8 @@ def test_the_wheel_alone_runs_every_command_on_a_users_own_files(tfdistill):
         *("--volume-claim=runs", *groups),
     )
     assert "my_train.py" in tried["kubernetes"]
+    (here / "daily.py").write_text("def workload(spans=()):\n    ...\n")
+    tfdistill("line", "init", "clicks", "daily.py")
+    tried["line"] = tfdistill("line", "status", "clicks")
+    assert "Nothing is promoted" in tried["line"]
     assert set(tried) == set(main.COMMANDS)

@@ -192,18 +192,20 @@ def _report(options: programs.Options) -> int:
     known = [{n: e[n] for n in names} for e in line.events("report")]
     if not options.dry_run and not (options.since and said in known):
         line.note("report", **said)
-    now, gone = line.promoted() or 0, line.events("rollback")
-    if options.version > now and any(
-        options.version in e["undone"] for e in gone
-    ):
-        print(f"{now} is promoted; {options.version} was rolled back")
-        return EXITS["roll back"]
+    pointer = line.pointer()
+    served, gone = pointer.get("version") or 0, line.events("rollback")
+    if any(options.version in event["undone"] for event in gone):
+        if options.version > served:
+            print(f"{served} is promoted; {options.version} was rolled back")
+            return EXITS["roll back"]
     verdict, reasons = gate.live_verdict(line)
     code = _verdict(verdict, reasons)
     if code != EXITS["roll back"]:
         return 0
     if not options.dry_run:
-        line.rollback(why=" ".join(reasons))
+        line.rollback(
+            pointer.get("previous"), why=" ".join(reasons), only=served
+        )
         print(line.version_path(line.promoted() or 0))
     return code
 

@@ -32,7 +32,7 @@ _NOTES = """\
 tested    log loss on the new span of the version promoted then, before training
 log loss  of the candidate on the held-out rows; live: as it was reported back
 churn     mean change of a prediction from that version to the candidate
-budget    the churn that the retrain was allowed
+budget    the churn that the retrain was allowed, and whether that was kept
 """
 
 
@@ -42,12 +42,14 @@ def figures(
     """Returns what is shown of a candidate over time."""
     of = report.get("figures", {})
     churn = report.get("estimates", {}).get("churn", {})
+    recipe = lineage.get("recipe", {})
+    given = {**recipe.get("arguments", {}), **recipe.get("settings", {})}
     return {
         "progressive_log_loss": lineage.get("progressive", {}).get("log_loss"),
         "promoted_log_loss": (of.get("promoted") or {}).get("log_loss"),
         "log_loss": (of.get("candidate") or {}).get("log_loss"),
         "churn": churn.get("value"),
-        "churn_budget": lineage.get("churn_budget"),
+        "churn_budget": lineage.get("churn_budget", given.get("churn_budget")),
         "examples": lineage.get("examples"),
     }
 
@@ -100,13 +102,14 @@ def show(line: store.Line) -> None:
             str(row["number"]),
             row.get("span", tables.UNKNOWN),
             *(_text(row.get(key), form) for key, form in _FIGURES.values()),
+            _kept(row.get("churn"), row.get("churn_budget")),
             _text(row.get("live"), "{:.4f}"),
             _styled(row.get("verdict", tables.UNKNOWN)),
             _styled(row.get("state", tables.UNKNOWN)),
         ]
         for row in rows(line)
     ]
-    names = ("version", "span", *_FIGURES, "live", "verdict", "state")
+    names = ("version", "span", *_FIGURES, "kept", "live", "verdict", "state")
     console.print(tables.table(names, cells))
     now = line.pointer()
     text = "Nothing is promoted."
@@ -121,6 +124,12 @@ def show(line: store.Line) -> None:
 
 def _text(value: Any, form: str) -> str:
     return tables.UNKNOWN if value is None else form.format(value)
+
+
+def _kept(churn: float | None, budget: float | None) -> str:
+    if churn is None or not budget:
+        return tables.UNKNOWN
+    return "yes" if churn <= budget else "no"
 
 
 def _styled(word: str) -> rich.text.Text:

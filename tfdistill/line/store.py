@@ -356,7 +356,8 @@ class Line:
                 f"or roll back: tfdistill line rollback {self.root} "
                 f"--to={number}."
             )
-        for event in self.events("rollback"):
+        was_promoted = _names(self._files, self.version_path(number))
+        for event in self.events("rollback") if was_promoted else ():
             if number in event["undone"] and not force:
                 raise RefusedError(
                     f"Version {number} was rolled back: "
@@ -364,13 +365,16 @@ class Line:
                     "all the same, pass --force."
                 )
 
-    def rollback(self, to: int | None = None, *, why: str = "") -> bool:
+    def rollback(
+        self, to: int | None = None, *, why: str = "", only: int | None = None
+    ) -> bool:
         """Moves the pointer back: one small write.
 
         Args:
             to: A version that was promoted before. Default: the one before
                 the last promotion; what is undone already is not undone again.
             why: For the log: a sentence.
+            only: A version; if another is promoted by now, nothing is done.
 
         Returns:
             False if it was done already.
@@ -383,8 +387,10 @@ class Line:
         with self._writing("rollback") as confirm:
             now = self.pointer()
             before, current = now.get("before", []), now.get("version")
-            was_back = to is None and now.get("what") == "rollback"
-            if was_back or (to is not None and to == current):
+            is_done = (
+                now.get("what") == "rollback" if to is None else to == current
+            )
+            if is_done or only not in (None, current):
                 return False
             if not before or to not in [None, *before]:
                 names = ", ".join(map(str, before)) or "none"
