@@ -129,8 +129,8 @@ class StudentExporter(steps.Exporter):
         every_steps: Steps between exports.
         offset_steps: Steps by which exports come later; None unless given.
         schema: The digests of what its versions mean.
-        exchange, group: Where it publishes, and whose versions these are; once
-            training has begun.
+        exchange: Where it publishes, once training has begun.
+        group: Whose versions these are, once training has begun.
         totals: How many exports were published, skipped and failed, and the
             bytes published.
     """
@@ -538,7 +538,9 @@ class WaitForGroups(keras.callbacks.Callback):
     other's first steps in the workdir of the run.
 
     Example:
+        ```python
         callbacks = [WaitForGroups(), *defaults(every_steps=50)]
+        ```
     """
 
     # The other workers of the group wait for it in their next step.

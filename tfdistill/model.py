@@ -245,17 +245,9 @@ class DistributedModel(steps.Trained, keras.Model):
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains the model; takes what `keras.Model.fit` takes.
 
-        In a launched run it adds a `RunLogger`, which the launcher reads, and
-        for a `CodistillModel` a `CodistillTensorBoard`. The `Backup`, if there
-        is one, decides where to begin (`backup.callback.session`), checks are
-        added (`training.guards.over`), and the trainer prepares the data and
-        runs Keras' own loop (`training.trainer.ReplicaTrainer`) or that over
-        the workers of parameter servers (`parameter_server.trainer`). Callbacks
-        run in this order, those in brackets only if they are needed:
-
-            [_Before], _DataWatch, TerminateOnNonFinite, [FitBackup],
-            [TeachingWatch], yours, [RunLogger], [CodistillTensorBoard],
-            [Backup], [StepWatchdog], [_After]
+        In a launched run it adds callbacks: one that writes what the launcher
+        shows, and for a `CodistillModel` a `CodistillTensorBoard`. Training
+        begins where the `Backup` among your callbacks, if there is one, ended.
 
         Under parameter servers one batch of the data is one step of one
         worker, and `steps_per_epoch` counts the steps of all workers.
@@ -275,6 +267,15 @@ class DistributedModel(steps.Trained, keras.Model):
             data_checks.DataError: The data are empty, faulty or too few.
             RuntimeError: The loss or a weight is not finite.
         """
+        # The `Backup` decides where to begin (`backup.callback.session`),
+        # checks are added (`training.guards.over`), and the trainer prepares
+        # the data and runs Keras' own loop (`training.trainer.ReplicaTrainer`)
+        # or that over the workers of servers (`parameter_server.trainer`). The
+        # order of callbacks, those in brackets only if they are needed:
+        #
+        #     [_Before], _DataWatch, TerminateOnNonFinite, [FitBackup],
+        #     [TeachingWatch], yours, [RunLogger], [CodistillTensorBoard],
+        #     [Backup], [StepWatchdog], [_After]
         if self.model.built and not self.model.trainable_weights:
             warnings.warn(
                 f"Nothing of {self.model.name!r} will be trained: it has no "

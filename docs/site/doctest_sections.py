@@ -1,4 +1,4 @@
-"""Shows the examples of docstrings as code, under the heading in use here."""
+"""Shows the examples of docstrings as code, and links the pages they name."""
 
 import re
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import griffe
 
 _HEADING = re.compile(r"^( *)Example:$", re.MULTILINE)
+_PAGE = re.compile(r"`?docs/(\w+)\.md`?")
 
 
 class DoctestSections(griffe.Extension):
@@ -14,6 +15,5 @@ class DoctestSections(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Renames the heading before the docstring is parsed."""
         if obj.docstring is not None:
-            obj.docstring.value = _HEADING.sub(
-                r"\1Examples:", obj.docstring.value
-            )
+            text = _HEADING.sub(r"\1Examples:", obj.docstring.value)
+            obj.docstring.value = _PAGE.sub(r"[the page \1](../\1.md)", text)

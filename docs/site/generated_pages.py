@@ -3,6 +3,7 @@
 import html
 import importlib
 import inspect
+import itertools
 import json
 import pathlib
 import re
@@ -21,35 +22,51 @@ _TEXTS = {
 }
 _INDEX = "api/index.md"
 # The public names by task, in the order in which a reader needs them. A module
-# stands for all that it offers; a class may name the methods that matter.
-_TASKS: dict[str, dict[str, tuple[str, ...]]] = {
-    "Start a run": {"make_strategy": (), "Cluster": (), "launch": ()},
-    "Wrap your model": {
-        "CodistillModel": ("compile",),
-        "DistributedModel": (
-            *("compile", "fit", "evaluate", "predict"),
-            *("save", "save_weights", "load_weights", "export"),
-        ),
-    },
-    "Teachers": {"teachers": ()},
-    "Losses and their weight": {"losses": (), "schedules": ()},
-    "Callbacks": {"callbacks": ()},
-    "Data and layers": {"data": (), "layers": ()},
-    "Labels by value": {"labels": ()},
-    "Mixing weights": {"mixing": ()},
-    "Compare methods": {"Workload": (), "metrics": (), "optimizers": ()},
-    "The exchange": {"Exchange": ()},
-    "Related methods": {"contrib": ()},
+# stands for all that it offers.
+_TASKS = {
+    "Start a run": ("make_strategy", "Cluster", "launch"),
+    "Wrap your model": ("CodistillModel", "DistributedModel"),
+    "Teachers": ("teachers",),
+    "Losses and their weight": ("losses", "schedules"),
+    "Callbacks": ("callbacks",),
+    "Data and layers": ("data", "layers"),
+    "Labels by value": ("labels",),
+    "Mixing weights": ("mixing",),
+    "Compare methods": ("Workload", "metrics", "optimizers"),
+    "The exchange": ("Exchange",),
+    "Related methods": ("contrib",),
+}
+# The methods that users call or write, null for all. Of other classes the pages
+# show none.
+_METHODS = {
+    "CodistillModel": "[compile]",
+    "DistributedModel": "[compile, fit, evaluate, predict, save, save_weights, "
+    "load_weights, export]",
+    **dict.fromkeys(("Cluster", "Exchange", "labels.Form"), "null"),
+    **dict.fromkeys(("labels.Teachers", "losses.DistillationLoss"), "null"),
+    **dict.fromkeys(("mixing.Rule", "teachers.Teacher"), "null"),
 }
 # Outside the site: pages for maintainers, raw reports.
 _OUTSIDE = ("internals", "results")
 _LINK = re.compile(
     rf"\]\(((?:{'|'.join(_OUTSIDE)})/[^)#\s]+\.md)(?:#[^)\s]*)?\)"
 )
-# Inline code, and where it may be broken: after a mark, not within a word.
-_INLINE = re.compile(r"(?<!</span>)<code>([^<]*)</code>")
-_MARK = re.compile(r"(?<=\w)([./=,(_\[]+)(?=\w|&)")
+# Code in a sentence or a heading, and where it may be broken: at spaces, and
+# after a mark between parts that are long enough to be read alone.
+_INLINE = re.compile(
+    r'((?<!</span>)<code>|<span class="doc doc-object-name[^>]*>)([^<]*)(?=</)'
+)
+_MARK = re.compile(r"( +|(?<=[\w;]{4})[./=,(\[]+(?=\S{6}))")
 _BREAK = r"\1<wbr>"
+# An option in the text for `--help`, and what it does.
+_OPTION = re.compile(
+    r"^  (\S.*?)(?:  +|\n {9,})(\S.*(?:\n {9,}.+)*)", re.MULTILINE
+)
+_FLAG = re.compile(r"(?<!\S)(--\w[\w-]*)")
+_CODE = r"<code>\1</code>"
+_PAGE = re.compile(r"docs/(\w+)\.md")
+# How a terminal makes words bold or green.
+_COLOR = re.compile(r"\x1b\[[\d;]*m")
 
 
 def on_config(config: Any) -> Any:
@@ -107,10 +124,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Lets inline code break after marks."""
+    """Lets inline code break where it stays readable."""
     del page, config
     return _INLINE.sub(
-        lambda found: f"<code>{_MARK.sub(_BREAK, found[1])}</code>", output
+        lambda found: found[1] + _MARK.sub(_BREAK, found[2]),
+        output.replace("</code>\n)", "</code>)"),
     )
 
 
@@ -130,18 +148,11 @@ def _members(name: str) -> list[tuple[str, Any]]:
 
 
 def _task_page(task: str) -> str:
-    """The names of a task, each with its docstring."""
-    content = f"# {task}\n"
-    for name, methods in _TASKS[task].items():
-        for public, found in _members(name):
-            path = f"{found.__module__}.{found.__qualname__}"
-            content += f"\n## `tfdistill.{public}`"
-            content += f" {{ #{public} }}\n\n::: {path}\n    options:\n"
-            content += "      show_root_heading: false\n"
-            content += "      show_root_toc_entry: false\n"
-            content += "      heading_level: 3\n"
-            if methods:
-                content += f"      members: [{', '.join(methods)}]\n"
+    """The names of a task, each with its docstring; found after the guides."""
+    content = f"---\nsearch: {{boost: 0.5}}\n---\n\n# {task}\n"
+    for public, _ in itertools.chain(*map(_members, _TASKS[task])):
+        content += f"\n::: tfdistill.{public}\n    options:\n"
+        content += f"      members: {_METHODS.get(public, '[]')}\n"
     return content
 
 
@@ -159,7 +170,10 @@ def _api_index() -> str:
         for member, found in (m for name in names for m in _members(name)):
             text = inspect.getdoc(found) or ""
             first = text.partition("\n\n")[0].replace("\n", " ")
-            lines.append(f"| [`{member}`]({page}#{member}) | {first} |")
+            first = first.replace("|", r"\|")
+            lines.append(
+                f"| [`{member}`]({page}#tfdistill.{member}) | {first} |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -186,14 +200,31 @@ def _commands_index() -> str:
 
 
 def _command_page(name: str) -> str:
-    """The texts that a program and its own commands print for `--help`."""
+    """What a program and its own commands print for `--help`, in tables."""
     program = importlib.import_module(f"tfdistill.commands.{name}").PROGRAM
-    texts = [program.help()]
-    texts += [
-        program.load(one).help() for one in getattr(program, "commands", ())
-    ]
-    blocks = "\n".join(f"```text\n{text}```\n" for text in texts)
-    return f"# tfdistill {name}\n\n{blocks}"
+    own = [program.load(one) for one in getattr(program, "commands", ())]
+    page, level = [], "#"
+    for each in [program, *own]:
+        page.append(f"{level} {each.name}")
+        for part in each.help().strip().split("\n\n"):
+            text = html.escape(part, quote=False)
+            text = _PAGE.sub(r'<a href="../\1.html">\1</a>', text)
+            if options := _OPTION.findall(text):
+                if not text.startswith(" "):
+                    title = text.partition(":\n")[0].capitalize()
+                    page.append(f"{level}# {title}")
+                rows = (
+                    f"<tr><td><code>{option}</code></td>"
+                    f"<td>{_FLAG.sub(_CODE, does)}</td></tr>"
+                    for option, does in options
+                )
+                page.append(f"<table>{''.join(rows)}</table>")
+            elif "\n  " in text or text.startswith("usage:"):
+                page.append(f"```text\n{part}\n```")
+            else:
+                page.append(f"<p>{_FLAG.sub(_CODE, text)}</p>")
+        level = "##"
+    return "\n\n".join(page) + "\n"
 
 
 # --- The notebook ------------------------------------------------------------
@@ -220,4 +251,5 @@ def _output(output: dict[str, Any]) -> str:
         png = "".join(data["image/png"]).replace("\n", "")
         return f'<img alt="The plot" src="data:image/png;base64,{png}">'
     text = "".join(output.get("text", data.get("text/plain", "")))
+    text = _COLOR.sub("", text)
     return f"<pre><span></span><code>{html.escape(text.rstrip())}</code></pre>"

@@ -29,7 +29,7 @@ be copied, 2 for wrong options.
 
 
 def _add_options(options: programs.Flags) -> None:
-    options.add_argument("run")
+    options.add_argument("run", help="workdir of the run")
     add = options.add
     add("to", "<DIR>: directory of the served model", required=True)
     add("group", "group whose student is served", 0)

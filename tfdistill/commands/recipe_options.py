@@ -89,8 +89,8 @@ def listing(title: str, items: Mapping[str, str]) -> str:
         textwrap.fill(
             text,
             80,
-            initial_indent=f"  {name:<{width}} ",
-            subsequent_indent=" " * (width + 3),
+            initial_indent=f"  {name:<{width}}  ",
+            subsequent_indent=" " * (width + 4),
         )
         for name, text in items.items()
     ]

@@ -30,7 +30,7 @@ example:
 
 
 def _add_options(options: programs.Flags) -> None:
-    options.add_argument("workdir")
+    options.add_argument("workdir", help="of the run")
     add = options.add
     add("watch", "keep showing the status until the run is over", False)
     add("check", "exit with 1 if a group has failed or is silent", False)

@@ -116,10 +116,12 @@ class BatchScaler(steps.SteppedCallback):
     resumed training cuts the same batches.
 
     Example:
+        ```python
         scaler = contrib.BatchScaler(exchange, batch_size=64, every_steps=100)
         model.compile(keras.optimizers.SGD(scaler.scaled(0.1)), "mse")
         data = scaler.batched(examples.shuffle(10_000, seed=1).repeat())
         model.fit(data, steps_per_epoch=1000, callbacks=[exporter, scaler])
+        ```
     """
 
     def __init__(
@@ -292,8 +294,10 @@ class BatchScaler(steps.SteppedCallback):
             rate: A number or a schedule, for the size at the beginning.
 
         Example:
+            ```python
             rate = keras.optimizers.schedules.CosineDecay(0.1, 10_000)
             model.compile(keras.optimizers.SGD(scaler.scaled(rate)), "mse")
+            ```
         """
         self._is_scaled = True
         return ScaledRate(rate, self._factor)

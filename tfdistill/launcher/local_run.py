@@ -424,9 +424,11 @@ def launch(
         KeyboardInterrupt: All tasks were stopped by Ctrl-C.
 
     Example:
+        ```python
         run = tfdistill.launch(
             ["python", "train.py"], num_groups=2, workdir="/tmp/run"
         )
+        ```
     """
     topology = local_cluster.LocalCluster(
         command=command,

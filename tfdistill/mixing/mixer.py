@@ -42,7 +42,8 @@ class WeightMixer(steps.Mixer):
     until it publishes.
 
     Attributes:
-        num_mixes, num_skipped: Mixes that took place, and that had no version.
+        num_mixes: Mixes that took place.
+        num_skipped: Mixes that had no version.
         num_bytes: Bytes of the versions that were mixed.
         waits: How long the training thread waited for versions.
         blocked: How long mixing held up the training thread, waits included.

@@ -30,7 +30,9 @@ class IgnoreStorageErrors(keras.callbacks.Callback):
     caught (`OSError`, and what TensorFlow raises for one).
 
     Example:
+        ```python
         IgnoreStorageErrors(keras.callbacks.TensorBoard("logs"))
+        ```
     """
 
     # For callbacks that write files; see `guards.select`.

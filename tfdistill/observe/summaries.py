@@ -153,7 +153,9 @@ class CodistillTensorBoard(steps.SteppedCallback):
     repeated.
 
     Example:
+        ```python
         shown = tfdistill.callbacks.CodistillTensorBoard("logs")
+        ```
     """
 
     chief_only = True
