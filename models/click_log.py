@@ -1,4 +1,4 @@
-"""A click log that is made, not downloaded: eight days, and the truth known.
+"""A click log that is made, not downloaded: some days, and the truth known.
 
 A row shows an ad to a user on a site. Its click is drawn with a probability
 whose logit is the sum of
@@ -148,6 +148,16 @@ def split(log: Log) -> tuple[Log, Log]:
     """Returns the days to train on, and the last day."""
     is_last = log.days == NUM_DAYS - 1
     return log.where(~is_last), log.where(is_last)
+
+
+def day(
+    log: Log, number: int, *, held_out_share: float = 0.2
+) -> tuple[Log, Log]:
+    """Returns the rows of a day to train on, and those held out, every nth."""
+    found = log.where(log.days == number)
+    every = round(1 / held_out_share)
+    is_held_out = np.arange(len(found.labels)) % every == 0
+    return found.where(~is_held_out), found.where(is_held_out)
 
 
 def truth(log_seed: int = 0, rows_per_day: int = 8000) -> float:

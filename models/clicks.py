@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 import tfdistill
 from models import click_log
@@ -65,6 +66,85 @@ def workload(
             if tfdistill.Cluster.from_env().peers
             else []
         ),
+    )
+
+
+def daily(
+    spans: Sequence[str] = (),
+    log_seed: int = 0,
+    rows_per_day: int = 8000,
+    num_days: int = 30,
+    learning_rate: float = 1e-3,
+    batch_size: int = 512,
+    epochs: int = 2,
+    fresh_epochs: int = 5,
+    num_steps: int = 0,
+    embedding_dim: int = 8,
+    hidden_units: Sequence[int] = (64, 32),
+    churn_budget: float = 0.0,
+    teacher_weight: float = 2.0,
+    every_steps: int = 20,
+    refresh_every_steps: int = 5,
+) -> tfdistill.Workload:
+    """Returns a retrain on days of a generated click log, for a model line.
+
+    `spans` are days, such as day_00; a fifth of the last day's rows are held
+    out. `num_steps` of 0 are `epochs` passes over one day, and `fresh_epochs`
+    over several, for which a model begins with new weights.
+    """
+    log = click_log.generate(log_seed, rows_per_day, num_days=num_days)
+    days = [_day(name, num_days) for name in spans or ["day_00"]]
+    parts = [click_log.day(log, number) for number in days]
+    train = parts[0][0] if len(parts) == 1 else _joined([p[0] for p in parts])
+    held_out = parts[-1][1]
+    passes = epochs if len(parts) == 1 else fresh_epochs
+    steps = num_steps or max(1, passes * len(train.labels) // batch_size)
+    rate = keras.optimizers.schedules.CosineDecay(learning_rate, steps)
+    return tfdistill.Workload(
+        model=lambda: build_model(
+            embedding_dim=embedding_dim, hidden_units=hidden_units
+        ),
+        data=((train.inputs, train.labels), (held_out.inputs, held_out.labels)),
+        schema=make_schema,
+        batch_size=batch_size,
+        num_steps=steps,
+        evaluate_every_steps=steps,
+        optimizer=lambda: keras.optimizers.Adam(rate),
+        loss=keras.losses.BinaryCrossentropy(from_logits=True),
+        metrics=lambda: [keras.metrics.AUC(from_logits=True, name="auc")],
+        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(
+            from_logits=True
+        ),
+        distillation_weight=teacher_weight,
+        churn_budget=churn_budget,
+        slices=lambda inputs: {
+            f"place_{place}": inputs["numbers"][:, 0] == (place - 3) / 2
+            for place in (1, 2, 3, 4, 5)
+        },
+        every_steps=min(every_steps, steps),
+        refresh_every_steps=refresh_every_steps,
+    )
+
+
+def _day(name: str, num_days: int) -> int:
+    number = name.removeprefix("day_")
+    if not number.isdecimal() or int(number) >= num_days:
+        raise ValueError(
+            f"`spans` must be days from day_00 to day_{num_days - 1:02}; "
+            f"received {name!r}."
+        )
+    return int(number)
+
+
+def _joined(logs: Sequence[click_log.Log]) -> click_log.Log:
+    return click_log.Log(
+        inputs={
+            name: np.concatenate([log.inputs[name] for log in logs])
+            for name in logs[0].inputs
+        },
+        labels=np.concatenate([log.labels for log in logs]),
+        probabilities=np.concatenate([log.probabilities for log in logs]),
+        days=np.concatenate([log.days for log in logs]),
     )
 
 

@@ -75,6 +75,15 @@ class Workload:
         start_together_secs: How long a group waits after its first step for
             the first step of the others. For runs that are short compared to
             the time that a start takes.
+        warm_start: Directory of another training's backups, whose weights and
+            slots training begins with; see `callbacks.Backup`.
+        churn_budget: Of a model that is retrained: how far its predictions may
+            move at a retrain, in the mean, as `metrics.churn` says. Default 0:
+            there is no budget.
+        gate: A `line.Gate`, which says what may be promoted. Default: one with
+            its own defaults.
+        slices: Called with the inputs of the held-out data, as arrays; returns
+            by name which examples are judged by themselves, bool `[examples]`.
 
     Example:
         >>> workload = Workload(
@@ -115,6 +124,10 @@ class Workload:
     mixer: Callable[[], Any] | None = None
     callbacks: Callable[[], list[Any]] = list
     start_together_secs: float = 0.0
+    warm_start: str = ""
+    churn_budget: float = 0.0
+    gate: Any = None
+    slices: Callable[[Any], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         """Checks what can be checked without making anything."""
@@ -136,6 +149,12 @@ class Workload:
                     f"`{name}` must be one of {', '.join(known)}; received "
                     f"{getattr(self, name)!r}."
                 )
+        if not 0 <= self.churn_budget < 1:
+            raise ValueError(
+                "`churn_budget` must be >= 0 and < 1; received "
+                f"{self.churn_budget}. 0.01 lets a probability move by .01, "
+                "in the mean."
+            )
         for part, whole in (
             (self.epoch_steps, self.num_steps),
             (self.steps_per_execution, self.epoch_steps),

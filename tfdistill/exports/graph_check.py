@@ -42,10 +42,11 @@ _NAME = re.compile(
     r"|variables/variables\.(index|data-[0-9]{5}-of-[0-9]{5})"
     r"|assets/[A-Za-z0-9_-][A-Za-z0-9_-]*(\.[0-9]+)*(\.(txt|tsv|csv|vocab))?"
 )
-# What other exporters leave beside them, and `tf.saved_model.load` never reads.
+# What promoting and other exporters leave beside them; `tf.saved_model.load`
+# never reads it.
 _UNREAD = re.compile(
-    r"manifest\.json|keras_metadata\.pb|debug/saved_model_debug_info\.pb"
-    r"|assets\.extra/[A-Za-z0-9_.-]+"
+    r"manifest\.json|README\.md|keras_metadata\.pb"
+    r"|debug/saved_model_debug_info\.pb|assets\.extra/[A-Za-z0-9_./-]+"
 )
 
 # What is added of operations that functions hold which only training calls.

@@ -13,8 +13,11 @@ from typing import Any
 
 import tfdistill
 from tfdistill import workload as workload_lib
+from tfdistill.system import run_files
 
 Workload = workload_lib.Workload
+# Of the teacher that is the version promoted last.
+PROMOTED = "promoted"
 # For the first step of the other groups, and for their versions to mix.
 _WAIT_SECS = 300.0
 # The outer optimizer of Douillard et al. 2023 (arXiv:2311.08105), except for
@@ -94,6 +97,52 @@ def offline_distillation(
         distillation_weight=_last_weight(workload),
     )
     return _exported_once(taught)
+
+
+def retrain(
+    workload: Workload,
+    *,
+    promoted: str = "",
+    warm_start: bool = True,
+    teacher_weight: float | None = None,
+    with_peers: bool = False,
+    with_own_past: bool = False,
+) -> Workload:
+    """Continues from a promoted version, and is taught by it.
+
+    `promoted` is its directory in a line. With a churn budget, the weight of
+    the distillation follows the churn; else it is `teacher_weight`, by default
+    the workload's own. 0 is a warm start alone.
+    """
+    if teacher_weight is None:
+        teacher_weight = _last_weight(workload)
+    begins = dataclasses.replace(
+        workload,
+        warm_start=f"{promoted}/{run_files.TRAINING}" if warm_start else "",
+        start_together_secs=_WAIT_SECS if with_peers else 0.0,
+    )
+    if not teacher_weight and not with_peers:
+        return _exported_once(dataclasses.replace(begins, teachers=None))
+
+    def teachers() -> list[Any]:
+        kinds = tfdistill.teachers
+        found: list[Any] = [kinds.Peers()] if with_peers else []
+        found += [kinds.OwnPast()] if with_own_past else []
+        if teacher_weight:
+            on_servers = tfdistill.Cluster.from_env().uses_parameter_servers
+            path = f"{promoted}/{run_files.STUDENT}" if on_servers else promoted
+            found.append(kinds.FixedTeacher(path, name=PROMOTED))
+        return found
+
+    weight: Any = teacher_weight
+    if workload.churn_budget and teacher_weight:
+        weight = tfdistill.schedules.ChurnBudget(
+            workload.churn_budget, teacher=PROMOTED
+        )
+    taught = dataclasses.replace(
+        begins, teachers=teachers, distillation_weight=weight
+    )
+    return taught if with_peers or with_own_past else _exported_once(taught)
 
 
 def ema_teacher(workload: Workload, *, decay: float = 0.9) -> Workload:
@@ -204,7 +253,7 @@ METHODS: Mapping[str, Callable[..., Workload]] = {
     method.__name__: method
     for method in (
         *(independent, large_group, label_smoothing, unigram_smoothing),
-        *(weight_decay, offline_distillation),
+        *(weight_decay, offline_distillation, retrain),
         *(ema_teacher, own_past),
         *(codistill, codistill_shared, codistill_coordinated, predictions),
         *(averaging, diloco, diloco_alone, labels),

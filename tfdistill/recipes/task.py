@@ -243,7 +243,9 @@ class _Watched:
         )
         self._mixer = workload.mixer and workload.mixer()
         self._backup = callbacks.Backup(
-            directory / "backup", every_steps=workload.backup_every_steps
+            directory / "backup",
+            every_steps=workload.backup_every_steps,
+            warm_start=workload.warm_start or None,
         )
         loader = callbacks.TeacherLoader(
             every_steps=workload.refresh_every_steps

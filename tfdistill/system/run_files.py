@@ -18,6 +18,11 @@ CONFIG = "config.json"
 RESULTS = "results.json"
 # Where its attempts to train began, and when they came to new steps.
 MARKS = "attempts.jsonl"
+# In a version that was promoted: the student, and the last backup of its
+# training. TensorFlow leaves this directory of a SavedModel alone.
+EXTRA = "assets.extra"
+STUDENT = f"{EXTRA}/student.keras"
+TRAINING = f"{EXTRA}/training"
 # What the groups of a launch sign their versions with.
 KEY = "exchange.key"
 

@@ -1,0 +1,396 @@
+"""Makes a candidate: tests the promoted version on a new span, then trains.
+
+A candidate is an ordinary run, of the recipe of the line by the method
+`retrain`, and what the gate reads of it. Killed anywhere, the same call goes on
+from the backups of the run.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdistill.held_out import predictions
+from tfdistill.launcher import local_cluster
+from tfdistill.line import data_summary
+from tfdistill.line import store
+from tfdistill.recipes import outputs
+from tfdistill.recipes import recipes
+from tfdistill.system import run_files
+
+RUN, TESTED, SLICES = "run", "promoted", "slices.npz"
+CONTROLS = "controls.json"
+_SPANS, _SPAN = "spans", "span.json"
+
+
+class RetrainError(RuntimeError):
+    """The training of a candidate has failed."""
+
+
+def run(
+    line: store.Line,
+    *,
+    span: str,
+    num_groups: int = 1,
+    warm_start: bool = True,
+    with_own_past: bool = False,
+    teacher_weight: float | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    again: bool = False,
+    controls: bool = False,
+    **topology: Any,
+) -> int:
+    """Trains a candidate on a span; returns its number.
+
+    The first one of a line is trained as the recipe says. Each later one
+    begins with the promoted version's weights and is taught by it, and by its
+    peers if there are several groups.
+
+    Args:
+        line: Where it goes.
+        span: Names of the new data, with commas between several, which the
+            recipe's `spans` takes.
+        num_groups: Groups that teach each other. The first one's student is
+            the candidate, all are its retrains.
+        warm_start: False: from new weights, also of another architecture.
+        with_own_past: Whether its own last version teaches it, too.
+        teacher_weight: The distillation weight if there is no churn budget; 0
+            is a warm start alone. Default: the workload's.
+        overrides: Arguments of the recipe, beside those of the line.
+        again: Whether to make another candidate of a span that has one.
+        controls: Whether to train the controls, too; see `train_controls`.
+        **topology: Further options of `tfdistill run`.
+
+    Raises:
+        ValueError: The recipe has no argument `spans`, or refuses others.
+        RetrainError: A group has failed.
+        BusyError: Another process is at work on the line.
+    """
+    with line.locked("retrain"):
+        recipe = _recipe(line, overrides)
+        number = line.start_candidate(span, again=again)
+        directory = pathlib.Path(line.candidate_path(number))
+        parent = line.promoted()
+        if not line.is_trained(number):
+            directory.mkdir(parents=True, exist_ok=True)
+            candidate = _Candidate(line, recipe, span, parent, directory)
+            candidate.test()
+            chosen = candidate.by_method(
+                warm_start=warm_start,
+                with_own_past=with_own_past,
+                teacher_weight=teacher_weight,
+                with_peers=num_groups > 1,
+            )
+            shape = {"num_groups": num_groups, **topology}
+            _train(chosen, directory / RUN, **shape)
+            outputs.write(
+                directory / store.LINEAGE,
+                _json(candidate.lineage(chosen, number, warm_start)),
+            )
+        if controls:
+            train_controls(line, number)
+    return number
+
+
+def files_of(line: store.Line, number: int) -> tuple[str, dict[str, Any]]:
+    """Returns what is promoted of a candidate: its version, and files beside.
+
+    The second by the name in the version, as `Line.promote` takes them.
+    """
+    directory = pathlib.Path(line.candidate_path(number))
+    group = outputs.group_dir(directory / RUN, 0)
+    extra: dict[str, Any] = {
+        f"{run_files.EXTRA}/{name}": directory / name
+        for name in (store.LINEAGE, "report.json", "report.md")
+        if (directory / name).exists()
+    }
+    extra[run_files.STUDENT] = group / outputs.STUDENT
+    newest = max(
+        (group / "backup" / run_files.group_name(0)).glob("[0-9]*"),
+        key=lambda path: int(path.name),
+    )
+    place = newest.relative_to(group / "backup")
+    extra[f"{run_files.TRAINING}/{place}"] = newest
+    return str(outputs.last_export(directory / RUN, 0)), extra
+
+
+def _recipe(
+    line: store.Line, overrides: Mapping[str, Any] | None
+) -> recipes.Recipe:
+    settings = line.settings()
+    recipe = recipes.get(settings["workload"]).changed(
+        {**settings["overrides"], **(overrides or {})}
+    )
+    if _SPANS not in recipe.arguments:
+        raise ValueError(
+            "The workload of a line must have the argument `spans`, the names "
+            "of the data to train on, oldest first, such as spans=(); "
+            f"{recipe.recipe} has {', '.join(recipe.arguments) or 'none'}."
+        )
+    return recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class _Candidate:
+    """One candidate in the making."""
+
+    line: store.Line
+    recipe: recipes.Recipe
+    span: str
+    parent: int | None
+    directory: pathlib.Path
+
+    @property
+    def promoted(self) -> str:
+        """The directory of the version that it continues."""
+        return self.line.local_version(self.parent) if self.parent else ""
+
+    @property
+    def _spans(self) -> list[str]:
+        new, earlier = self.span.split(","), []
+        if self.parent is not None:
+            earlier = self.line.lineage(self.parent)["spans"]
+        return [*(name for name in earlier if name not in new), *new]
+
+    def _newest(self) -> recipes.Recipe:
+        """Returns the recipe, on the last of the new spans."""
+        return self.recipe.changed({_SPANS: self.span.split(",")[-1:]})
+
+    def by_method(self, **options: Any) -> recipes.Recipe:
+        """Returns the recipe, on the new span and by the method."""
+        own = self.recipe.changed({_SPANS: self.span.split(",")})
+        if self.parent is None:
+            return own
+        return own.by_method("retrain", promoted=self.promoted, **options)
+
+    def test(self) -> None:
+        """Has the promoted version predict the new span before training on it.
+
+        Progressive validation: of rows that it has not seen. Writes what the
+        gate compares a candidate with.
+        """
+        if (self.directory / SLICES).exists():
+            return
+        from tfdistill.line import span_data
+
+        found = span_data.read(self._newest())
+        result: dict[str, Any] = {"churn_budget": found.churn_budget}
+        if found.gate is not None:
+            result["gate"] = dataclasses.asdict(found.gate)
+        elif found.churn_budget:
+            result["gate"] = {"churn": found.churn_budget}
+        predict = None
+        if self.parent is not None:
+            predict = span_data.predictor(self.promoted, found.objective)
+            tested = self.directory / TESTED / predictions.FILE
+            predictions.save(tested, predict(found.held_out))
+            rows = found.training or found.held_out
+            result["progressive"] = predict(rows).figures()
+        if found.training is not None:
+            of_inputs = predict and span_data.probabilities(predict)
+            result["data"] = {
+                name: data_summary.data_summary(*rows, predict=of_inputs)
+                for name, rows in (
+                    ("training", found.training),
+                    ("held_out", found.held_out),
+                )
+            }
+        outputs.write(self.directory / _SPAN, _json(result))
+        draft = self.directory / f".{SLICES}"
+        with draft.open("wb") as file:
+            np.savez_compressed(file, **found.slices)  # type: ignore[arg-type]
+        draft.replace(self.directory / SLICES)
+
+    def lineage(
+        self, chosen: recipes.Recipe, number: int, warm_start: bool
+    ) -> dict[str, Any]:
+        """Returns where it comes from, and what it is."""
+        run = outputs.read_results(self.directory / RUN)
+        groups = run["groups"]
+        version = pathlib.Path(outputs.last_export(self.directory / RUN, 0))
+        signature = json.loads((version / "manifest.json").read_bytes())
+        return {
+            "number": number,
+            "parent": self.parent,
+            "span": self.span,
+            "spans": self._spans,
+            "trained": time.time(),
+            "warm_start": warm_start and self.parent is not None,
+            "recipe": dataclasses.asdict(chosen),
+            "seeds": [
+                {"group": group["group"], "seed": chosen.settings.get("seed")}
+                for group in groups
+            ],
+            "steps": groups[0]["steps"],
+            "examples": sum(group["examples"] for group in groups),
+            "metrics": groups[0]["metrics"],
+            "signature": {
+                name: signature.get(name)
+                for name in ("inputs", "outputs", "graph_fingerprint")
+            },
+            "libraries": signature.get("libraries"),
+            "run": str(self.directory / RUN),
+            "weights": self._weights(version) if warm_start else {},
+            **json.loads((self.directory / _SPAN).read_bytes()),
+        }
+
+    def _weights(self, version: pathlib.Path) -> dict[str, Any]:
+        """Returns how far training has moved the weights it began with."""
+        from tfdistill.line import span_data
+
+        if self.parent is None:
+            return {}
+        before = self.line.lineage(self.parent)["parent"]
+        return data_summary.weight_summary(
+            span_data.weights(str(version)),
+            parent=span_data.weights(self.promoted),
+            before=before
+            and span_data.weights(self.line.local_version(before)),
+        )
+
+
+def _train(
+    recipe: recipes.Recipe, directory: pathlib.Path, **shape: Any
+) -> None:
+    """Runs a recipe to its end; what is done is not done again."""
+    from tfdistill.launcher import local_run
+
+    if (directory / outputs.RESULTS).exists():
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "recipe.json"
+    path.write_text(recipe.to_json())
+    command = [sys.executable, "-m", recipes.train_module()]
+    topology = local_cluster.LocalCluster(
+        command=[*command, f"--recipe={path}", f"--workdir={directory}"],
+        workdir=str(directory),
+        **shape,
+    )
+    result = local_run.LocalRun(topology).supervise()
+    if result.received:
+        raise KeyboardInterrupt
+    if result.exit_code:
+        reasons = "; ".join(g.reason for g in result.groups if g.reason)
+        raise RetrainError(
+            f"The training in {directory} has failed: {reasons}. Its logs are "
+            f"in {directory / 'logs'}. The same command goes on from its "
+            "backups."
+        )
+
+
+# ---- controls ----
+
+
+def train_controls(line: store.Line, number: int) -> dict[str, Any]:
+    """Trains what a candidate is compared with, each on as many examples.
+
+    `fresh`: from new weights, on all spans. `fresh_full`: the same in as many
+    steps as the recipe takes for all spans. `warm_start`: with the promoted
+    version's weights alone. `pair`: two groups that teach each other beside
+    it. `ensemble`: the mean of two warm starts. The last two take half of the
+    steps for each group.
+
+    Returns, and writes to controls.json, the figures of each on the held-out
+    rows, its churn to the promoted version, and its examples.
+    """
+    directory = pathlib.Path(line.candidate_path(number))
+    path = directory / CONTROLS
+    if path.exists():
+        return json.loads(path.read_bytes())
+    lineage = line.lineage(number)
+    if lineage["parent"] is None:
+        raise ValueError(
+            f"Candidate {number} of {line.root} is the first: it continues "
+            "nothing, and has no controls. Promote it, and retrain."
+        )
+    own = dataclasses.replace(
+        recipes.read(directory / RUN / outputs.CONFIG), method_arguments={}
+    )
+    promoted = line.local_version(lineage["parent"])
+
+    def taught(parts: int = 1, **options: Any) -> recipes.Recipe:
+        made = _in_steps(own, lineage["steps"] // parts)
+        return made.by_method("retrain", promoted=promoted, **options)
+
+    everything = own.changed({_SPANS: lineage["spans"]})
+    fresh = everything.by_method("independent")
+    alone = taught(teacher_weight=0.0)
+    half = taught(2, teacher_weight=0.0)
+    planned: dict[str, tuple[recipes.Recipe, int]] = {
+        "fresh": (_in_steps(fresh, lineage["steps"]), 1),
+        "fresh_full": (fresh, 1),
+        "warm_start": (alone, 1),
+        "pair": (taught(2, with_peers=True), 2),
+        "ensemble": (half, 1),
+        "ensemble_other": (half.changed({"seed": 1 + _seed(half)}), 1),
+    }
+    tested = predictions.read(directory / TESTED)
+    found: dict[str, Any] = {}
+    members = []
+    for name, (recipe, num_groups) in planned.items():
+        place = directory / "controls" / name
+        _train(recipe, place, num_groups=num_groups)
+        predicted = [
+            predictions.read(outputs.group_dir(place, group))
+            for group in range(num_groups)
+        ]
+        results = outputs.read_results(place)["groups"]
+        examples = sum(group["examples"] for group in results)
+        if name.startswith("ensemble"):
+            members += predicted
+            if len(members) < 2:
+                continue
+            predicted, name = [type(members[0]).mean(members)], "ensemble"
+            examples *= 2
+        found[name] = {
+            **predicted[0].figures(),
+            **predicted[0].churn(tested),
+            "examples": examples,
+            "steps": results[0]["steps"],
+        }
+    found["steps_saved"] = _steps_saved(
+        directory / "controls" / "fresh_full", lineage
+    )
+    outputs.write(path, _json(found))
+    return found
+
+
+def _seed(recipe: recipes.Recipe) -> int:
+    return int(recipe.settings.get("seed", 0))
+
+
+def _in_steps(recipe: recipes.Recipe, num_steps: int) -> recipes.Recipe:
+    """Returns a recipe that takes this many steps, and evaluates at the end."""
+    steps = max(1, num_steps)
+    return recipe.changed(
+        {
+            "num_steps": steps,
+            "evaluate_every_steps": steps,
+            "steps_per_execution": 1,
+        }
+    )
+
+
+def _steps_saved(fresh: pathlib.Path, lineage: Mapping[str, Any]) -> int | None:
+    """Returns how many more steps a fresh training took to be as good.
+
+    None if it never was.
+    """
+    records: Sequence[Mapping[str, Any]] = outputs.read_records(
+        outputs.group_dir(fresh, 0)
+    )
+    for record in records:
+        loss = record.get("val_log_loss")
+        if loss is not None and loss <= lineage["metrics"]["log_loss"]:
+            return int(record["step"]) - lineage["steps"]
+    return None
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()

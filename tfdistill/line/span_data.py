@@ -1,0 +1,99 @@
+"""The rows of a span, and what a promoted version predicts for them."""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.cluster import identity
+from tfdistill.embedding import features  # noqa: F401  # For a file's layers.
+from tfdistill.held_out import objectives
+from tfdistill.recipes import recipes
+from tfdistill.recipes import task
+
+Rows = tuple[Any, Any]
+# Rows that are predicted at a time.
+_BATCH_ROWS = 8192
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpanData:
+    """A span as arrays: inputs and labels.
+
+    Attributes:
+        training: None if the recipe's data are a function, whose training
+            data are endless.
+        held_out: What candidates are judged by.
+        slices: By name, which held-out rows are judged by themselves.
+        objective: By what the recipe's loss is judged.
+        gate, churn_budget: The workload's own.
+    """
+
+    training: Rows | None
+    held_out: Rows
+    slices: Mapping[str, np.ndarray]
+    objective: Any
+    gate: Any
+    churn_budget: float
+
+
+def read(recipe: recipes.Recipe) -> SpanData:
+    """Returns the rows of a recipe's last span, as one group sees them."""
+    workload = recipe.workload()
+    cluster = identity.Cluster()
+    train, validation = task.open_data(workload, cluster)
+    training = None
+    if not callable(workload.data):
+        training = tuple(map(_arrays, workload.data[0]))
+    parts = [(x, y) for x, y, *_ in validation.as_numpy_iterator()]
+    held_out = tf.nest.map_structure(lambda *a: np.concatenate(a), *parts)
+    slices = workload.slices(held_out[0]) if workload.slices else {}
+    return SpanData(
+        training=training,
+        held_out=held_out,
+        slices={name: np.asarray(at, bool) for name, at in slices.items()},
+        objective=objectives.of(task.task_loss(workload, train)),
+        gate=workload.gate,
+        churn_budget=workload.churn_budget,
+    )
+
+
+def _arrays(tree: Any) -> Any:
+    return tf.nest.map_structure(np.asarray, tree)
+
+
+def predictor(version: str, objective: Any) -> Callable[[Rows], Any]:
+    """Returns what gives a version's `Predictions` for some rows."""
+    loaded = tf.saved_model.load(version)
+
+    def predict(rows: Rows) -> Any:
+        inputs, labels = rows
+        batches = tf.data.Dataset.from_tensor_slices(inputs).batch(_BATCH_ROWS)
+        found = [np.asarray(loaded.serve(batch)) for batch in batches]
+        logits = np.concatenate(found).astype(np.float64)
+        return objective.predictions(logits, np.asarray(labels))
+
+    return predict
+
+
+def probabilities(predict: Callable[[Rows], Any]) -> Callable[[Any], Any]:
+    """Returns what gives the probabilities alone, of inputs alone."""
+
+    def of(inputs: Any) -> Any:
+        size = len(tf.nest.flatten(inputs)[0])
+        return predict((inputs, np.zeros(size))).compared
+
+    return of
+
+
+def weights(version: str) -> dict[str, np.ndarray]:
+    """Returns a version's weights by their names in its checkpoint."""
+    reader = tf.train.load_checkpoint(f"{version}/variables/variables")
+    return {
+        name: reader.get_tensor(name)
+        for name, dtype in reader.get_variable_to_dtype_map().items()
+        if dtype.is_floating
+    }
