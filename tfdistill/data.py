@@ -88,9 +88,10 @@ def group_shard(
     )
     if _is_reshuffled(examples):
         warnings.warn(
-            "This data set is shuffled before the groups' parts are taken, so "
-            "the parts may overlap. Call group_shard() first, then shuffle; "
-            "or shuffle with seed=... and reshuffle_each_iteration=False.",
+            "This data set is shuffled before it is split among the groups, "
+            "so their parts may overlap. Call group_shard() first, then "
+            "shuffle; or shuffle with seed=... and "
+            "reshuffle_each_iteration=False.",
             stacklevel=2,
         )
     return examples.shard(cluster.num_groups, cluster.group)

@@ -130,7 +130,7 @@ def test_without_a_whole_one_training_starts_anew(backups, caplog, stopped):
         _damage(backups, step, "host.json", "cut")
     model, _, backup = cases.train(cases.Case(), backups)
     assert backup.resumed_step is None
-    assert "No complete backup is left" in caplog.text
+    assert "no complete backup left" in caplog.text
     cases.assert_same(cases.values(model), stopped[1])
 
 

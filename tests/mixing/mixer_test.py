@@ -145,7 +145,7 @@ def test_training_does_not_wait_and_no_version_is_mixed_twice(exchange, caplog):
     _fit(model, exchange, mixer, _Read(mixer, (1, 2)), epochs=2)
     # At the first step nothing was read, and afterwards nothing was new,
     # which the log does not say again: the peer may be slow.
-    assert caplog.text.count("no mix, since none of") == 1
+    assert caplog.text.count("no mix, because none of") == 1
     assert (mixer.num_mixes, mixer.num_skipped) == (1, 7)
     assert (mixer.num_waits, mixer.staleness_steps) == (0, {1: -8, 2: -8})
     own, theirs = cases.deep(0).get_weights(), other.get_weights()

@@ -32,11 +32,11 @@ def _train(tmp_path, caplog, *, published=True, **kwargs):
     [
         (
             {"published": False},
-            "group_1 is absent (no version in use). Train for longer",
+            "group_1 is absent (no version in use). Train longer",
         ),
         (
             {"distillation_weight": schedules.BurnIn(steps=9)},
-            "`distillation_weight` was still 0 at step 8, and teaches above 0",
+            "`distillation_weight` was still 0 at step 8. If you",
         ),
         (
             {"distillation_weight": lambda step: -0.5},

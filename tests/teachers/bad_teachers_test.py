@@ -173,7 +173,7 @@ def test_a_silent_peer_fades_by_itself(exchange, caplog):
     np.testing.assert_allclose(
         logs["distillation_weight"], [1] * 12 + falling + [0] * 3, atol=1e-6
     )
-    assert caplog.text.count("is fading: its group publishes no more") == 2
+    assert caplog.text.count("is fading: its group no longer publishes") == 2
     (status,) = model.teachers.status()
     assert (status["health"], status["share"]) == ("fading", 0)
 

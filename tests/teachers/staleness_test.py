@@ -40,8 +40,8 @@ def test_a_silent_peer_fades_after_ten_of_its_intervals(exchange, caplog):
     assert _shares(model, *range(175, 225, 5))[-1] == 0
     assert model.teachers.status()[0]["health"] == "fading"
     assert _shares(model, 1000) == [0] and len(caplog.messages) == 2
-    assert "and they came every 10 steps" in caplog.messages[0]
-    assert "counts less and less until a newer" in caplog.messages[0]
+    assert "and they used to come every 10 steps" in caplog.messages[0]
+    assert "loses weight until a newer" in caplog.messages[0]
     assert "has no weight until a newer" in caplog.messages[1]
     # It is back: at once all counts again.
     _version(model, exchange, 30, step=1000)

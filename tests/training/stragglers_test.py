@@ -60,7 +60,7 @@ def test_a_slow_worker_is_named_within_twenty_steps_and_then_cleared(
     assert all(found == ["worker:1"] for found in named[50:60])
     assert not any(named[80:])
     first, last = [record.getMessage() for record in caplog.records]
-    assert first.startswith("worker:1 makes its group wait: of the last 20")
+    assert first.startswith("worker:1 makes its group wait: in the last 20")
     assert last == "worker:1 no longer makes its group wait."
 
 

@@ -188,7 +188,8 @@ class BackupStore(publisher.Exchange):
                 return version
         if damaged:
             _log.warning(
-                "No complete backup is left in %s: training starts at step 0.",
+                "There is no complete backup left in %s, so training starts "
+                "at step 0.",
                 self.group_path(0),
             )
         return None

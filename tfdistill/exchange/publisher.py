@@ -254,8 +254,8 @@ class Exchange:
     def _publisher(self, group: int) -> commit.GroupPublisher:
         if not self.enabled:
             raise versions.ExportError(
-                "There is nowhere to publish to: the exchange was made with "
-                "root=None. Set TFDISTILL_EXCHANGE, or give it a directory."
+                "The exchange has no place to publish to: it was created with "
+                "root=None. Set TFDISTILL_EXCHANGE, or pass it a directory."
             )
         made = commit.GroupPublisher(
             self._file_system, self.group_path(group), self._retention

@@ -150,8 +150,8 @@ class Agreement:
         ready = self.exchange_news().ready
         for index in set(asked).difference(ready):
             _log.warning(
-                "Version %d of group %d, which was in use before, is left out: "
-                "not every worker could read it.",
+                "Version %d of group %d, which was in use before, is not "
+                "used: some worker could not read it.",
                 asked[index],
                 self._followers[index].group,
             )

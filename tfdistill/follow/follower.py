@@ -179,8 +179,8 @@ class Follower:
         """Lets a version be tried again: its group may publish no other."""
         if self._attempts == _MOST_TRIES:
             _log.warning(
-                "The version %d of group %d cannot be read yet, and is tried "
-                "again: %s: %s. Training continues without it.",
+                "Version %d of group %d cannot be read yet: %s: %s. Training "
+                "continues without it, and will try again.",
                 step,
                 self.group,
                 type(error).__name__,

@@ -129,7 +129,7 @@ class HeldOutPredictions(steps.SteppedCallback):
         path = directory / f"{self.name}.json"
         run_files.write(path, [f"{text}\n".encode()])
         if method.obeyed:
-            print(f"tfdistill: trained as told: {self._told()}", flush=True)
+            print(f"tfdistill: the comparison set: {self._told()}", flush=True)
 
     def _predict(self) -> tuple[Any, Any]:
         """Returns outputs and labels, in the same order."""

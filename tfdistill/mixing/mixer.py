@@ -334,9 +334,8 @@ class WeightMixer(steps.Mixer):
     def _leave_out(self) -> None:
         if not self.num_skipped:
             _log.warning(
-                "Step %d: no mix, since none of the groups %s has a version "
-                "that was not mixed before. Training continues; the mixer "
-                "counts what else it leaves out.",
+                "Step %d: no mix, because none of the groups %s has a new "
+                "version. Training continues; later skips are only counted.",
                 self.step,
                 list(self._followers),
             )

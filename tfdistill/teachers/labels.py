@@ -80,9 +80,8 @@ class LabelTeacher(teacher.Teacher):
         if label is None:
             raise ValueError(
                 f"The data must carry labels of the teacher {self.name!r}; "
-                f"received those of {sorted(batch.labels)}. Map the data "
-                "set with tfdistill.labels, or leave the name out of "
-                "`teachers`."
+                f"received those of {sorted(batch.labels)}. Map the data set "
+                "with tfdistill.labels, or remove the name from `teachers`."
             )
         if len(label["outputs"]) != num_outputs:
             raise ValueError(

@@ -111,8 +111,8 @@ class Reports:
         except Exception as error:  # Of a loss that the user has written.
             if not self._has_failed:
                 _log.warning(
-                    "Teachers are not compared with the student: the task loss "
-                    "cannot be found outside of a step: %s",
+                    "Teachers are not compared with the student, because the "
+                    "task loss cannot be computed outside a step: %s",
                     error,
                 )
             self._has_failed = True
@@ -220,9 +220,9 @@ class Record:
         if yardstick_lib.is_worse(*found, least_share=_MOST_OF_IT):
             self._warn(
                 name,
-                f"may be bad: {text}. Either the student has learned these "
-                "examples by heart, or the teacher something else. Give `fit` "
-                "`validation_data`, on which they are compared.",
+                f"may be bad: {text}. Either the student has memorized these "
+                "examples, or the teacher has learned something else. Pass "
+                "`validation_data` to `fit`, to compare them on it.",
             )
         return ""
 
@@ -237,9 +237,10 @@ class Record:
         if abs(off) > max(_MOST_OFF, _NUM_ERRORS * error):
             self._warn(
                 name,
-                f"predicts {means[0]:.3g} on average where the labels' mean is "
-                f"{means[1]:.3g}, {off:+.2f} on the logit, and the student "
-                "learns that, too. Are its data sampled otherwise?",
+                f"predicts {means[0]:.3g} on average where the labels' mean "
+                f"is {means[1]:.3g}, {off:+.2f} on the logit, and the student "
+                "learns this bias. Check whether its data are sampled "
+                "differently.",
             )
 
     def _warn(self, name: str, text: str) -> None:

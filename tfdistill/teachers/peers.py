@@ -378,7 +378,7 @@ class Peer(teacher.Teacher):
         self.places.move(self.follower, group)
         why = self.on_trial or found.reason or f"{found.health}, but behind"
         why = why.rstrip(".")
-        _log.warning("%s takes the place of %s: %s.", self.label, before, why)
+        _log.warning("%s replaces %s: %s.", self.label, before, why)
         self._silence, self._logged = staleness.Silence(), (teacher.GOOD, False)
         self._drop_reason, self.on_trial, self._num_waits = "", "", 0
         self.record = on_batches.Record()
@@ -424,7 +424,7 @@ class Peer(teacher.Teacher):
             found.step,
             found.health.replace("_", " "),
             found.reason,
-            "counts less and less" if found.share else "has no weight",
+            "loses weight" if found.share else "has no weight",
         )
 
     def status(self) -> dict[str, Any]:

@@ -140,8 +140,8 @@ def standing(
         if share < 1:
             health = teacher.FADING
             reason = (
-                f"its group publishes no more versions that can be used: this "
-                f"one is {age} steps old, and they came every "
+                "its group no longer publishes usable versions: this one is "
+                f"{age} steps old, and they used to come every "
                 f"{silence.interval:.0f} steps"
             )
     return teacher.Standing(

@@ -398,12 +398,12 @@ class TeacherList:
     def _put_on_trial(self, each: teacher_lib.Teacher, doubt: str) -> None:
         if doubt and not each.on_trial:
             _log.warning(
-                "The teacher %s has no weight until it is better: %s",
+                "The teacher %s gets no weight until it improves: %s",
                 each.label,
                 doubt,
             )
         elif each.on_trial and not doubt:
-            _log.info("The teacher %s has weight again.", each.label)
+            _log.info("The teacher %s has its weight back.", each.label)
         each.on_trial = doubt
 
     def _load_graphs(self, ready: Sequence[int]) -> Sequence[int]:

@@ -354,10 +354,10 @@ class TerminateOnNonFinite(keras.callbacks.Callback):
         raise RuntimeError(
             f"The loss must be finite; received {float(loss):g} {where} of "
             f"epoch {self._epoch + 1}"
-            f"{' (' + ', '.join(parts) + ')' if parts else ''}. Either the "
-            "training has diverged: lower the learning rate or clip gradients "
-            "(global_clipnorm). Or an example is not finite: "
-            "tfdistill.data.checked(dataset) names it."
+            f"{' (' + ', '.join(parts) + ')' if parts else ''}. If the "
+            "training has diverged, lower the learning rate or clip gradients "
+            "(global_clipnorm). If an example is not finite, "
+            "tfdistill.data.checked(dataset) finds it."
         )
 
 

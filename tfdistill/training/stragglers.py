@@ -103,9 +103,9 @@ class WorkerWaits:
         least = median if was_slow else late[_NUM_OTHERWISE]
         if least > _SLOW_SHARE * secs:
             text = self.slow[name] = (
-                f"{name} makes its group wait: of the last {len(late)} "
-                f"executions, of {1e3 * secs:.0f} ms a step, the others "
-                f"waited {1e3 * median:.0f} ms for it"
+                f"{name} makes its group wait: in the last {len(late)} "
+                f"executions, the others waited for it {1e3 * median:.0f} ms "
+                f"of each {1e3 * secs:.0f} ms step"
             )
             if not was_slow:
                 _log.warning("%s.", text)
