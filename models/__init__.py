@@ -27,7 +27,7 @@ RECIPES = {
     "clicks": "models.clicks:workload",
     "clicks_daily": "models.clicks:daily",
     "criteo": "models.criteo:workload",
-    "criteo_daily": "models.criteo.daily:workload",
+    "criteo_daily": "models.criteo_daily:workload",
     "criteo_dlrm": "models.criteo:dlrm",
     "criteo_small": "models.criteo:small",
     "digits": "models.digits:workload",
