@@ -26,8 +26,7 @@ def workload(
     num_days: int = 6,
     path: Any = None,
     cache_dir: Any = None,
-    learning_rate: float = 2e-3,
-    fresh_learning_rate: float = 3e-3,
+    learning_rate: float = 4e-3,
     batch_size: int = 128,
     epochs: int = 3,
     fresh_epochs: int = 4,
@@ -36,7 +35,7 @@ def workload(
     hidden_units: Sequence[int] = (256, 128, 64),
     field_sizes: int = 2000,
     churn_budget: float = 0.0,
-    teacher_weight: float = 2.0,
+    teacher_weight: float = 1.0,
     every_steps: int = 20,
     refresh_every_steps: int = 5,
 ) -> tfdistill.Workload:
@@ -60,10 +59,9 @@ def workload(
         },
         np.concatenate([y for _, y in parts]),
     )
-    is_fresh = len(days) > 1
-    passes = fresh_epochs if is_fresh else epochs
-    rate = fresh_learning_rate if is_fresh else learning_rate
+    passes = fresh_epochs if len(days) > 1 else epochs
     steps = num_steps or max(1, passes * len(train[1]) // batch_size)
+    rate = keras.optimizers.schedules.CosineDecay(learning_rate, steps)
     return tfdistill.Workload(
         model=lambda: networks.build_model(
             field_sizes=field_sizes,
