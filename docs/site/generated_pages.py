@@ -32,6 +32,7 @@ _TASKS = {
     "Data and layers": ("data", "layers"),
     "Labels by value": ("labels",),
     "Mixing weights": ("mixing",),
+    "Retrain and promote": ("line",),
     "Compare methods": ("Workload", "metrics", "optimizers"),
     "The exchange": ("Exchange",),
     "Related methods": ("contrib",),
@@ -43,6 +44,7 @@ _METHODS = {
     "DistributedModel": "[compile, fit, evaluate, predict, save, save_weights, "
     "load_weights, export]",
     **dict.fromkeys(("Cluster", "Exchange", "labels.Form"), "null"),
+    "line.Line": "null",
     **dict.fromkeys(("labels.Teachers", "losses.DistillationLoss"), "null"),
     **dict.fromkeys(("mixing.Rule", "teachers.Teacher"), "null"),
 }

@@ -24,7 +24,7 @@ ROOMS = _table()
 _ON_THE_FACE = {"recipes", "comparison", "kubernetes", "commands"}
 # What `models` and `launch` may use besides the names of `tfdistill.__all__`.
 _PUBLIC = {
-    *("callbacks", "contrib", "data", "labels", "layers"),
+    *("callbacks", "contrib", "data", "labels", "layers", "line"),
     *("losses", "metrics", "mixing", "optimizers", "schedules", "teachers"),
     "workload",
 }
