@@ -1,0 +1,123 @@
+"""A line from its first training on, by its commands and real trainings."""
+
+import json
+import os
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cases import docs_blocks
+from tests.programs import commands
+from tfdistill.commands import line as command
+from tfdistill.held_out import predictions
+from tfdistill.line import store
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(300),
+    pytest.mark.usefixtures("no_process_left"),
+]
+
+
+def _workload():
+    (script,) = [
+        block.text
+        for block in docs_blocks.blocks("docs/tutorial_line.md")
+        if block.file_name == "my_line.py"
+    ]
+    return script
+
+
+def _line(name, *options):
+    return command.main([name, "clicks", *options])
+
+
+def _killed_in_training(start, *options):
+    """Kills a retrain with all of its tasks once they train."""
+    process = start(command, "retrain", os.path.abspath("clicks"), *options)
+    deadline = time.monotonic() + 120
+    candidate = "clicks/candidates/2/run/group_0"
+    while not os.path.exists(candidate):
+        assert process.poll() is None, process.text()
+        assert time.monotonic() < deadline, process.text()
+        time.sleep(0.02)
+    process.end()
+    assert not os.path.exists("clicks/candidates/2/lineage.json")
+
+
+def test_a_model_is_retrained_from_the_one_that_serves(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    script = _workload()
+    (tmp_path / "my_line.py").write_text(script)
+    line = store.Line("clicks")
+    assert _line("init", "my_line.py") == 0
+    assert _line("retrain", "--span=0,1,2,3") == 0
+    assert _line("judge") == 0
+    assert _line("promote") == 0
+    assert line.promoted() == 1
+
+    with commands.starting(tmp_path) as start:
+        _killed_in_training(start, "--span=4")
+    assert _line("retrain", "--span=4") == 0
+    assert "candidates/2" in capfd.readouterr().out
+    assert _line("retrain", "--span=4") == 0
+    assert "already trained on 4" in capfd.readouterr().out
+    lineage = line.lineage(2)
+    assert (lineage["parent"], lineage["spans"]) == (1, list("01234"))
+    assert lineage["examples"] == 128 * lineage["steps"]
+    # Tested before it was trained on, by what served then.
+    promoted = tf.saved_model.load(line.version_path(1))
+    tested = predictions.read("clicks/candidates/2/promoted")
+    assert lineage["progressive"].keys() == tested.figures().keys()
+    # It kept to the budget, though it is another model.
+    candidate = predictions.read("clicks/candidates/2/run/group_0")
+    assert 0 < candidate.churn(tested)["churn"] < 1.2 * 0.005
+
+    assert _line("judge") == 0
+    report = json.loads(
+        (tmp_path / "clicks/candidates/2/report.json").read_text()
+    )
+    assert report["verdict"] == "promote"
+    assert _line("promote") == 0
+    assert line.promoted() == 2
+    served = tf.saved_model.load(line.version_path(2))
+    x = np.random.default_rng(0).normal(size=(5, 8)).astype("float32")
+    assert not np.allclose(served.serve(x), promoted.serve(x))
+    extra = tmp_path / "clicks/versions/2/assets.extra"
+    assert {"lineage.json", "report.json", "student.keras", "training"} <= set(
+        os.listdir(extra)
+    )
+    assert _line("status") == 0
+    assert "promoted" in capfd.readouterr().out
+    assert _line("rollback") == 0
+    assert line.promoted() == 1
+
+    # Another architecture learns from predictions only.
+    (tmp_path / "my_line.py").write_text(script.replace("Dense(32", "Dense(16"))
+    assert _line("retrain", "--span=5") == 1
+    assert "warm_start" in capfd.readouterr().err
+    assert _line("retrain", "--span=5", "--new-weights") == 0
+    assert line.lineage(3)["warm_start"] is False
+
+
+def test_controls_take_as_many_examples(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = _workload()
+    (tmp_path / "my_line.py").write_text(script)
+    assert _line("init", "my_line.py") == 0
+    assert _line("retrain", "--span=0,1,2,3") == 0
+    assert _line("promote", "--force") == 0
+    assert _line("retrain", "--span=4", "--controls") == 0
+    found = json.loads(
+        (tmp_path / "clicks/candidates/2/controls.json").read_text()
+    )
+    steps = store.Line("clicks").lineage(2)["steps"]
+    same = {"fresh", "warm_start", "pair", "ensemble"}
+    for name in same:
+        assert abs(found[name]["examples"] - 128 * steps) <= 128, name
+    assert found["fresh_full"]["examples"] > 128 * steps
+    assert found["warm_start"]["churn"] < found["fresh"]["churn"]
