@@ -119,6 +119,7 @@ def _judge(options: programs.Options) -> int:
             # What live examples are compared with.
             expected=report.get("expected"),
             figures=status.figures(report, lineage),
+            expected=report["expected"],
         )
         status.write_points(line, number, "candidates")
     print(f"{line.candidate_path(number)}/report.md")

@@ -15,6 +15,7 @@ import numpy as np
 
 from tfdistill.held_out import predictions
 from tfdistill.line import data_summary
+from tfdistill.line import report as report_lib
 from tfdistill.system import run_files
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ PROMOTE, HOLD, ROLL_BACK = "promote", "hold", "roll back"
 _NUM_RESAMPLES = 2_000
 # More rows are first summed in as many blocks, in random order: the sums'
 # resamples vary as the rows' do.
-_MOST_BLOCKS = 25_000
+_MOST_BLOCKS = 10_000
 _CALIBRATION_BINS = 15
 _SLICE = "slice "
 
@@ -53,7 +54,7 @@ class Gate:
         calibration: What may be added to all logits for a right mean
             prediction; more only if the promoted version lacks it, too, and
             the candidate has moved towards it. By the lower end, of binary
-            models. Default 0.1, a tenth of the odds.
+            models. Default 0.06, or 6% of the odds.
         churn: The mean change of a prediction, by the lower end. Default 0.1.
         net_flips: The share of rows that the promoted version had right and
             the candidate has wrong, less that of the reverse, by the lower
@@ -64,6 +65,8 @@ class Gate:
         drift: The share of a column's rows that may change their value from
             one span to the next; half more than before is always allowed.
             Default 0.2.
+        label_drift: The same for the label rates of its values, beside a shift
+            of all: in standard deviations of the label. Default 0.12.
         false_alarms: The chance that good training rows are found to differ
             from good held-out rows. Default 0.01.
         ignored_columns: Not compared, such as an hour if the last hours of a
@@ -81,12 +84,13 @@ class Gate:
     log_loss: float = 0.005
     slice_log_loss: float | None = 0.002
     auc: float | None = 0.005
-    calibration: float | None = 0.1
+    calibration: float | None = 0.06
     churn: float | None = 0.1
     net_flips: float | None = 0.01
     least_slice_rows: int = 100
     least_rows: float = 0.7
     drift: float = 0.2
+    label_drift: float = 0.12
     false_alarms: float = 0.01
     ignored_columns: Sequence[str] = ()
     canary_examples: int = 10_000
@@ -127,33 +131,26 @@ class _Model:
         self.compared = p
         self.losses = -np.log(np.clip(chosen, 1e-7, 1 - 1e-7))
 
-    def figures(self, rows: Any = np.s_[:]) -> dict[str, float]:
-        """Returns how good it is on some rows."""
+    def figures(
+        self, rows: Any = np.s_[:], before: "_Model | None" = None
+    ) -> dict[str, float]:
+        """Returns how good it is on some rows, and what has changed."""
         labels, p = self.labels[rows], self.compared[rows]
-        found = {"log_loss": float(self.losses[rows].mean())}
+        found = {"log_loss": self.losses[rows].mean()}
         if self.right is not None:
-            found["accuracy"] = float(self.right[rows].mean())
+            found["accuracy"] = self.right[rows].mean()
         if self.is_binary and 0 < labels.mean() < 1:
             found |= predictions.click_figures(labels, p)
             found["offset"] = predictions.calibration(labels, p)[0]
-            said, came, counts = zip(*curve(labels, p), strict=True)
-            gaps = np.abs(np.subtract(said, came))
-            found["calibration_error"] = float(np.average(gaps, weights=counts))
-        return found
-
-    def changes(
-        self, other: "_Model", rows: Any = np.s_[:]
-    ) -> dict[str, float]:
-        """Returns how far it is from the other one on some rows."""
-        found = {"churn": float(self.distances(other)[rows].mean())}
-        if self.right is not None and other.right is not None:
-            lost = (other.right & ~self.right)[rows].mean()
-            won = (self.right & ~other.right)[rows].mean()
-            found |= {
-                "negative_flips": float(lost),
-                "positive_flips": float(won),
-            }
-        return found
+            said, came, counts = np.transpose(curve(labels, p))
+            found["calibration_error"] = np.abs(said - came) @ counts / len(p)
+        if before:
+            found["churn"] = self.distances(before)[rows].mean()
+            if self.right is not None and before.right is not None:
+                own, other = self.right[rows], before.right[rows]
+                found["negative_flips"] = (other & ~own).mean()
+                found["positive_flips"] = (own & ~other).mean()
+        return {name: float(value) for name, value in found.items()}
 
     def distances(self, other: "_Model") -> np.ndarray:
         """Returns the total variation distance of each row."""
@@ -226,15 +223,14 @@ def _parts(
 
 
 def _resamples(parts: np.ndarray) -> np.ndarray:
-    """Returns errors of `[retrains, rows, figures]`, resamples in front.
+    """Returns errors `[resamples, retrains, figures]`.
 
-    As `[resamples, retrains, figures]`.
-
-    A row is drawn a Poisson number of times, the same in all retrains and for
-    all figures (Chamandy et al. 2012, "Estimating Uncertainty for Massive Data
-    Streams"); with a hundred rows or more that is the paired bootstrap.
+    Of parts `[retrains, rows, figures]`. A row is drawn a Poisson number of
+    times, the same in all retrains and for all figures (Chamandy et al. 2012,
+    "Estimating Uncertainty for Massive Data Streams"): with a hundred rows or
+    more, that is the paired bootstrap.
     """
-    from scipy import stats
+    from scipy import special
 
     rng = np.random.default_rng(0)
     retrains, size, figures = parts.shape
@@ -242,7 +238,8 @@ def _resamples(parts: np.ndarray) -> np.ndarray:
     sums = np.zeros((blocks, retrains, figures))
     np.add.at(sums, rng.permutation(size) % blocks, parts.transpose(1, 0, 2))
     flat = sums.reshape(blocks, -1).astype(np.float32)
-    table = stats.poisson.ppf((np.arange(2**16) + 0.5) / 2**16, 1)
+    shares = np.exp(-1) / special.factorial(np.arange(9))
+    table = np.searchsorted(shares.cumsum(), (np.arange(2**16) + 0.5) / 2**16)
     table = table.astype(np.float32)
     drawn = [
         table[rng.integers(0, 2**16, (100, blocks), np.uint16)] @ flat
@@ -334,6 +331,14 @@ def verdict(
                 f"A slice must have one bool for each of the {len(labels)} "
                 f"held-out rows; received shape {rows.shape} of {name!r}."
             )
+
+    def figures(rows: Any) -> dict[str, Any]:
+        found = [one.figures(rows, before) for one in models]
+        return {
+            "candidate": predictions.means(found),
+            "promoted": before.figures(rows) if before else None,
+        }
+
     judged = {
         k: r for k, r in masks.items() if r.sum() >= gate.least_slice_rows
     }
@@ -360,7 +365,7 @@ def verdict(
         "reasons": reasons,
         "rows": len(labels),
         "retrains": len(models),
-        "figures": _figures(models, before),
+        "figures": figures(np.s_[:]),
         "estimates": {
             k: v for k, v in estimates.items() if not k.startswith(_SLICE)
         },
@@ -368,7 +373,7 @@ def verdict(
             name: {
                 "rows": int(rows.sum()),
                 "log_loss": estimates.get(_SLICE + name),
-                "figures": _figures(models, before, rows),
+                "figures": figures(rows),
             }
             for name, rows in masks.items()
             if rows.any()
@@ -384,19 +389,6 @@ def verdict(
             "examples": len(losses),
         },
         "gate": dataclasses.asdict(gate),
-    }
-
-
-def _figures(
-    models: Sequence[_Model], before: _Model | None, rows: Any = np.s_[:]
-) -> dict[str, Any]:
-    found = [
-        one.figures(rows) | (one.changes(before, rows) if before else {})
-        for one in models
-    ]
-    return {
-        "candidate": predictions.means(found),
-        "promoted": before.figures(rows) if before else None,
     }
 
 
@@ -509,7 +501,7 @@ def _said(estimate: Mapping[str, Any]) -> str:
 def judge(
     line: "store.Line", number: int, *, gate: Gate | None = None
 ) -> dict[str, Any]:
-    """Returns the report on a candidate of a line, from its files.
+    """Returns the report on a candidate of a line, and writes it beside it.
 
     Args:
         line: The line.
@@ -529,14 +521,14 @@ def judge(
             slices = {name: arrays[name] for name in arrays.files}
     pointer = line.pointer()
     served = pointer.get("version")
-    kept = [*pointer.get("before", []), *([served] if served else [])]
+    kept = [n for n in (*pointer.get("before", []), served) if n]
     report = verdict(
         gate,
         candidate=[predictions.read(group) for group in groups],
         promoted=predictions.read(promoted) if promoted.exists() else None,
         slices=slices,
         lineage=lineage,
-        earlier=[line.lineage(one) for one in kept],
+        earlier=[line.lineage(one) for one in kept if one < number],
     )
     report |= {"number": number, "parent": lineage.get("parent")}
     if report["parent"] != served and number not in kept:
@@ -546,6 +538,13 @@ def judge(
             f"It was compared with version {report['parent']}, and {served} is "
             "promoted now: retrain it.",
         )
+    past = [
+        {"number": event["number"], **event.get("figures", {})}
+        for event in line.events("judge")
+        if event["number"] < number
+    ]
+    own = {"number": number, **report["figures"]["candidate"]}
+    report_lib.write(path, report, [*past, own])
     return report
 
 
@@ -593,14 +592,16 @@ def live_verdict(
         ]
     from scipy import stats
 
-    # One-sided: a better one is never rolled back.
-    reach = float(stats.norm.ppf(gate.confidence))
+    # One-sided. The k-th report errs with 1 / (k (k + 1)) of what may be, so
+    # that all of them together err no more often.
+    looks = sum(event["version"] == served for event in since)
+    level = (1 - gate.confidence) / (looks * (looks + 1))
+    reach = float(stats.norm.isf(level))
     reach *= deviation * math.sqrt(1 / size + 1 / rows)
     said = (
         f"Version {served} has a live log loss of {loss:.4f} on {size:,} "
-        f"examples, and {base:.4f} is what {what}; the difference "
-        f"{loss - base:+.4f} is known to {reach:.4f}, and {limit:+.4f} is the "
-        "limit."
+        f"examples, {loss - base:+.4f} (+- {reach:.4f}) from the {base:.4f} "
+        f"that {what}; the limit is {limit:+.4f}."
     )
     if not loss - base - reach <= limit:
         return ROLL_BACK, [said]

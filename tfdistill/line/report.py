@@ -1,0 +1,169 @@
+"""The gate's report on a candidate: report.md, report.json and report.png."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from tfdistill.system import run_files
+
+NAME = "report"
+# By name: what it is called, and its format.
+_FIGURES = {
+    "log_loss": ("log loss, nats", ".4f"),
+    "accuracy": ("accuracy", ".4f"),
+    "auc": ("AUC", ".4f"),
+    "normalized_entropy": ("normalized entropy", ".4f"),
+    "calibration": ("calibration: mean prediction / mean label", ".3f"),
+    "offset": ("what all logits lack for a right mean", "+.3f"),
+    "calibration_error": ("expected calibration error", ".4f"),
+    "churn": ("churn: mean change of a prediction", ".4f"),
+    "negative_flips": ("negative flips: right before, wrong now", ".4f"),
+    "positive_flips": ("positive flips: wrong before, right now", ".4f"),
+    "net_flips": ("negative less positive flips", "+.4f"),
+}
+# Where the gate's word is another one.
+_LIMITS = {"offset": "calibration"}
+_OF_SLICES = ("auc", "calibration", "churn", "negative_flips")
+
+
+def write(
+    directory: str | pathlib.Path,
+    report: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Writes the report's three files.
+
+    Args:
+        directory: Of the candidate.
+        report: What `gate.verdict` returns, and `number` and `parent`.
+        history: Of earlier candidates, the oldest first: `number`, `log_loss`
+            and `churn`.
+    """
+    path = pathlib.Path(directory)
+    _draw(report, history, path / f"{NAME}.png")
+    for ending, text in (
+        ("json", json.dumps(report, indent=1) + "\n"),
+        ("md", render(report)),
+    ):
+        run_files.write(path / f"{NAME}.{ending}", [text.encode()])
+
+
+def render(report: Mapping[str, Any]) -> str:
+    """Returns the report as Markdown: the verdict, its reasons, one table."""
+    parent = report.get("parent")
+    against = "no version before" if parent is None else f"version {parent}"
+    gate, estimates = report["gate"], report["estimates"]
+    own, base = (report["figures"][k] or {} for k in ("candidate", "promoted"))
+    rows = [
+        [
+            told,
+            _number(own.get(name), shape),
+            _number(base.get(name), shape),
+            _estimate(estimates.get(name)),
+            _number(gate.get(_LIMITS.get(name, name)), ".4g")
+            if name in estimates
+            else "",
+        ]
+        for name, (told, shape) in _FIGURES.items()
+        if name in own or name in estimates
+    ]
+    slices = [
+        [
+            name,
+            f"{found['rows']:,}",
+            _estimate(found["log_loss"]) or "not judged",
+            *(
+                _number(found["figures"]["candidate"].get(k), _FIGURES[k][1])
+                for k in _OF_SLICES
+            ),
+        ]
+        for name, found in report["slices"].items()
+    ]
+    interval = f"{100 * gate['confidence']:g}% interval"
+    blocks = [
+        f"# Candidate {report.get('number', '')}: {report['verdict']}",
+        "\n".join(f"- {reason}" for reason in report["reasons"]),
+        _table(
+            ["", "candidate", against, f"change, {interval}", "limit"], rows
+        ),
+        f"{report['rows']:,} held-out rows, {report['retrains']} retrain(s). "
+        "The log loss is within its limit with all of its interval, or the "
+        "candidate is held; anything else holds it if all of its interval is "
+        "beyond the limit. What all logits lack is no change.",
+        f"![calibration, slices, history]({NAME}.png)",
+    ]
+    if slices:
+        head = ["slice", "rows", "change of the log loss", *_OF_SLICES]
+        blocks += [
+            "## Slices",
+            _table(head, slices),
+            f"The {interval}s of all slices hold at once; their limit is "
+            f"{gate['slice_log_loss']}. A slice of fewer than "
+            f"{gate['least_slice_rows']} rows is not judged.",
+        ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _number(value: float | None, shape: str) -> str:
+    return "" if value is None else format(value, shape)
+
+
+def _estimate(found: Mapping[str, Any] | None) -> str:
+    if not found:
+        return ""
+    low, high = found["interval"]
+    return f"{found['value']:+.4f} ({low:+.4f} to {high:+.4f})"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [
+        " | ".join(cell.replace("|", "\\|") for cell in row)
+        for row in (head, ["---"] * len(head), *rows)
+    ]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def _draw(
+    report: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]],
+    path: pathlib.Path,
+) -> None:
+    # Imported here: it takes a second. Never `pyplot`, which may want a screen.
+    from matplotlib import figure as figure_lib
+
+    figure = figure_lib.Figure(figsize=(15, 4.5), layout="constrained")
+    curves, by_slice, over_time = figure.subplots(1, 3)
+    for name, points in report["curves"].items():
+        said, came, _ = zip(*points, strict=True)
+        curves.plot(said, came, marker="o", markersize=3, label=name)
+    if report["curves"]:
+        curves.axline((0, 0), slope=1, color="0.5", linestyle=":")
+        curves.legend(fontsize="small")
+    curves.set(xlabel="mean prediction", ylabel="mean label")
+    found = {"all rows": report["estimates"].get("log_loss")} | {
+        name: one["log_loss"] for name, one in report["slices"].items()
+    }
+    for name, estimate in found.items():
+        if estimate:
+            by_slice.plot(estimate["interval"], [name, name], color="C0")
+            by_slice.plot(estimate["value"], name, "o", color="C0")
+    by_slice.axvline(0, color="0.5", linestyle=":")
+    by_slice.invert_yaxis()
+    by_slice.set(xlabel="change of the log loss, nats")
+    churn = over_time.twinx()
+    for axes, name, color in (
+        (over_time, "log_loss", "C0"),
+        (churn, "churn", "C1"),
+    ):
+        known = [one for one in history if one.get(name) is not None]
+        axes.plot(
+            [one["number"] for one in known],
+            [one[name] for one in known],
+            *("o-",),
+            color=color,
+        )
+        axes.set_ylabel(name.replace("_", " "), color=color)
+    over_time.set_xlabel("candidate")
+    figure.savefig(path, dpi=100)
