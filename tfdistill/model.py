@@ -36,6 +36,7 @@ from tfdistill.observe import run_log
 from tfdistill.observe import summaries
 from tfdistill.parameter_server import trainer as server_trainer
 from tfdistill.system import keras_internals
+from tfdistill.teachers import churn_budget
 from tfdistill.teachers import labels as labels_lib
 from tfdistill.teachers import peers as peers_lib
 from tfdistill.teachers import scale
@@ -672,6 +673,11 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         found = super()._callbacks(arguments)
         self.teachers.validation_data = arguments.get("validation_data")
         self.teachers.has_exporter = bool(steps.first(found, steps.Exporter))
+        weight = self.teachers.weight
+        if isinstance(weight, churn_budget.ChurnBudget) and weight not in found:
+            # After the user's, of which one may restore weights at the end.
+            count = len(guards.listed(arguments.get("callbacks")))
+            found.insert(count, weight)
         _check_roles(found, self.teachers, self._cluster)
         directory = self._cluster.group_dir
         if directory and not steps.first(found, summaries.CodistillTensorBoard):

@@ -15,7 +15,9 @@ from typing import Self
 import keras
 import tensorflow as tf
 
-__all__ = ["BurnIn"]
+from tfdistill.teachers.churn_budget import ChurnBudget
+
+__all__ = ["BurnIn", "ChurnBudget"]
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")

@@ -136,7 +136,10 @@ class TrainingPace:
 # Of a group, in its directory: a place that other programs rely on, so that
 # `tensorboard --logdir` calls the run group_0/tensorboard.
 DIRECTORY = "tensorboard"
-_SHOWN = ("loss", "task_loss", "distillation_loss", "distillation_weight")
+_SHOWN = (
+    *("loss", "task_loss", "distillation_loss", "distillation_weight"),
+    *("churn", "churn_budget"),
+)
 
 
 class CodistillTensorBoard(steps.SteppedCallback):
@@ -316,6 +319,9 @@ _MEANINGS = {
     "codistillation/loss": "Task loss plus the weighted distillation loss. To "
     "see whether distillation helps, compare Validation/loss.",
     "codistillation/distillation_weight": "At the last step.",
+    "codistillation/churn": "To the teacher of a ChurnBudget, on its held-out "
+    "rows, as measured last.",
+    "codistillation/churn_budget": "What a ChurnBudget allows.",
     "teachers/num_good": "Teachers with full weight.",
     "teachers//taught_rows": "Share of the last step's examples (chief's first "
     "replica) that had an answer.",

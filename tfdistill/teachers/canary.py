@@ -24,15 +24,17 @@ class Canary:
         8
     """
 
-    def __init__(self, examples: Any) -> None:
+    def __init__(
+        self, examples: Any, *, num_examples: int = _NUM_EXAMPLES
+    ) -> None:
         """Takes a dataset of batches, as `fit` takes it, or arrays `(x, y)`."""
         if isinstance(examples, tf.data.Dataset):
-            rows = examples.unbatch().batch(_NUM_EXAMPLES)
+            rows = examples.unbatch().batch(num_examples)
             batch = next(iter(rows), ())
             batch = batch if isinstance(batch, tuple) else (batch,)
         elif isinstance(examples, tuple):
             batch = keras.tree.map_structure(
-                lambda values: tf.convert_to_tensor(values[:_NUM_EXAMPLES]),
+                lambda values: tf.convert_to_tensor(values[:num_examples]),
                 tuple(part for part in examples if part is not None),
             )
         else:

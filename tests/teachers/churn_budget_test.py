@@ -1,0 +1,160 @@
+"""A distillation weight that keeps the churn to a fixed teacher at a target."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import backup as cases
+from tests.cases import summaries
+
+_RNG = np.random.default_rng(0)
+_TRUTH = _RNG.normal(size=(8, 1))
+_X = _RNG.normal(size=(1280, 8)).astype("float32")
+_HELD_OUT = _RNG.normal(size=(300, 8)).astype("float32")
+
+
+def _labels(x, truth):
+    shares = 1 / (1 + np.exp(-(x @ truth)))
+    return (np.random.default_rng(1).random(shares.shape) < shares).astype(
+        "float32"
+    )
+
+
+def _student():
+    return keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(16, activation="relu"),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def served():
+    """The model that serves; the world has changed since."""
+    keras.utils.set_random_seed(1)
+    model = _student()
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.02), loss)
+    model.fit(_X, _labels(_X, _TRUTH), batch_size=64, epochs=5, verbose=0)
+    return model
+
+
+class _Weights(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.found.append(float(logs["distillation_weight"]))
+
+
+def _retrained(
+    served, target, *callbacks, strategy=None, epochs=3, rate=0.01, **kwargs
+):
+    """Goes on from what serves with new labels, 20 steps an epoch."""
+    keras.utils.set_random_seed(2)
+    budget = tfdistill.schedules.ChurnBudget(
+        target, held_out=_HELD_OUT, **kwargs
+    )
+    with (strategy or tf.distribute.get_strategy()).scope():
+        student = _student()
+        student.set_weights(served.get_weights())
+        model = tfdistill.CodistillModel(
+            student, teachers=tfdistill.teachers.FixedTeacher(served)
+        )
+        model.compile(
+            keras.optimizers.Adam(
+                keras.optimizers.schedules.CosineDecay(rate, 20 * epochs)
+            ),
+            keras.losses.BinaryCrossentropy(from_logits=True),
+            distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+            distillation_weight=budget,
+        )
+    weights = _Weights()
+    y = _labels(_X, _TRUTH + 1)
+    data = tf.data.Dataset.from_tensor_slices((_X, y)).batch(64)
+    history = model.fit(
+        data, epochs=epochs, verbose=0, callbacks=[*callbacks, weights]
+    )
+    return model, budget, weights.found, history
+
+
+def _churn(model, served):
+    first, second = (
+        1 / (1 + np.exp(-m.predict(_HELD_OUT, verbose=0)))
+        for m in (model, served)
+    )
+    return np.abs(first - second).mean()
+
+
+@pytest.mark.parametrize("target", [0.03, 0.08])
+def test_the_budget_is_kept(served, tmp_path, target):
+    board = tfdistill.callbacks.CodistillTensorBoard(tmp_path, every_steps=10)
+    model, budget, weights, history = _retrained(served, target, board)
+    assert budget.churn == pytest.approx(_churn(model, served), abs=1e-5)
+    assert 0.7 * target < budget.churn <= target
+    assert len(set(weights)) > 10
+    assert history.history["churn_budget"] == [target] * 3
+    shown = {"codistillation/churn", "codistillation/churn_budget"}
+    assert shown <= summaries.tags(tmp_path)
+
+
+def test_what_cannot_be_reached_is_told(served, caplog):
+    _, budget, weights, _ = _retrained(served, 0.001, max_weight=2.0)
+    assert weights[-1] == 2 == budget.weight
+    assert f"is {budget.churn:.4g}, with a budget of 0.001" in caplog.text
+    assert "cannot be kept" in caplog.text
+
+
+def test_replicas_have_the_weights_of_one_device(served, two_replicas):
+    _, one, expected, _ = _retrained(served, 0.05, epochs=1)
+    _, two, weights, _ = _retrained(
+        served, 0.05, epochs=1, strategy=two_replicas
+    )
+    np.testing.assert_allclose(weights, expected, rtol=1e-3)
+    assert two.churn == pytest.approx(one.churn, rel=1e-3)
+
+
+@pytest.mark.parametrize("after", [17, 26])
+def test_it_resumes_to_the_bit(served, tmp_path, after):
+    def train(directory, *stop):
+        logs = cases.Logs()
+        backup = tfdistill.callbacks.Backup(directory, every_steps=4)
+        model, *_ = _retrained(
+            served,
+            0.05,
+            logs,
+            cases.Patient(backup),
+            backup,
+            *stop,
+            every_steps=3,
+        )
+        return model, logs.found, backup
+
+    whole, expected, _ = train(tmp_path / "whole")
+    with pytest.raises(cases.Stopped):
+        train(tmp_path / "new", cases.StopAt(after))
+    model, logs, backup = train(tmp_path / "new")
+    assert backup.resumed_step == after // 4 * 4
+    cases.assert_same(cases.values(model), cases.values(whole))
+    assert logs == {key: expected[key] for key in logs}
+
+
+def test_it_needs_a_fixed_teacher(served):
+    model = tfdistill.CodistillModel(
+        _student(), teachers=tfdistill.teachers.OwnPast()
+    )
+    model.compile(
+        "sgd",
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+        distillation_weight=tfdistill.schedules.ChurnBudget(0.1),
+    )
+    loader = tfdistill.callbacks.TeacherLoader(every_steps=1)
+    data = (_X, _labels(_X, _TRUTH))
+    with pytest.raises(ValueError, match="one teachers.FixedTeacher"):
+        model.fit(*data, verbose=0, validation_data=data, callbacks=[loader])

@@ -1,0 +1,376 @@
+"""ChurnBudget: the distillation weight that a bound on the churn asks for."""
+
+import concurrent.futures
+import logging
+import math
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill import metrics
+from tfdistill.cluster import replicas
+from tfdistill.exports import saved_model
+from tfdistill.system import keras_internals
+from tfdistill.teachers import canary
+from tfdistill.teachers import fixed
+from tfdistill.teachers import teacher as teacher_lib
+from tfdistill.teachers import yardstick
+from tfdistill.training import steps
+
+_log = logging.getLogger(__name__)
+# Held-out rows that count, and that are predicted at once.
+_NUM_ROWS, _CHUNK = 4096, 512
+# Measurements in a training, and steps between two if its length is unknown.
+_NUM_MEASUREMENTS, _DEFAULT_STEPS = 40, 20
+# See `ChurnBudget`: what is aimed at, of the target, and the gains.
+_AIM = 0.87
+_UP, _DOWN, _PROPORTIONAL, _RISING = 0.2, 0.1, 2.0, 4.0
+# What one of the last two may add, and how many times the first at low rates.
+_MOST_ADDED, _MOST_GAIN = 2.0, 4.0
+# Below the aim by more than this, a churn that grows is left to grow.
+_NEAR = 0.3
+# The least weight, of the largest.
+_LEAST = 1e-4
+_KEPT = ("weight", "churn", "_dual", "_rate", "_pending")
+
+
+class ChurnBudget(steps.SteppedCallback):
+    """The distillation weight that keeps the churn to a teacher at a target.
+
+    For the retrain of a model that serves: start from its weights
+    (`callbacks.Backup(warm_start=)`), have it teach, and say how much
+    predictions may change.
+
+        model = tfdistill.CodistillModel(
+            student, teachers=tfdistill.teachers.FixedTeacher(serving_model)
+        )
+        model.compile(
+            ..., distillation_weight=tfdistill.schedules.ChurnBudget(0.02)
+        )
+        model.fit(data, validation_data=held_out)
+
+    It is a callback, too, which `fit` adds by itself. The problem is to
+
+        minimize task_loss subject to E |student - teacher| <= target.
+
+    Training under such a constraint is equivalent to distillation from the
+    base model (Jiang et al. 2021, arXiv:2106.02654, abstract), whose weight is
+    the constraint's multiplier. How that is found is ours: by dual ascent on
+    the churn c (`metrics.churn`) that is measured on held-out rows,
+
+        e = c / aim - 1, at most 1, where aim = 0.87 target
+        u <- u + 0.2 e if e > 0, else u + 0.1 e
+        weight = exp(u + 2 g e + h rise / aim)
+
+    `rise` is what c grew by since the measurement before, and h is 4, or 8
+    over `every_steps` if that is less. g makes up for a learning rate that
+    falls: it is the highest rate so far over the present one, at most 4. Each
+    of the last two terms is at most 2 in size. While c is more than 30% below
+    the aim and grows, as in every training that starts with the teacher's
+    weights, u stays. The constants were tuned on retrains of generated clicks
+    of 50 to 440 steps (docs/teachers.md).
+
+    Every `every_steps` steps the training thread takes a snapshot of the
+    student, which the chief measures in the background. The weight that
+    follows is in force from exactly the next multiple of `every_steps` on, on
+    all workers alike, so that a resumed training is the same to the bit. `fit`
+    logs `churn` and `churn_budget`, and warns at the end if the budget was
+    not kept. With other teachers besides, the weight is that of their mean.
+
+    Attributes:
+        target: The budget.
+        churn: The churn measured last; NaN before training.
+        weight: The weight in force.
+    """
+
+    def __init__(
+        self,
+        target: float,
+        *,
+        held_out: Any = None,
+        teacher: str | None = None,
+        every_steps: int | None = None,
+        initial_weight: float = 1.0,
+        max_weight: float = 100.0,
+    ) -> None:
+        """Measures nothing yet.
+
+        Args:
+            target: The largest churn to the teacher, as `metrics.churn` has
+                it, between 0 and 1.
+            held_out: Rows that are not trained on: a dataset of batches, or
+                arrays `x` or `(x, y)`, of which the first 4,096 count.
+                Default: the `validation_data` of `fit`.
+            teacher: The name of the `FixedTeacher` that the churn is measured
+                to. Default: the model's only one.
+            every_steps: Steps between measurements, >= 1. Default: a fortieth
+                of the training, or 20 if its length is unknown.
+            initial_weight: The weight until the first measurement, > 0.
+            max_weight: The largest weight, at least `initial_weight`.
+
+        Raises:
+            ValueError: An argument is not as above.
+        """
+        super().__init__()
+        if not 0 < target < 1:
+            raise ValueError(
+                "`target` must be a churn between 0 and 1, such as 0.02; "
+                f"received {target!r}."
+            )
+        if not 0 < initial_weight <= max_weight < math.inf:
+            raise ValueError(
+                "`initial_weight` must be > 0 and at most `max_weight`, which "
+                f"is finite; received {initial_weight!r} and {max_weight!r}."
+            )
+        if every_steps is not None:
+            steps.EverySteps(every_steps)
+        self.target = float(target)
+        self._held_out, self._teacher = held_out, teacher
+        self._every_steps = every_steps
+        self._initial, self._most = float(initial_weight), float(max_weight)
+        self._owner: Any = None
+        self._variable: Any = None
+        self._thread: Any = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.weight, self.churn = self._initial, math.nan
+        self._dual, self._rate = math.log(self._initial), 0.0
+        # The chief's measurement of the last due step, in progress or done.
+        self._pending: Any = None
+
+    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+        """Returns the weight in force, float32 scalar tensor."""
+        if self._variable is None:
+            return tf.constant(self.weight, tf.float32)
+        return tf.convert_to_tensor(self._variable)
+
+    # ---- Keras' hooks ----
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Has the teacher, and the student, predict the held-out rows."""
+        super().on_train_begin(logs)
+        model = self.codistilled
+        strategy = model.distribute_strategy
+        if replicas.on_servers(strategy):
+            raise ValueError(
+                "A ChurnBudget does not work with parameter servers, where no "
+                "task has the whole student; received "
+                f"{type(strategy).__name__}. Use a number as the weight."
+            )
+        if self._owner is not model:
+            self._owner = model
+            with strategy.scope():
+                self._variable = tf.Variable(
+                    self._initial,
+                    trainable=False,
+                    dtype=tf.float32,
+                    name="churn_weight",
+                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+                )
+        self._due = steps.EverySteps(self._every_steps or self._default_steps())
+        self._due.start(self.step)
+        self._writer = saved_model.SavedModelWriter(model.graph)
+        self._values = replicas.WorkerValues(strategy)
+        self._task = _task_of(model)
+        self._rows = _chunks(
+            model.teachers.validation_data
+            if self._held_out is None
+            else self._held_out
+        )
+        teacher = _named(model.teachers, self._teacher)
+        self._theirs = self._predicted(lambda x: teacher.ask(_asked(x)))
+        self._forget()
+        self._take(self._measured(self._snapshot()))
+        self._follow(self.churn)
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+
+    def _default_steps(self) -> int:
+        num_steps = (self.params.get("steps") or 0) * self.params["epochs"]
+        return num_steps // _NUM_MEASUREMENTS or (
+            1 if num_steps else _DEFAULT_STEPS
+        )
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Uses the measurement of the last due step, and begins another."""
+        super().on_train_batch_end(batch, logs)
+        if not self._due.due(self.step):
+            return
+        if self._pending is not None:
+            before = self.churn
+            self._take(self._finished())
+            self._follow(before)
+        self._pending = math.nan
+        if replicas.is_chief(self.model.distribute_strategy):
+            self._pending = self._thread.submit(self._tried, self._snapshot())
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Says what was reached."""
+        self._thread.shutdown()
+        self._take(self._measured(self._snapshot()))
+        if logs is not None:
+            logs["churn"] = self.churn
+        said = (
+            f"The churn to the teacher is {self.churn:.4g}, with a budget of "
+            f"{self.target:.4g} and the weight at {self.weight:.3g}"
+        )
+        if not replicas.is_chief(self.model.distribute_strategy):
+            return
+        if self.churn <= self.target:
+            _log.info("%s.", said)
+        elif self.weight < self._most:
+            _log.warning(
+                "%s: the budget was not kept. Measure more often "
+                "(`every_steps`), or begin with a larger `initial_weight`.",
+                said,
+            )
+        else:
+            _log.warning(
+                "%s, the largest allowed: the budget cannot be kept so. Allow "
+                "a larger `max_weight`, train for fewer steps or at a lower "
+                "rate, or begin with the teacher's weights: "
+                "callbacks.Backup(warm_start=).",
+                said,
+            )
+
+    # ---- the dual step ----
+
+    def _take(self, churn: float) -> None:
+        """Takes the chief's churn, and shows it; all workers alike."""
+        bits = int(np.float64(churn).view(np.int64))
+        (found, *_) = self._values.gathered(bits)
+        self.churn = float(np.int64(found).view(np.float64))
+        self._show()
+
+    def _show(self) -> None:
+        self._variable.assign(self.weight)
+        also = self.model.trainer.last.also
+        also["churn"], also["churn_budget"] = self.churn, self.target
+
+    def _follow(self, before: float) -> None:
+        """Moves the weight by the churn, which was `before` at the last one."""
+        if not math.isfinite(self.churn):
+            return
+        aim = _AIM * self.target
+        error = min((self.churn - aim) / aim, 1.0)
+        rise = (self.churn - before) / aim if math.isfinite(before) else 0.0
+        if error > 0:
+            self._dual += _UP * error
+        elif error > -_NEAR or rise < 0:
+            self._dual += _DOWN * error
+        least, most = math.log(_LEAST * self._most), math.log(self._most)
+        self._dual = min(max(self._dual, least), most)
+        # The student moves by as little as its rate has fallen.
+        optimizer = keras_internals.inner(self.model.optimizer)
+        rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+        self._rate = max(self._rate, rate)
+        gain = min(self._rate / rate, _MOST_GAIN) if rate > 0 else _MOST_GAIN
+        wanted = (
+            self._dual
+            + _clipped(_PROPORTIONAL * gain * error)
+            + _clipped(min(_RISING, 2 * _RISING / self._due.every_steps) * rise)
+        )
+        self.weight = math.exp(min(max(wanted, least), most))
+        self._show()
+
+    # ---- the measurement ----
+
+    def _snapshot(self) -> saved_model.Snapshot:
+        """Takes what `fit` would leave: averages, where it has some."""
+        found = keras_internals.moving_averages(self.model.optimizer)
+        return self._writer.snapshot({id(v): a.value for v, a in found})
+
+    def _measured(self, snapshot: saved_model.Snapshot) -> float:
+        graph = self._writer.graph
+        ours = self._predicted(lambda x: graph(snapshot, x))
+        return metrics.churn(ours, self._theirs)["churn"]
+
+    def _tried(self, snapshot: saved_model.Snapshot) -> float:
+        try:
+            return self._measured(snapshot)
+        except Exception as error:  # TensorFlow raises many kinds.
+            _log.warning("The churn was not measured: %s", error)
+            return math.nan
+
+    def _finished(self) -> float:
+        if isinstance(self._pending, concurrent.futures.Future):
+            self._pending = self._pending.result()
+        return self._pending
+
+    def _predicted(self, predict: Callable[[Any], Any]) -> np.ndarray:
+        found = []
+        for rows in self._rows:
+            (outputs,) = keras.tree.flatten(predict(rows))
+            found.append(self._task.probabilities(outputs).numpy())
+        return np.concatenate(found)
+
+    # ---- for a backup ----
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a resumed training goes on with."""
+        if self._pending is not None:
+            self._finished()
+        return {name: vars(self)[name] for name in _KEPT}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned."""
+        self.__dict__.update({name: state[name] for name in _KEPT})
+        self._show()
+
+
+def _clipped(value: float) -> float:
+    return min(max(value, -_MOST_ADDED), _MOST_ADDED)
+
+
+def _task_of(model: Any) -> yardstick.Yardstick:
+    found = yardstick.of_task(model.loss)
+    if found is None or len(keras.tree.flatten(model.graph.output_spec)) != 1:
+        raise ValueError(
+            "A ChurnBudget needs a student with one output and one compiled "
+            "loss, which says whether outputs are logits; received "
+            f"{model.loss!r} and {model.graph.output_spec}."
+        )
+    return found
+
+
+def _named(teachers: Any, name: str | None) -> fixed.FixedTeacher:
+    known = [t for t in teachers if isinstance(t, fixed.FixedTeacher)]
+    found = [t for t in known if name in (None, t.name)]
+    if len(found) != 1:
+        raise ValueError(
+            "A ChurnBudget measures the churn to one teachers.FixedTeacher, "
+            f"the model's only one or that named `teacher`; received {name!r} "
+            f"and {[t.name for t in known]}."
+        )
+    return found[0]
+
+
+def _asked(inputs: Any) -> teacher_lib.Batch:
+    step = tf.zeros([], tf.int64)
+    return teacher_lib.Batch(
+        inputs=inputs, outputs=(), step=step, losses=[None]
+    )
+
+
+def _chunks(held_out: Any) -> list[Any]:
+    """Returns the inputs of the rows that count, in parts."""
+    if held_out is None:
+        raise ValueError(
+            "A ChurnBudget needs rows that are not trained on; received none. "
+            "Pass `held_out`, or `validation_data` to `fit`."
+        )
+    is_whole = isinstance(held_out, tf.data.Dataset | tuple | list)
+    found = canary.Canary(
+        held_out if is_whole else (held_out,), num_examples=_NUM_ROWS
+    )
+    return [
+        keras.tree.map_structure(
+            lambda values: values[first : first + _CHUNK],  # noqa: B023
+            found.inputs,
+        )
+        for first in range(0, found.num_examples, _CHUNK)
+    ]
