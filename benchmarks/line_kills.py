@@ -188,7 +188,7 @@ class _Killer:
         self._kill(work, what)
         began = time.monotonic()
         _, status = os.waitpid(_fork(work), 0)
-        secs = time.monotonic() - began
+        secs = time.monotonic() - began  # And of a fork.
         # Of these many, the moments of later kills are chosen.
         self._secs[what] = [*self._secs[what], secs][-20:]
         if what == "rollback":
@@ -246,8 +246,8 @@ class _Killer:
                 before = [*before, version] if version else []
             else:
                 before = before[: -len(event["undone"])]
-            version = event["version"]
-            if before[-100:] != event["before"]:
+            version, before = event["version"], before[-100:]
+            if before != event["before"]:
                 self.counts.add_fault("wrong", f"the log: {event}")
                 return
         moves = self.counts.promotions + self.counts.rollbacks

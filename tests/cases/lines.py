@@ -33,7 +33,8 @@ def add_candidate(line: store.Line, span: str) -> tuple[int, str]:
             path.write_bytes(b"%d" % number * 1000)
 
     version = exchange.publish(write, group=0, step=10 * number)
-    lineage = {"span": span, "examples": 1000, "churn_budget": 0.02}
+    recipe = {"arguments": {"churn_budget": 0.02}}
+    lineage = {"span": span, "examples": 1000, "recipe": recipe}
     (candidate / store.LINEAGE).write_text(json.dumps(lineage))
     return number, version.path
 

@@ -123,11 +123,11 @@ def test_what_is_held_stale_or_of_another_model_is_refused(
     _day(place, 1)
     assert _call("retrain", place, "--span=day_2") == 0
     assert _call("promote", place) == 1
-    assert "it is not judged" in caplog.text
+    assert "it was not judged" in caplog.text
     gate.verdict = "hold"
     assert _call("judge", place) == 3
     assert _call("promote", place) == 1
-    assert "it is hold: 2 is what it is." in caplog.text
+    assert "was judged 'hold': 2 is what it is." in caplog.text
     gate.verdict = "promote"
     assert _call("judge", place) == 0
     assert _call("retrain", place, "--span=day_3", "--again") == 0

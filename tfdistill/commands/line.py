@@ -116,9 +116,8 @@ def _judge(options: programs.Options) -> int:
             against=line.promoted(),
             verdict=report["verdict"],
             reasons=report["reasons"],
-            # What live examples are compared with.
-            expected=report.get("expected"),
             figures=status.figures(report, lineage),
+            # What live examples are compared with.
             expected=report["expected"],
         )
         status.write_points(line, number, "candidates")
@@ -138,11 +137,11 @@ def _reasons(line: store.Line, number: int) -> str:
     newest, now = judged[-1] if judged else {}, line.promoted()
     said = " ".join(newest.get("reasons", []))
     if newest.get("verdict") != "promote":
-        verdict = f"{newest['verdict']}: {said}" if newest else "not judged."
+        verdict = f"was judged {newest['verdict']!r}: {said}" if newest else ""
         raise store.RefusedError(
-            f"Candidate {number} must be judged good enough to be promoted; it "
-            f"is {verdict} Run tfdistill line judge {line.root}, or promote it "
-            "all the same with --force."
+            f"Candidate {number} must have been judged 'promote'; it "
+            f"{verdict or 'was not judged.'} Run tfdistill line judge "
+            f"{line.root}, or promote it all the same: --force."
         )
     if newest["against"] != now:
         raise store.RefusedError(
@@ -188,17 +187,22 @@ def _report(options: programs.Options) -> int:
     line = _open(options)
     from tfdistill.line import gate
 
+    pointer, gone = line.pointer(), line.events("rollback")
+    undone = [number for event in gone for number in event["undone"]]
+    served = pointer.get("version") or 0
+    if options.version not in (*pointer.get("before", []), served, *undone):
+        raise ValueError(
+            "`version` must be one that was promoted; received "
+            f"{options.version}. See tfdistill line status {line.root}."
+        )
     names = ("version", "log_loss", "examples", "since")
     said = {name: getattr(options, name) for name in names}
     known = [{n: e[n] for n in names} for e in line.events("report")]
     if not options.dry_run and not (options.since and said in known):
         line.note("report", **said)
-    pointer = line.pointer()
-    served, gone = pointer.get("version") or 0, line.events("rollback")
-    if any(options.version in event["undone"] for event in gone):
-        if options.version > served:
-            print(f"{served} is promoted; {options.version} was rolled back")
-            return EXITS["roll back"]
+    if options.version in undone and options.version > served:
+        print(f"{served} is promoted; {options.version} was rolled back")
+        return EXITS["roll back"]
     verdict, reasons = gate.live_verdict(line)
     code = _verdict(verdict, reasons)
     if code != EXITS["roll back"]:

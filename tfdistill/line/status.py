@@ -49,7 +49,7 @@ def figures(
         "promoted_log_loss": (of.get("promoted") or {}).get("log_loss"),
         "log_loss": (of.get("candidate") or {}).get("log_loss"),
         "churn": churn.get("value"),
-        "churn_budget": lineage.get("churn_budget", given.get("churn_budget")),
+        "churn_budget": given.get("churn_budget") or None,
         "examples": lineage.get("examples"),
     }
 
