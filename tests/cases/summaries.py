@@ -26,10 +26,14 @@ def tags(directory: pathlib.Path) -> set[str]:
 
 
 def descriptions(directory: pathlib.Path) -> dict[str, str]:
-    """What TensorBoard says of each tag."""
+    """What TensorBoard shows of each tag, whichever way it loads files."""
     read = _read(directory)
     found = {tag: read.SummaryMetadata(tag) for tag in tags(directory)}
-    return {tag: each.summary_description for tag, each in found.items()}
+    return {
+        tag: each.summary_description
+        for tag, each in found.items()
+        if each.data_class == summary_pb2.DATA_CLASS_SCALAR
+    }
 
 
 def scalars(directory: pathlib.Path, tag: str) -> list[tuple[int, float]]:

@@ -304,6 +304,8 @@ class CodistillTensorBoard(steps.SteppedCallback):
                 point.metadata.CopyFrom(
                     metadata.create_summary_metadata("", text)
                 )
+                # TensorBoard's fast loader drops descriptions without it.
+                point.metadata.data_class = summary_pb2.DATA_CLASS_SCALAR
         if self._file is not None:
             summary = summary_pb2.Summary(value=points)
             self._file.add(summary, step=self.step)
@@ -314,11 +316,13 @@ class CodistillTensorBoard(steps.SteppedCallback):
 _Scalars = dict[str, Any]
 # By tag, with the teacher's role left out; of metrics, by their prefix.
 _MEANINGS = {
-    "codistillation/task_loss": "Mean since the epoch began.",
-    "codistillation/distillation_loss": "The same, unweighted.",
+    "codistillation/task_loss": "Task loss, mean since the epoch began.",
+    "codistillation/distillation_loss": "Distillation loss before its weight, "
+    "mean since the epoch began.",
     "codistillation/loss": "Task loss plus the weighted distillation loss. To "
     "see whether distillation helps, compare Validation/loss.",
-    "codistillation/distillation_weight": "At the last step.",
+    "codistillation/distillation_weight": "Factor of the distillation loss at "
+    "the last step.",
     "codistillation/churn": "To the teacher of a ChurnBudget, on its held-out "
     "rows, as measured last.",
     "codistillation/churn_budget": "What a ChurnBudget allows.",
