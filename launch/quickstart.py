@@ -74,7 +74,7 @@ def sentence(report: Mapping[str, Any]) -> str:
     interval = versus["interval"]
     is_clear = interval and not interval[0] <= 0 <= interval[1]
     clear = "" if is_clear else ", no clear difference"
-    return f"Codistilled, the log loss changed by {found}{clear}."
+    return f"Codistillation changed the log loss by {found}{clear}."
 
 
 def table(report: Mapping[str, Any], truth: float) -> rich.table.Table:
@@ -92,17 +92,18 @@ def _add_options(options: programs.Flags) -> None:
     add = options.add
     add(
         "workdir",
-        "<DIR>: in it a numbered directory is made; default runs/quickstart",
+        "<DIR>: directory for a new numbered directory; default: "
+        "runs/quickstart",
         str(_ROOT / "runs" / "quickstart"),
     )
     add(
         "trials",
-        "<N>: retrains by each method; two have churn, three an interval",
+        "<N>: retrains with each method; churn needs two, an interval three",
         4,
         kind=int,
     )
     # Groups that keep up with each other wait now and then.
-    add("jobs", "<N>: runs at a time; default two for each core", _jobs())
+    add("jobs", "<N>: runs at a time; default: two per core", _jobs())
     recipes.add_override(options, "the recipe clicks, such as log_seed=1")
 
 
@@ -185,18 +186,18 @@ def _tell(
     console = rich.console.Console()
     trials = max(m["num_trials"] for m in report["methods"].values())
     console.print(
-        f"\n{trials} retrains by each method, {secs:.0f} s in all",
+        f"\n{trials} retrains with each method, {secs:.0f} s in total",
         highlight=False,
     )
     console.print(table(report, truth), highlight=False)
     print(
         f"{sentence(report)}\n\n"
-        "churn     how far the click probabilities of two retrains are apart, "
-        "on the\n          held-out day: the mean absolute difference\n"
-        "(a to b)  95% bootstrap interval; if 0 is in it, there is no clear "
+        "churn     mean absolute difference between the click probabilities of "
+        "two\n          retrains on the held-out day\n"
+        "(a to b)  95% bootstrap interval; if it contains 0, there is no clear "
         "difference\n"
-        "log loss  of the labels of that day; no model can be better than the "
-        "truth\n"
+        "log loss  on that day's labels; no model can beat the true "
+        "probabilities\n"
     )
     program = pathlib.Path(sys.executable).with_name("tensorboard")
     # Not through rich, which would break long paths in two.
