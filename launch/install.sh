@@ -95,10 +95,10 @@ make_venv() {
   if [ -e "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ]; then
     if [ ! -d "$venv" ] || [ -n "$(ls -A "$venv")" ]; then
       fail "$venv exists and is not a virtual environment." \
-        "Move it away or choose another place with VENV=DIR."
+        "Move it, or choose another directory with VENV=DIR."
     fi
   fi
-  say "making $venv with Python $version"
+  say "creating $venv with Python $version"
   "$python" -m venv --clear "$venv"
 }
 
@@ -109,7 +109,7 @@ install() {
       return 0
     fi
     # uv reads other settings than pip, such as those of a company's registry.
-    say "uv could not install ($(tail -n 1 "$log")); pip installs instead"
+    say "uv could not install ($(tail -n 1 "$log")); using pip instead"
     uv=""
   fi
   if "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
@@ -117,9 +117,9 @@ install() {
     return 0
   fi
   tail -n 20 "$log" >&2
-  fail "pip could not install; above are the last lines of $log." \
+  fail "pip failed; its last lines, from $log, are above." \
     "The command was: $venv/bin/python -m pip install $*" \
-    "This script begins anew when it is run again."
+    "Run this script again to start over."
 }
 
 # Whether the environment has what is asked for: "all", "some" or "none" of it.
