@@ -36,8 +36,8 @@ def _notes() -> str:
         recipe_options.listing("methods", trials.DESCRIPTIONS)
         + "\n\nmethods for a training script:\n  "
         f"{', '.join(method.METHODS)}, ensemble"
-        + f"\n\nsweeps by name:\n  {swept},\nor by any argument of the recipe; "
-        "of a script by the last two"
+        + f"\n\nfields for --sweep:\n  {swept},\nor any argument of the "
+        "recipe; for a script only exchange_interval, num_groups"
     )
 
 

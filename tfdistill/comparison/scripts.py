@@ -53,7 +53,7 @@ class Script(recipes.Recipe):
         for name, value in changes.items():
             if name not in _CHANGED:
                 raise ValueError(
-                    f"Of a script only {' and '.join(_CHANGED)} can be "
+                    f"For a script, only {' and '.join(_CHANGED)} can be "
                     f"changed; received {name}. To change other settings, "
                     "write a function `workload`; see docs/workload.md."
                 )
