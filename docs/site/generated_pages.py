@@ -59,16 +59,12 @@ _INLINE = re.compile(
     r'((?<!</span>)<code>|<span class="doc doc-object-name[^>]*>)([^<]*)(?=</)'
 )
 _MARK = re.compile(r"( +|(?<=[\w;]{4})[./=,(\[]+(?=\S{6}))")
-_BREAK = r"\1<wbr>"
 # An option in the text for `--help`, and what it does.
 _OPTION = re.compile(
     r"^  (\S.*?)(?:  +|\n {9,})(\S.*(?:\n {9,}.+)*)", re.MULTILINE
 )
 _FLAG = re.compile(r"(?<!\S)(--\w[\w-]*)")
 _CODE = r"<code>\1</code>"
-_PAGE = re.compile(r"docs/(\w+)\.md")
-# How a terminal makes words bold or green.
-_COLOR = re.compile(r"\x1b\[[\d;]*m")
 
 
 def on_config(config: Any) -> Any:
@@ -129,7 +125,7 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     """Lets inline code break where it stays readable."""
     del page, config
     return _INLINE.sub(
-        lambda found: found[1] + _MARK.sub(_BREAK, found[2]),
+        lambda found: found[1] + _MARK.sub(r"\1<wbr>", found[2]),
         output.replace("</code>\n)", "</code>)"),
     )
 
@@ -210,7 +206,9 @@ def _command_page(name: str) -> str:
         page.append(f"{level} {each.name}")
         for part in each.help().strip().split("\n\n"):
             text = html.escape(part, quote=False)
-            text = _PAGE.sub(r'<a href="../\1.html">\1</a>', text)
+            text = re.sub(
+                r"docs/(\w+)\.md", r'<a href="../\1.html">\1</a>', text
+            )
             if options := _OPTION.findall(text):
                 if not text.startswith(" "):
                     title = text.partition(":\n")[0].capitalize()
@@ -253,5 +251,5 @@ def _output(output: dict[str, Any]) -> str:
         png = "".join(data["image/png"]).replace("\n", "")
         return f'<img alt="The plot" src="data:image/png;base64,{png}">'
     text = "".join(output.get("text", data.get("text/plain", "")))
-    text = _COLOR.sub("", text)
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)  # A terminal's colors.
     return f"<pre><span></span><code>{html.escape(text.rstrip())}</code></pre>"
