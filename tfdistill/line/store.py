@@ -430,6 +430,7 @@ class Line:
             }
             confirm()
             self._write_event(event)
+            self._files.sync(f"{self.root}/events")
         return event
 
     def _events(self) -> list[tuple[int, str, str]]:
@@ -506,7 +507,6 @@ class Line:
     def _write_event(self, event: Mapping[str, Any]) -> None:
         name = f"{event['event']:06}-{event['what']}.json"
         self._write(f"{self.root}/events/{name}", event)
-        self._files.sync(f"{self.root}/events")
 
     def _write(self, path: str, value: Mapping[str, Any]) -> None:
         text = json.dumps(value, indent=1) + "\n"
