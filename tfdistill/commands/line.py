@@ -198,12 +198,15 @@ def _report(options: programs.Options) -> int:
     names = ("version", "log_loss", "examples", "since")
     said = {name: getattr(options, name) for name in names}
     known = [{n: e[n] for n in names} for e in line.events("report")]
-    if not options.dry_run and not (options.since and said in known):
+    is_noted = options.since and said in known
+    if not is_noted and not options.dry_run:
         line.note("report", **said)
+        is_noted = True
     if options.version in undone and options.version > served:
         print(f"{served} is promoted; {options.version} was rolled back")
         return EXITS["roll back"]
-    verdict, reasons = gate.live_verdict(line)
+    more = [] if is_noted else [said]
+    verdict, reasons = gate.live_verdict(line, more=more)
     code = _verdict(verdict, reasons)
     if code != EXITS["roll back"]:
         return 0

@@ -549,7 +549,10 @@ def judge(
 
 
 def live_verdict(
-    line: "store.Line", *, gate: Gate | None = None
+    line: "store.Line",
+    *,
+    gate: Gate | None = None,
+    more: Sequence[dict[str, Any]] = (),
 ) -> tuple[str, list[str]]:
     """Returns whether the promoted version stays, by its live log loss.
 
@@ -557,6 +560,7 @@ def live_verdict(
         line: The line, whose `report` events have the number of a version, its
             live `log_loss` and how many `examples` that is the mean of.
         gate: Default: that of the promoted version's lineage.
+        more: Reports that are not noted in the line.
 
     Returns:
         "promote" if it stays, "hold" while its canary period lasts, or "roll
@@ -569,6 +573,7 @@ def live_verdict(
     lineage = line.lineage(served)
     gate = gate or Gate(**lineage.get("gate", {}))
     since = [e for e in line.events("report") if e["event"] > pointer["event"]]
+    since += more
     live = _live(since, served)
     if live is None:
         return HOLD, [f"Nothing is reported of version {served} yet."]
