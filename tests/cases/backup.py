@@ -162,6 +162,7 @@ class Case:
     optimizer: Callable[[], Any] = lambda: keras.optimizers.Adam(0.05)
     callbacks: Callable[[], list] = list
     num_classes: int = 3
+    weight: Any = 1.0
     seed: int = SEED
 
 
@@ -179,6 +180,7 @@ def build(case: Case, strategy: Any = None, teachers: Any = None) -> Any:
             metrics=["accuracy"],
             steps_per_execution=case.steps_per_execution,
             distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(),
+            distillation_weight=case.weight,
         )
     return model
 
@@ -192,6 +194,7 @@ def train(
     stop_after: int | None = None,
     every_steps: int | None = 3,
     callbacks: Any = (),
+    warm_start: Any = None,
 ) -> tuple[Any, Logs, Any]:
     """One start of the program; it may be stopped.
 
@@ -201,7 +204,7 @@ def train(
     model = build(case, strategy, teachers)
     logs = Logs()
     backup = tfdistill.callbacks.Backup(
-        directory or "unused", every_steps=every_steps
+        directory or "unused", every_steps=every_steps, warm_start=warm_start
     )
     data = case.data()
     x = {"x": data} if isinstance(data, tf.data.Dataset) else data

@@ -1,5 +1,7 @@
 """One task of a group whose training is killed once, or of one that is not."""
 
+import dataclasses
+import json
 import os
 import pathlib
 import signal
@@ -46,6 +48,24 @@ def main(directory: pathlib.Path) -> None:
     found["resumed_step"] = np.asarray(backup.resumed_step or 0)
     path = directory / f"{what}_{cluster.task_index}.npz"
     np.savez(path, **found)
+    if what == "killed":
+        _retrain(model, directory, strategy)
+
+
+def _retrain(served, directory: pathlib.Path, strategy) -> None:
+    """Begins with what was trained, and may change little of it."""
+    x = np.stack([x for x, _ in cases.numbered().as_numpy_iterator()])
+    budget = tfdistill.schedules.ChurnBudget(0.02, held_out=x, every_steps=2)
+    _, logs, _ = cases.train(
+        dataclasses.replace(CASE, seed=6, weight=budget),
+        directory / "retrained",
+        strategy=strategy,
+        teachers=tfdistill.teachers.FixedTeacher(served.student),
+        warm_start=directory / "backup",
+    )
+    worker = tfdistill.Cluster.from_env().task_index
+    path = directory / f"retrained_{worker}.json"
+    path.write_text(json.dumps([budget.churn, budget.weight, logs.batches()]))
 
 
 if __name__ == "__main__":

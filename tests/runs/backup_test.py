@@ -1,5 +1,7 @@
 """Tasks that are killed without notice, and groups that go on after that."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -38,3 +40,12 @@ def test_a_killed_training_ends_as_if_it_had_never_been(tmp_path):
         (counts,) = (v for v in found.values() if v.shape == seen.shape)
         seen += counts
     assert set(seen) == {backup_program.CASE.epochs}
+    # Then it was trained further: all workers count the teacher alike.
+    retrained, other = (
+        json.loads((tmp_path / f"retrained_{worker}.json").read_text())
+        for worker in range(2)
+    )
+    assert retrained == other
+    churn, weight, batches = retrained
+    assert float(batches[0]["churn"]) < churn < 0.2
+    assert float(batches[0]["distillation_weight"]) != weight
