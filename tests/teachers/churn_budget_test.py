@@ -96,7 +96,7 @@ def test_the_budget_is_kept(served, tmp_path, target):
     board = tfdistill.callbacks.CodistillTensorBoard(tmp_path, every_steps=10)
     model, budget, weights, history = _retrained(served, target, board)
     assert budget.churn == pytest.approx(_churn(model, served), abs=1e-5)
-    assert 0.7 * target < budget.churn <= target
+    assert 0.6 * target < budget.churn <= target
     assert len(set(weights)) > 10
     assert history.history["churn_budget"] == [target] * 3
     shown = {"codistillation/churn", "codistillation/churn_budget"}

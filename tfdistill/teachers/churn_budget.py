@@ -26,16 +26,16 @@ _log = logging.getLogger(__name__)
 _NUM_ROWS, _CHUNK = 4096, 512
 # Measurements in a training, and steps between two if its length is unknown.
 _NUM_MEASUREMENTS, _DEFAULT_STEPS = 40, 20
-# See `ChurnBudget`: what is aimed at, of the target, and the gains.
-_AIM = 0.87
-_UP, _DOWN, _PROPORTIONAL, _RISING = 0.2, 0.1, 2.0, 4.0
-# What one of the last two may add, and how many times the first at low rates.
-_MOST_ADDED, _MOST_GAIN = 2.0, 4.0
-# Below the aim by more than this, a churn that grows is left to grow.
-_NEAR = 0.3
+# See `ChurnBudget`: what is aimed at, of the target; how far below it a churn
+# that grows is left to grow; the dual steps; and the gain.
+_AIM, _NEAR = 0.85, 0.3
+_UP, _DOWN, _RISING = 0.2, 0.1, 0.25
+_GAIN, _LEAST_GAIN, _MOST_GAIN, _MOST_SLOWNESS = 0.4, 0.5, 6.0, 4.0
+# The most that each term adds, and that the logarithm of the weight changes.
+_ADDED, _TURN = 2.0, 0.5
 # The least weight, of the largest.
 _LEAST = 1e-4
-_KEPT = ("weight", "churn", "_dual", "_rate", "_pending")
+_KEPT = ("weight", "churn", "_dual", "_rate", "_fastest", "_pending")
 
 
 class ChurnBudget(steps.SteppedCallback):
@@ -62,17 +62,20 @@ class ChurnBudget(steps.SteppedCallback):
     the constraint's multiplier. How that is found is ours: by dual ascent on
     the churn c (`metrics.churn`) that is measured on held-out rows,
 
-        e = c / aim - 1, at most 1, where aim = 0.87 target
-        u <- u + 0.2 e if e > 0, else u + 0.1 e
-        weight = exp(u + 2 g e + h rise / aim)
+        e = c / aim - 1, at most 1, where aim = 0.85 target
+        u <- u + (0.25 k if c rises, and at least 0.2) e  if e > 0
+        u <- u + 0.1 e                                    if e < 0
+        weight = exp(u + k g e + 2 k r)
 
-    `rise` is what c grew by since the measurement before, and h is 4, or 8
-    over `every_steps` if that is less. g makes up for a learning rate that
-    falls: it is the highest rate so far over the present one, at most 4. Each
-    of the last two terms is at most 2 in size. While c is more than 30% below
-    the aim and grows, as in every training that starts with the teacher's
-    weights, u stays. The constants were tuned on retrains of generated clicks
-    of 50 to 440 steps (docs/teachers.md).
+    r is what c rose by since the measurement before, over the aim. k is 0.4
+    over the largest r so far, from 0.5 to 6: a churn that moves slowly needs
+    more to turn. g is the highest learning rate so far over the present one,
+    at most 4. The last two terms are at most 2 in size each, and the weight
+    changes by a factor of at most exp(0.5) at a time, since optimizers with
+    slots overshoot if a loss grows suddenly. While c is more than 30% below
+    the aim and grows, as after a start with the teacher's weights, u stays.
+    The constants were tuned on retrains of generated clicks, of 50 to 440
+    steps.
 
     Every `every_steps` steps the training thread takes a snapshot of the
     student, which the chief measures in the background. The weight that
@@ -140,6 +143,8 @@ class ChurnBudget(steps.SteppedCallback):
     def _forget(self) -> None:
         self.weight, self.churn = self._initial, math.nan
         self._dual, self._rate = math.log(self._initial), 0.0
+        # The most that the churn rose in a turn, in shares of the aim.
+        self._fastest = 0.0
         # The chief's measurement of the last due step, in progress or done.
         self._pending: Any = None
 
@@ -186,7 +191,7 @@ class ChurnBudget(steps.SteppedCallback):
         self._theirs = self._predicted(lambda x: teacher.ask(_asked(x)))
         self._forget()
         self._take(self._measured(self._snapshot()))
-        self._follow(self.churn)
+        self._follow(self.churn, turn=math.inf)
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
     def _default_steps(self) -> int:
@@ -251,31 +256,36 @@ class ChurnBudget(steps.SteppedCallback):
         also = self.model.trainer.last.also
         also["churn"], also["churn_budget"] = self.churn, self.target
 
-    def _follow(self, before: float) -> None:
+    def _follow(self, before: float, *, turn: float = _TURN) -> None:
         """Moves the weight by the churn, which was `before` at the last one."""
         if not math.isfinite(self.churn):
             return
         aim = _AIM * self.target
         error = min((self.churn - aim) / aim, 1.0)
         rise = (self.churn - before) / aim if math.isfinite(before) else 0.0
+        self._fastest = max(self._fastest, rise)
+        gain = _clipped(
+            _GAIN / max(self._fastest, 1e-6), _LEAST_GAIN, _MOST_GAIN
+        )
         if error > 0:
-            self._dual += _UP * error
+            self._dual += max(_UP, _RISING * gain if rise > 0 else 0) * error
         elif error > -_NEAR or rise < 0:
             self._dual += _DOWN * error
         least, most = math.log(_LEAST * self._most), math.log(self._most)
-        self._dual = min(max(self._dual, least), most)
-        # The student moves by as little as its rate has fallen.
+        self._dual = _clipped(self._dual, least, most)
+        added = _clipped(gain * self._slowness() * error, -_ADDED, _ADDED)
+        added += _clipped(2 * gain * rise, -_ADDED, _ADDED)
+        wanted = _clipped(self._dual + added, least, most)
+        last = math.log(self.weight)
+        self.weight = math.exp(_clipped(wanted, last - turn, last + turn))
+        self._show()
+
+    def _slowness(self) -> float:
+        """Returns by how much less a step does than at the highest rate."""
         optimizer = keras_internals.inner(self.model.optimizer)
         rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
         self._rate = max(self._rate, rate)
-        gain = min(self._rate / rate, _MOST_GAIN) if rate > 0 else _MOST_GAIN
-        wanted = (
-            self._dual
-            + _clipped(_PROPORTIONAL * gain * error)
-            + _clipped(min(_RISING, 2 * _RISING / self._due.every_steps) * rise)
-        )
-        self.weight = math.exp(min(max(wanted, least), most))
-        self._show()
+        return min(self._rate / max(rate, 1e-30), _MOST_SLOWNESS)
 
     # ---- the measurement ----
 
@@ -322,8 +332,8 @@ class ChurnBudget(steps.SteppedCallback):
         self._show()
 
 
-def _clipped(value: float) -> float:
-    return min(max(value, -_MOST_ADDED), _MOST_ADDED)
+def _clipped(value: float, least: float, most: float) -> float:
+    return min(max(value, least), most)
 
 
 def _task_of(model: Any) -> yardstick.Yardstick:
