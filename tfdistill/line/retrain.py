@@ -8,6 +8,7 @@ from the backups of the run.
 import dataclasses
 import json
 import pathlib
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from tfdistill.system import run_files
 
 RUN, TESTED, SLICES = "run", "promoted", "slices.npz"
 CONTROLS = "controls.json"
-_SPANS, _SPAN = "spans", "span.json"
+_SPANS, _SPAN, _RECIPE = "spans", "span.json", "recipe.json"
 
 
 class RetrainError(RuntimeError):
@@ -78,15 +79,18 @@ def run(
         directory = pathlib.Path(line.candidate_path(number))
         parent = line.promoted()
         if not line.is_trained(number):
-            directory.mkdir(parents=True, exist_ok=True)
             candidate = _Candidate(line, recipe, span, parent, directory)
-            candidate.test()
             chosen = candidate.by_method(
                 warm_start=warm_start,
                 with_own_past=with_own_past,
                 teacher_weight=teacher_weight,
                 with_peers=num_groups > 1,
             )
+            begun = directory / RUN / _RECIPE
+            if begun.exists() and begun.read_text() != chosen.to_json():
+                shutil.rmtree(directory)  # It was to be another one.
+            directory.mkdir(parents=True, exist_ok=True)
+            candidate.test()
             shape = {"num_groups": num_groups, **topology}
             _train(chosen, directory / RUN, **shape)
             outputs.write(
@@ -264,7 +268,7 @@ def _train(
     if (directory / outputs.RESULTS).exists():
         return
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "recipe.json"
+    path = directory / _RECIPE
     path.write_text(recipe.to_json())
     command = [sys.executable, "-m", recipes.train_module()]
     topology = local_cluster.LocalCluster(
@@ -280,7 +284,7 @@ def _train(
         raise RetrainError(
             f"The training in {directory} has failed: {reasons}. Its logs are "
             f"in {directory / 'logs'}. The same command goes on from its "
-            "backups."
+            "backups; another architecture needs --new-weights."
         )
 
 
