@@ -1,7 +1,5 @@
 """Trainings that begin with what an earlier one left behind."""
 
-import shutil
-
 import keras
 import numpy as np
 import pytest
@@ -195,16 +193,11 @@ def test_it_resumes_from_its_own_backup(tmp_path):
     )
 
 
-def test_a_copy_of_one_backup_serves_and_a_damaged_one_stays(tmp_path):
-    old, _ = _train(tmp_path / "old", epochs=2)
-    copy = shutil.copytree(
-        tmp_path / "old" / "group_0" / "10", tmp_path / "copy"
-    )
-    _, begun = _train(tmp_path / "new", copy, seed=2)
-    servers.assert_same(begun["weights"], old.student.get_weights(), rtol=0)
+def test_a_damaged_backup_of_another_stays(tmp_path):
+    _train(tmp_path / "old", epochs=2)
     (damaged,) = (tmp_path / "old" / "group_0" / "10").glob("state.data*")
     damaged.write_bytes(b"x")
-    _train(tmp_path / "other", tmp_path / "old")
+    _train(tmp_path / "new", tmp_path / "old")
     assert damaged.exists()
 
 

@@ -126,12 +126,11 @@ class Backup(steps.SteppedCallback):
                 waste least of the time by Young's formula, see
                 docs/resume.md, and at the end of each epoch.
             max_to_keep: Number of backups to keep, >= 2.
-            warm_start: The directory of another training's `Backup`, or a
-                copy of one backup. As long as `directory` holds none,
-                training starts at step 0 with the weights and the
-                optimizer's slots of the newest one there. A table of
-                embeddings may have more rows than it had: the new ones keep
-                their initial values. See docs/resume.md.
+            warm_start: The directory of another training's `Backup`. As
+                long as `directory` holds none, training starts at step 0
+                with the weights and the optimizer's slots of the newest one
+                there. A table of embeddings may have more rows than it had:
+                the new ones keep their initial values. See docs/resume.md.
         """
         super().__init__()
         self._warm_start = None if warm_start is None else os.fspath(warm_start)

@@ -97,15 +97,19 @@ class BackupStore(publisher.Exchange):
 
     Attributes:
         num_written, num_failed: Backups that `save` wrote, and could not write.
-        removes_damaged: Whether `newest` removes those that are damaged.
     """
 
-    removes_damaged = True
-
     def __init__(
-        self, directory: str | os.PathLike[str], *, max_to_keep: int = 2
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        max_to_keep: int = 2,
+        removes_damaged: bool = True,
     ) -> None:
-        """Touches no storage; `directory` is this group's own."""
+        """Touches no storage; `directory` is this group's own.
+
+        Unless it `removes_damaged`, `newest` leaves all that is there.
+        """
         if filesystem.in_object_store(directory):
             raise ValueError(
                 "A backup's directory must be one that TensorFlow's own "
@@ -120,6 +124,7 @@ class BackupStore(publisher.Exchange):
             # The group's own files outlive the run and its key.
             key=None,
         )
+        self._removes_damaged = removes_damaged
         self.num_written = self.num_failed = 0
         # The weight, and the step, of a backup that was refused for it.
         self.not_finite: str | None = None
@@ -183,7 +188,7 @@ class BackupStore(publisher.Exchange):
                 _log.warning("Trying the backup before: %s", error)
                 damaged.append(self.version_path(0, step))
             else:
-                for path in damaged if self.removes_damaged else ():
+                for path in damaged if self._removes_damaged else ():
                     commit.try_to_remove_version(self._file_system, path)
                 return version
         if damaged:

@@ -6,7 +6,6 @@ table follow their ids: another number of rows lies in another order.
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -17,48 +16,15 @@ import numpy as np
 
 from tfdistill.backup import store
 from tfdistill.embedding import rows as table_rows
-from tfdistill.exchange import filesystem
-from tfdistill.exchange import manifest
 from tfdistill.system import keras_internals
-
-
-class OtherBackups(store.BackupStore):
-    """What another training backed up; nothing of it is changed or removed.
-
-    Its directory, or a copy of one backup.
-    """
-
-    removes_damaged = False
-
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """Looks whether the directory is itself a backup."""
-        super().__init__(directory)
-        self._manifest = f"{self.root}/{manifest.FILE_NAME}"
-        self._is_one = os.path.exists(self._manifest)
-
-    def group_path(self, group: int) -> str:
-        """Returns the directory of the backups."""
-        return self.root if self._is_one else super().group_path(group)
-
-    def version_path(self, group: int, step: int) -> str:
-        """Returns the directory of one of them."""
-        return self.root if self._is_one else super().version_path(group, step)
-
-    def listed(self, group: int) -> list[int]:
-        """Returns the steps of what may be backups."""
-        if not self._is_one:
-            return super().listed(group)
-        text = filesystem.read(
-            self._file_system, self._manifest, max_bytes=manifest.MAX_BYTES
-        )
-        return [manifest.Manifest.from_json(text).step]
 
 
 def choose(
     directory: str, gather: store.Gather, *, is_chief: bool
 ) -> store.Chosen:
     """Returns the newest complete backup there, the same on all workers."""
-    found = store.choose(OtherBackups(directory), gather, is_chief=is_chief)
+    backups = store.BackupStore(directory, removes_damaged=False)
+    found = store.choose(backups, gather, is_chief=is_chief)
     if found is None:
         raise ValueError(
             "`warm_start` must be the directory of another training's Backup; "
