@@ -5,6 +5,9 @@ import typing
 from tfdistill.system import lazy
 
 if typing.TYPE_CHECKING:
+    from tfdistill.line.gate import Gate as Gate
     from tfdistill.line.store import Line as Line
 
-__getattr__, __dir__, __all__ = lazy.attach(__name__, {"store": ["Line"]})
+__getattr__, __dir__, __all__ = lazy.attach(
+    __name__, {"gate": ["Gate"], "store": ["Line"]}
+)

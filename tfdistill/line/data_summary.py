@@ -53,9 +53,9 @@ def data_summary(
             Integers, bools and strings are ids; floats are numbers.
         labels: `[rows, ...]`.
         predict: Of the promoted version, from `inputs` to the probability of
-            "yes" `[rows]` or `[rows, 1]`. With it, each column's `worth` is
-            measured: how much the log loss rises when the column is shuffled
-            (Breiman 2001, "Random Forests"). Binary labels only.
+            "yes" `[rows]` or `[rows, 1]`, or of each class `[rows, classes]`.
+            With it, each column's `worth` is measured: how much the log loss
+            rises when the column is shuffled (Breiman 2001, "Random Forests").
 
     Returns:
         For JSON: `rows`, `labels`, `columns` by name, and with `predict` the
@@ -85,18 +85,22 @@ def data_summary(
             for name, key, place in columns
         },
     }
-    if predict is not None and is_binary:
+    if predict is not None:
         rows = np.random.default_rng(0).permutation(len(truth))[:_WORTH_ROWS]
         arrays = {key: array[rows] for key, array in arrays.items()}
         truth = truth[rows]
 
         def predicted() -> np.ndarray:
             given = predict(_rebuilt(inputs, iter(arrays.values())))
-            return np.asarray(given, np.float64).reshape(-1)
+            given = np.asarray(given, np.float64)
+            return given[:, 0] if given.shape[1:] == (1,) else given
 
         plain = predicted()
-        found["calibration"] = list(predictions.calibration(truth, plain))
-        if len(columns) <= _MOST_COLUMNS:
+        is_yes = is_binary and plain.shape == truth.shape
+        if is_yes:
+            found["calibration"] = list(predictions.calibration(truth, plain))
+        of_classes = plain.ndim == 2 and len(plain) == len(truth)
+        if (is_yes or of_classes) and len(columns) <= _MOST_COLUMNS:
             for name, key, place in columns:
                 kept = arrays[key]
                 change = -_losses(truth, plain)
@@ -186,7 +190,13 @@ def _buckets(values: np.ndarray) -> np.ndarray:
 
 
 def _losses(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    right = np.where(labels == 1, probabilities, 1 - probabilities)
+    if probabilities.ndim == 2:
+        labels = labels.astype(np.int64)
+        right = np.take_along_axis(probabilities, labels[:, np.newaxis], 1)[
+            :, 0
+        ]
+    else:
+        right = np.where(labels == 1, probabilities, 1 - probabilities)
     return -np.log(np.clip(right, 1e-7, 1))
 
 
@@ -315,7 +325,7 @@ def _unlike(
 ) -> list[str]:
     """How a column differs from the held-out rows', or is of no worth.
 
-    The three differences share a quarter of the level.
+    The three differences share a twelfth of the level: they need no more.
     """
     from scipy import stats
 
@@ -326,7 +336,7 @@ def _unlike(
             ("other labels with its values", _rates),
             ("another mean", _means),
         )
-        if other and _differ(*compared(column, other), level / 12)
+        if other and _differ(*compared(column, other), level / 36)
     ]
     if other and differs:
         return [
@@ -336,7 +346,7 @@ def _unlike(
     worths = [one["worth"] for one in (*past, other or {}) if "worth" in one]
     if worths and "worth" in column:
         (usual, error), (worth, own) = pooled(worths), column["worth"]
-        sigmas = float(stats.norm.isf(0.75 * level))
+        sigmas = float(stats.norm.isf(11 / 12 * level))
         if usual - worth > max(usual / 2, sigmas * math.hypot(error, own)):
             return [
                 f"{name} is worth {worth:.4f} nats to the promoted version in "

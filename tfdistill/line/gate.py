@@ -64,11 +64,11 @@ class Gate:
             median. Default 0.7.
         drift: The share of a column's rows that may change their value from
             one span to the next; half more than before is always allowed.
-            Default 0.2.
+            Default 0.3.
         label_drift: The same for the label rates of its values, beside a shift
             of all: in standard deviations of the label. Default 0.12.
-        false_alarms: The chance that good training rows are found to differ
-            from good held-out rows. Default 0.01.
+        false_alarms: The chance, at most, that good training rows are found to
+            differ from good held-out rows. Default 0.03.
         ignored_columns: Not compared, such as an hour if the last hours of a
             span are held out. Names as in the report: `"numbers[2]"`.
         canary_examples: Live examples after which a version has passed.
@@ -89,9 +89,9 @@ class Gate:
     net_flips: float | None = 0.01
     least_slice_rows: int = 100
     least_rows: float = 0.7
-    drift: float = 0.2
+    drift: float = 0.3
     label_drift: float = 0.12
-    false_alarms: float = 0.01
+    false_alarms: float = 0.03
     ignored_columns: Sequence[str] = ()
     canary_examples: int = 10_000
     live_log_loss: float = 0.01
