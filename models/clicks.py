@@ -71,6 +71,7 @@ def workload(
 
 def daily(
     spans: Sequence[str] = (),
+    continues: bool = False,
     log_seed: int = 0,
     rows_per_day: int = 8000,
     num_days: int = 30,
@@ -89,15 +90,15 @@ def daily(
     """Returns a retrain on days of a generated click log, for a model line.
 
     `spans` are days, such as day_00; a fifth of the last day's rows are held
-    out. `num_steps` of 0 are `epochs` passes over one day, and `fresh_epochs`
-    over several, for which a model begins with new weights.
+    out. `num_steps` of 0 are `epochs` passes over their rows if training
+    continues from a promoted version, and `fresh_epochs` from new weights.
     """
     log = click_log.generate(log_seed, rows_per_day, num_days=num_days)
     days = [_day(name, num_days) for name in spans or ["day_00"]]
     parts = [click_log.day(log, number) for number in days]
     train = parts[0][0] if len(parts) == 1 else _joined([p[0] for p in parts])
     held_out = parts[-1][1]
-    passes = epochs if len(parts) == 1 else fresh_epochs
+    passes = epochs if continues else fresh_epochs
     steps = num_steps or max(1, passes * len(train.labels) // batch_size)
     rate = keras.optimizers.schedules.CosineDecay(learning_rate, steps)
     return tfdistill.Workload(

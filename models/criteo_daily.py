@@ -23,6 +23,7 @@ Rows = tuple[dict[str, np.ndarray], np.ndarray]
 
 def workload(
     spans: Sequence[str] = (),
+    continues: bool = False,
     num_days: int = 6,
     path: Any = None,
     cache_dir: Any = None,
@@ -42,8 +43,8 @@ def workload(
     """Returns a retrain on parts of a file of Criteo's clicks, for a line.
 
     `spans` are day_0 to day_5; a sixth of the last one's rows are held out.
-    `num_steps` of 0 are `epochs` passes over one day, and `fresh_epochs` over
-    several, for which a model begins with new weights.
+    `num_steps` of 0 are `epochs` passes over them if training continues from a
+    promoted version, and `fresh_epochs` from new weights.
     """
     binary = converted.open_or_convert(
         data_files.data_dir() / "criteo" if path is None else path,
@@ -59,7 +60,7 @@ def workload(
         },
         np.concatenate([y for _, y in parts]),
     )
-    passes = fresh_epochs if len(days) > 1 else epochs
+    passes = epochs if continues else fresh_epochs
     steps = num_steps or max(1, passes * len(train[1]) // batch_size)
     rate = keras.optimizers.schedules.CosineDecay(learning_rate, steps)
     return tfdistill.Workload(

@@ -77,6 +77,7 @@ def _retrain(options: programs.Options) -> int:
                 line,
                 span=options.span,
                 num_groups=options.num_groups,
+                replay=options.replay,
                 warm_start=not options.new_weights,
                 with_own_past=options.own_past,
                 overrides=recipes.values(options.override),
@@ -243,6 +244,7 @@ _OPTIONS: dict[str, list[_Option]] = {
     "retrain": [
         ("span", "<NAME>: data to train on", {"required": True}),
         ("again", "train another candidate on it", {"default": False}),
+        ("replay", "earlier spans to train on again, too", {"default": 0}),
         (*_OVERRIDE, {"default": []}),
         ("num_groups", "groups that teach each other", {"default": 1}),
         ("workers_per_group", "workers of each", {"default": 1}),

@@ -27,7 +27,9 @@ from tfdistill.system import run_files
 
 RUN, TESTED, SLICES = "run", "promoted", "slices.npz"
 CONTROLS = "controls.json"
-_SPANS, _SPAN, _RECIPE = "spans", "span.json", "recipe.json"
+# Arguments of a line's recipe; the second is optional.
+_SPANS, _CONTINUES = "spans", "continues"
+_SPAN, _RECIPE = "span.json", "recipe.json"
 
 
 class RetrainError(RuntimeError):
@@ -39,6 +41,7 @@ def run(
     *,
     span: str,
     num_groups: int = 1,
+    replay: int = 0,
     warm_start: bool = True,
     with_own_past: bool = False,
     teacher_weight: float | None = None,
@@ -51,7 +54,8 @@ def run(
 
     The first one of a line is trained as the recipe says. Each later one
     begins with the promoted version's weights and is taught by it, and by its
-    peers if there are several groups.
+    peers if there are several groups. A recipe that has the argument
+    `continues` is told so.
 
     Args:
         line: Where it goes.
@@ -59,6 +63,7 @@ def run(
             recipe's `spans` takes.
         num_groups: Groups that teach each other. The first one's student is
             the candidate, all are its retrains.
+        replay: How many of the spans before are trained on again, too.
         warm_start: False: from new weights, also of another architecture.
         with_own_past: Whether its own last version teaches it, too.
         teacher_weight: The distillation weight if there is no churn budget; 0
@@ -79,7 +84,9 @@ def run(
         directory = pathlib.Path(line.candidate_path(number))
         parent = line.promoted()
         if not line.is_trained(number):
-            candidate = _Candidate(line, recipe, span, parent, directory)
+            candidate = _Candidate(
+                *(line, recipe, span, parent, directory), replay=replay
+            )
             chosen = candidate.by_method(
                 warm_start=warm_start,
                 with_own_past=with_own_past,
@@ -149,6 +156,7 @@ class _Candidate:
     span: str
     parent: int | None
     directory: pathlib.Path
+    replay: int
 
     @property
     def promoted(self) -> str:
@@ -157,9 +165,11 @@ class _Candidate:
 
     @property
     def _spans(self) -> list[str]:
-        new, earlier = self.span.split(","), []
-        if self.parent is not None:
-            earlier = self.line.lineage(self.parent)["spans"]
+        """All that it has seen: those of its parent, and its own."""
+        new = self.span.split(",")
+        if self.parent is None:
+            return new
+        earlier = self.line.lineage(self.parent)["spans"]
         return [*(name for name in earlier if name not in new), *new]
 
     def _newest(self) -> recipes.Recipe:
@@ -168,9 +178,13 @@ class _Candidate:
 
     def by_method(self, **options: Any) -> recipes.Recipe:
         """Returns the recipe, on the new span and by the method."""
-        own = self.recipe.changed({_SPANS: self.span.split(",")})
+        new = len(self.span.split(","))
+        spans = self._spans[-new - self.replay :]
+        own = self.recipe.changed({_SPANS: spans})
         if self.parent is None:
             return own
+        if options["warm_start"] and _CONTINUES in own.arguments:
+            own = own.changed({_CONTINUES: True})
         return own.by_method("retrain", promoted=self.promoted, **options)
 
     def test(self) -> None:
@@ -323,6 +337,8 @@ def train_controls(line: store.Line, number: int) -> dict[str, Any]:
         return made.by_method("retrain", promoted=promoted, **options)
 
     everything = own.changed({_SPANS: lineage["spans"]})
+    if _CONTINUES in everything.arguments:
+        everything = everything.changed({_CONTINUES: False})
     fresh = everything.by_method("independent")
     alone = taught(teacher_weight=0.0)
     half = taught(2, teacher_weight=0.0)
