@@ -256,9 +256,17 @@ def compare(
     past = [one["data"]["training"] for one in earlier if "data" in one]
     if "data" in lineage:
         data = lineage["data"]
+        rows = _rows_per_span(lineage)
+        usual = [_rows_per_span(one) for one in earlier if "data" in one]
+        if usual and rows < gate.least_rows * np.median(usual):
+            found.append(
+                f"The span has {rows:,.0f} rows to train on, and the earlier "
+                f"ones had {np.median(usual):,.0f}; the limit is "
+                f"{gate.least_rows:.0%} of that."
+            )
         found += _rows(data["training"], data.get("held_out"), past, gate)
     for name, own in lineage.get("weights", {}).items():
-        usual = [
+        moved = [
             one["weights"][name]["parent"]
             for one in earlier
             if name in one.get("weights", {})
@@ -269,12 +277,18 @@ def compare(
                 f"({own['before']:.4f} of their length) than to those that "
                 f"training began with ({own['parent']:.4f})."
             )
-        elif usual and own["parent"] > _MOST_CHANGE * max(usual):
+        elif moved and own["parent"] > _MOST_CHANGE * max(moved):
             found.append(
                 f"The weights {name} have changed by {own['parent']:.4f} of "
-                f"their length; the most so far is {max(usual):.4f}."
+                f"their length; the most so far is {max(moved):.4f}."
             )
     return found
+
+
+def _rows_per_span(lineage: Summary) -> float:
+    # A first version is trained on several: "day_1,day_2".
+    spans = str(lineage.get("span", "")).split(",")
+    return lineage["data"]["training"]["rows"] / len(spans)
 
 
 def _rows(
@@ -284,14 +298,6 @@ def _rows(
     gate: Any,
 ) -> list[str]:
     found = []
-    if earlier:
-        usual = float(np.median([one["rows"] for one in earlier]))
-        if training["rows"] < gate.least_rows * usual:
-            found.append(
-                f"The span has {training['rows']:,} rows to train on, and the "
-                f"earlier ones had {usual:,.0f}; the limit is "
-                f"{gate.least_rows:.0%} of that."
-            )
     now = _named(training, gate.ignored_columns)
     beside = _named(held_out or {}, gate.ignored_columns)
     before = [_named(one, gate.ignored_columns) for one in earlier]

@@ -27,7 +27,7 @@ PROMOTE, HOLD, ROLL_BACK = "promote", "hold", "roll back"
 _NUM_RESAMPLES = 2_000
 # More rows are first summed in as many blocks, in random order: the sums'
 # resamples vary as the rows' do.
-_MOST_BLOCKS = 10_000
+_MOST_BLOCKS = 5_000
 _CALIBRATION_BINS = 15
 _SLICE = "slice "
 
@@ -235,8 +235,9 @@ def _resamples(parts: np.ndarray) -> np.ndarray:
     rng = np.random.default_rng(0)
     retrains, size, figures = parts.shape
     blocks = min(size, _MOST_BLOCKS)
-    sums = np.zeros((blocks, retrains, figures))
-    np.add.at(sums, rng.permutation(size) % blocks, parts.transpose(1, 0, 2))
+    order = rng.permutation(size)
+    starts = np.linspace(0, size, blocks, endpoint=False).astype(np.int64)
+    sums = np.add.reduceat(parts[:, order].transpose(1, 0, 2), starts)
     flat = sums.reshape(blocks, -1).astype(np.float32)
     shares = np.exp(-1) / special.factorial(np.arange(9))
     table = np.searchsorted(shares.cumsum(), (np.arange(2**16) + 0.5) / 2**16)
