@@ -91,7 +91,8 @@ def render(report: Mapping[str, Any]) -> str:
         f"{report['rows']:,} held-out rows, {report['retrains']} retrain(s). "
         "The log loss is within its limit with all of its interval, or the "
         "candidate is held; anything else holds it if all of its interval is "
-        "beyond the limit. What all logits lack is no change.",
+        "beyond the limit. For what all logits lack, the "
+        "interval is of the candidate itself, by all rows of the span.",
         f"![calibration, slices, history]({NAME}.png)",
     ]
     if slices:
@@ -166,4 +167,5 @@ def _draw(
         )
         axes.set_ylabel(name.replace("_", " "), color=color)
     over_time.set_xlabel("candidate")
+    over_time.xaxis.get_major_locator().set_params(integer=True)
     figure.savefig(path, dpi=100)
