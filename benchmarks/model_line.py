@@ -41,6 +41,7 @@ _FIRST = flags.DEFINE_integer("first_days", 1, "days of the first training")
 _WINDOW = flags.DEFINE_integer(
     "window", 0, "days of a fresh training; default all so far"
 )
+_REPLAY = flags.DEFINE_integer("replay", 0, "earlier days in a warm start")
 _BUDGET = flags.DEFINE_float("budget", 0.0, "of churn; default none")
 _WEIGHT = flags.DEFINE_float(
     "weight", None, "of the teacher, without a budget; default the recipe's"
@@ -164,7 +165,12 @@ class _Lines:
             )
         else:
             weight = 0.0 if self._kind == "warm" else _WEIGHT.value
-            number = retrain.run(self._line, span=own, teacher_weight=weight)
+            number = retrain.run(
+                self._line,
+                span=own,
+                replay=_REPLAY.value,
+                teacher_weight=weight,
+            )
         report = gate.judge(self._line, number)
         self._promote(number)
         candidate = self._line.candidate_path(number)

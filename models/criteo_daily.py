@@ -27,10 +27,11 @@ def workload(
     num_days: int = 6,
     path: Any = None,
     cache_dir: Any = None,
-    learning_rate: float = 4e-3,
+    learning_rate: float = 8e-3,
+    fresh_learning_rate: float = 4e-3,
     batch_size: int = 128,
-    epochs: int = 3,
-    fresh_epochs: int = 4,
+    epochs: int = 2,
+    fresh_epochs: int = 6,
     num_steps: int = 0,
     embedding_dim: int = 16,
     hidden_units: Sequence[int] = (256, 128, 64),
@@ -44,7 +45,8 @@ def workload(
 
     `spans` are day_0 to day_5; a sixth of the last one's rows are held out.
     `num_steps` of 0 are `epochs` passes over them if training continues from a
-    promoted version, and `fresh_epochs` from new weights.
+    promoted version, and `fresh_epochs` from new weights, with
+    `fresh_learning_rate`: the best of a few for the log loss.
     """
     binary = converted.open_or_convert(
         data_files.data_dir() / "criteo" if path is None else path,
@@ -62,7 +64,9 @@ def workload(
     )
     passes = epochs if continues else fresh_epochs
     steps = num_steps or max(1, passes * len(train[1]) // batch_size)
-    rate = keras.optimizers.schedules.CosineDecay(learning_rate, steps)
+    rate = keras.optimizers.schedules.CosineDecay(
+        learning_rate if continues else fresh_learning_rate, steps
+    )
     return tfdistill.Workload(
         model=lambda: networks.build_model(
             field_sizes=field_sizes,
