@@ -174,8 +174,8 @@ class _Lines:
         report = gate.judge(self._line, number)
         self._promote(number)
         candidate = self._line.candidate_path(number)
-        tested = predictions.read(f"{candidate}/{retrain.TESTED}")
-        group = outputs.group_dir(f"{candidate}/{retrain.RUN}", 0)
+        tested = predictions.read(f"{candidate}/{gate.TESTED}")
+        group = outputs.group_dir(f"{candidate}/{gate.RUN}", 0)
         return {
             "number": number,
             "verdict": report["verdict"],

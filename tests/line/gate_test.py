@@ -329,12 +329,6 @@ def test_good_rows_raise_no_more_false_alarms_than_stated():
     assert alarms <= 4  # 1.2 are expected.
 
 
-def test_a_first_version_of_several_spans_is_no_measure_of_one():
-    first = _lineage(_span(1, rows=20_000)) | {"span": "1,2,3,4"}
-    one = _lineage(_span(5)) | {"span": "5"}
-    assert not data_summary.compare(one, [first], gate=gate_lib.Gate())
-
-
 def test_a_column_may_be_ignored():
     broken = _lineage(_break("drifted", *_span(4)))
     gate = gate_lib.Gate(ignored_columns=("numbers[0]",))

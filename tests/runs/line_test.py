@@ -93,6 +93,8 @@ def test_a_model_is_retrained_from_the_one_that_serves(
         (tmp_path / "clicks/candidates/2/report.json").read_text()
     )
     assert report["verdict"] == "promote"
+    text = (tmp_path / "clicks/candidates/2/report.md").read_text()
+    assert "| two groups that teach each other, too |" in text
     assert _line("promote") == 0
     assert line.promoted() == 2
     served = tf.saved_model.load(line.version_path(2))

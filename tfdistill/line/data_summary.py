@@ -242,7 +242,7 @@ def compare(
     """Returns what is wrong with a candidate's rows and weights.
 
     Args:
-        lineage: The candidate's: its `data` of the rows that it was trained on
+        lineage: The candidate's: its `data` of the new rows of its last span
             are compared with those held out of the same span, which are alike
             but for chance if they were drawn at random, and with earlier
             spans; its `weights` with its parent's.
@@ -256,8 +256,7 @@ def compare(
     past = [one["data"]["training"] for one in earlier if "data" in one]
     if "data" in lineage:
         data = lineage["data"]
-        rows = _rows_per_span(lineage)
-        usual = [_rows_per_span(one) for one in earlier if "data" in one]
+        rows, usual = data["training"]["rows"], [one["rows"] for one in past]
         if usual and rows < gate.least_rows * np.median(usual):
             found.append(
                 f"The span has {rows:,.0f} rows to train on, and the earlier "
@@ -283,12 +282,6 @@ def compare(
                 f"their length; the most so far is {max(moved):.4f}."
             )
     return found
-
-
-def _rows_per_span(lineage: Summary) -> float:
-    # A first version is trained on several: "day_1,day_2".
-    spans = str(lineage.get("span", "")).split(",")
-    return lineage["data"]["training"]["rows"] / len(spans)
 
 
 def _rows(

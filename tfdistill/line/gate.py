@@ -4,6 +4,7 @@ Reads files, and imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
+import json
 import math
 import pathlib
 from collections.abc import Mapping
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from tfdistill.line import store
 
 # In the directory of a candidate.
-SLICES = "slices.npz"
+# In a candidate's directory: its run, what the promoted version predicts of the
+# held-out rows, which of them are judged by themselves, and the controls.
+RUN, TESTED = "run", "promoted"
+SLICES, CONTROLS = "slices.npz", "controls.json"
 PROMOTE, HOLD, ROLL_BACK = "promote", "hold", "roll back"
 _NUM_RESAMPLES = 2_000
 # More rows are first summed in as many blocks, in random order: the sums'
@@ -514,8 +518,8 @@ def judge(
     lineage = line.lineage(number)
     if gate is None:
         gate = Gate(**lineage.get("gate", {}))
-    groups = sorted((path / "run").glob(run_files.group_name(0)[:-1] + "*"))
-    promoted = path / "promoted"
+    groups = sorted((path / RUN).glob(run_files.group_name(0)[:-1] + "*"))
+    promoted = path / TESTED
     slices = {}
     if (path / SLICES).exists():
         with np.load(path / SLICES) as arrays:
@@ -532,6 +536,8 @@ def judge(
         earlier=[line.lineage(one) for one in kept if one < number],
     )
     report |= {"number": number, "parent": lineage.get("parent")}
+    if (path / CONTROLS).exists():
+        report["controls"] = json.loads((path / CONTROLS).read_bytes())
     if report["parent"] != served and number not in kept:
         report["verdict"] = HOLD
         report["reasons"].insert(

@@ -104,7 +104,45 @@ def render(report: Mapping[str, Any]) -> str:
             f"{gate['slice_log_loss']}. A slice of fewer than "
             f"{gate['least_slice_rows']} rows is not judged.",
         ]
+    if "controls" in report:
+        blocks += ["## Controls", *_controls(report)]
     return "\n\n".join(blocks) + "\n"
+
+
+# Of `retrain.train_controls`.
+_CONTROLS = {
+    "fresh": "new weights, all spans",
+    "fresh_full": "the same, for as long as the recipe takes",
+    "warm_start": "the promoted version's weights, without a teacher",
+    "pair": "two groups that teach each other, too",
+    "ensemble": "the mean of two warm starts",
+}
+
+
+def _controls(report: Mapping[str, Any]) -> list[str]:
+    found = report["controls"]
+    own = report["figures"]["candidate"]
+    examples = found["warm_start"]["examples"]
+    named = {"this candidate": {**own, "examples": examples}} | {
+        told: found[name] for name, told in _CONTROLS.items()
+    }
+    rows = [
+        [
+            told,
+            *(_number(one[name], ".4f") for name in ("log_loss", "churn")),
+            f"{one['examples']:,}",
+        ]
+        for told, one in named.items()
+    ]
+    saved = found["steps_saved"]
+    return [
+        _table(["", "log loss", "churn to the promoted", "examples"], rows),
+        "A training from new weights did not become as good in all of its "
+        "steps."
+        if saved is None
+        else f"A training from new weights took {saved:,} steps more to become "
+        "as good.",
+    ]
 
 
 def _number(value: float | None, shape: str) -> str:

@@ -20,13 +20,12 @@ import numpy as np
 from tfdistill.held_out import predictions
 from tfdistill.launcher import local_cluster
 from tfdistill.line import data_summary
+from tfdistill.line import gate
 from tfdistill.line import store
 from tfdistill.recipes import outputs
 from tfdistill.recipes import recipes
 from tfdistill.system import run_files
 
-RUN, TESTED, SLICES = "run", "promoted", "slices.npz"
-CONTROLS = "controls.json"
 # Arguments of a line's recipe; the second is optional.
 _SPANS, _CONTINUES = "spans", "continues"
 _SPAN, _RECIPE = "span.json", "recipe.json"
@@ -93,13 +92,13 @@ def run(
                 teacher_weight=teacher_weight,
                 with_peers=num_groups > 1,
             )
-            begun = directory / RUN / _RECIPE
+            begun = directory / gate.RUN / _RECIPE
             if begun.exists() and begun.read_text() != chosen.to_json():
                 shutil.rmtree(directory)  # It was to be another one.
             directory.mkdir(parents=True, exist_ok=True)
             candidate.test()
             shape = {"num_groups": num_groups, **topology}
-            _train(chosen, directory / RUN, **shape)
+            _train(chosen, directory / gate.RUN, **shape)
             outputs.write(
                 directory / store.LINEAGE,
                 _json(candidate.lineage(chosen, number, warm_start)),
@@ -115,7 +114,7 @@ def files_of(line: store.Line, number: int) -> tuple[str, dict[str, Any]]:
     The second by the name in the version, as `Line.promote` takes them.
     """
     directory = pathlib.Path(line.candidate_path(number))
-    group = outputs.group_dir(directory / RUN, 0)
+    group = outputs.group_dir(directory / gate.RUN, 0)
     extra: dict[str, Any] = {
         f"{run_files.EXTRA}/{name}": directory / name
         for name in (store.LINEAGE, "report.json", "report.md")
@@ -128,7 +127,7 @@ def files_of(line: store.Line, number: int) -> tuple[str, dict[str, Any]]:
     )
     place = newest.relative_to(group / "backup")
     extra[f"{run_files.TRAINING}/{place}"] = newest
-    return str(outputs.last_export(directory / RUN, 0)), extra
+    return str(outputs.last_export(directory / gate.RUN, 0)), extra
 
 
 def _recipe(
@@ -193,7 +192,7 @@ class _Candidate:
         Progressive validation: of rows that it has not seen. Writes what the
         gate compares a candidate with.
         """
-        if (self.directory / SLICES).exists():
+        if (self.directory / gate.SLICES).exists():
             return
         from tfdistill.line import span_data
 
@@ -206,7 +205,7 @@ class _Candidate:
         predict = None
         if self.parent is not None:
             predict = span_data.predictor(self.promoted, found.objective)
-            tested = self.directory / TESTED / predictions.FILE
+            tested = self.directory / gate.TESTED / predictions.FILE
             predictions.save(tested, predict(found.held_out))
             rows = found.training or found.held_out
             result["progressive"] = predict(rows).figures()
@@ -220,18 +219,20 @@ class _Candidate:
                 )
             }
         outputs.write(self.directory / _SPAN, _json(result))
-        draft = self.directory / f".{SLICES}"
+        draft = self.directory / f".{gate.SLICES}"
         with draft.open("wb") as file:
             np.savez_compressed(file, **found.slices)  # type: ignore[arg-type]
-        draft.replace(self.directory / SLICES)
+        draft.replace(self.directory / gate.SLICES)
 
     def lineage(
         self, chosen: recipes.Recipe, number: int, warm_start: bool
     ) -> dict[str, Any]:
         """Returns where it comes from, and what it is."""
-        run = outputs.read_results(self.directory / RUN)
+        run = outputs.read_results(self.directory / gate.RUN)
         groups = run["groups"]
-        version = pathlib.Path(outputs.last_export(self.directory / RUN, 0))
+        version = pathlib.Path(
+            outputs.last_export(self.directory / gate.RUN, 0)
+        )
         signature = json.loads((version / "manifest.json").read_bytes())
         return {
             "number": number,
@@ -253,7 +254,7 @@ class _Candidate:
                 for name in ("inputs", "outputs", "graph_fingerprint")
             },
             "libraries": signature.get("libraries"),
-            "run": str(self.directory / RUN),
+            "run": str(self.directory / gate.RUN),
             "weights": self._weights(version) if warm_start else {},
             **json.loads((self.directory / _SPAN).read_bytes()),
         }
@@ -318,7 +319,7 @@ def train_controls(line: store.Line, number: int) -> dict[str, Any]:
     rows, its churn to the promoted version, and its examples.
     """
     directory = pathlib.Path(line.candidate_path(number))
-    path = directory / CONTROLS
+    path = directory / gate.CONTROLS
     if path.exists():
         return json.loads(path.read_bytes())
     lineage = line.lineage(number)
@@ -328,7 +329,7 @@ def train_controls(line: store.Line, number: int) -> dict[str, Any]:
             "nothing, and has no controls. Promote it, and retrain."
         )
     own = dataclasses.replace(
-        recipes.read(directory / RUN / outputs.CONFIG), method_arguments={}
+        recipes.read(directory / gate.RUN / outputs.CONFIG), method_arguments={}
     )
     promoted = line.local_version(lineage["parent"])
 
@@ -350,7 +351,7 @@ def train_controls(line: store.Line, number: int) -> dict[str, Any]:
         "ensemble": (half, 1),
         "ensemble_other": (half.changed({"seed": 1 + _seed(half)}), 1),
     }
-    tested = predictions.read(directory / TESTED)
+    tested = predictions.read(directory / gate.TESTED)
     found: dict[str, Any] = {}
     members = []
     for name, (recipe, num_groups) in planned.items():

@@ -124,18 +124,20 @@ def retrain(
     if not teacher_weight and not with_peers:
         return _exported_once(dataclasses.replace(begins, teachers=None))
 
+    on_servers = tfdistill.Cluster.from_env().uses_parameter_servers
+
     def teachers() -> list[Any]:
         kinds = tfdistill.teachers
         found: list[Any] = [kinds.Peers()] if with_peers else []
         found += [kinds.OwnPast()] if with_own_past else []
         if teacher_weight:
-            on_servers = tfdistill.Cluster.from_env().uses_parameter_servers
             path = f"{promoted}/{run_files.STUDENT}" if on_servers else promoted
             found.append(kinds.FixedTeacher(path, name=PROMOTED))
         return found
 
     weight: Any = teacher_weight
-    if workload.churn_budget and teacher_weight:
+    # Under servers nobody measures the churn: the gate still judges by it.
+    if workload.churn_budget and teacher_weight and not on_servers:
         weight = tfdistill.schedules.ChurnBudget(
             workload.churn_budget, teacher=PROMOTED
         )
