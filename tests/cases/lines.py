@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import time
 
 import tfdistill
 from tfdistill.line import store
@@ -33,8 +34,8 @@ def add_candidate(line: store.Line, span: str) -> tuple[int, str]:
             path.write_bytes(b"%d" % number * 1000)
 
     version = exchange.publish(write, group=0, step=10 * number)
-    recipe = {"arguments": {"churn_budget": 0.02}}
-    lineage = {"span": span, "examples": 1000, "recipe": recipe}
+    lineage = {"span": span, "examples": 1000, "churn_budget": 0.02}
+    lineage["trained"] = time.time()
     (candidate / store.LINEAGE).write_text(json.dumps(lineage))
     return number, version.path
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tests.cases import lines
 from tfdistill.held_out import predictions
 from tfdistill.line import data_summary
 from tfdistill.line import gate as gate_lib
+from tfdistill.line import store
 
 _ROWS = 6000
 
@@ -113,7 +115,7 @@ def test_a_good_candidate_is_promoted_with_its_figures_in_a_sentence():
     ("kind", "said"),
     [
         ("calibration", "All logits lack"),
-        ("slice", "In 'slice group 4'"),
+        ("slice", "In slice group 4"),
         ("shuffled", "log loss"),
         ("overfitted", "The AUC"),
         ("churn", "mean prediction of a row"),
@@ -215,6 +217,8 @@ def test_models_of_classes_and_of_words_are_judged():
         words,
         lambda p: predictions.Distributions(probabilities=p, labels=labels),
     ):
+        first = gate_lib.verdict(gate, candidate=[made(good)])
+        assert first["verdict"] == "promote"
         for p, expected in ((good, "promote"), (bad, "hold")):
             report = gate_lib.verdict(
                 gate, candidate=[made(p)], promoted=made(old)
@@ -344,7 +348,7 @@ def test_inputs_of_all_kinds_have_a_summary_that_json_can_hold():
     ):
         found = data_summary.data_summary(inputs, labels)
         assert json.loads(json.dumps(found)) == found
-    assert found["columns"]["more.0"]["distinct"] == 1
+    assert found["columns"]["more.0"]["std"] == 0
 
 
 def test_a_column_is_worth_what_a_model_of_classes_loses_without_it():
@@ -445,6 +449,22 @@ def test_a_candidate_is_judged_from_files_and_the_report_says_why(tmp_path):
     text = (directory / "report.json").read_text()
     assert json.loads(text) == json.loads(json.dumps(report))
     assert (directory / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_was_promoted_long_ago_may_be_removed(tmp_path):
+    line, day = lines.make(tmp_path / "clicks"), _Day()
+    first = _promoted(line, day, "day_1")
+    number, path = _candidate(line, "day_2", [day.model()], day.model())
+    line.promote(number, path, extra=lines.extra(line, number))
+    for place in (line.version_path(first), line.candidate_path(first)):
+        shutil.rmtree(place)
+    same = day.model()
+    number, _ = _candidate(line, "day_3", [same], same)
+    assert _judge(line, number)["verdict"] == "promote"
+    with pytest.raises(FileNotFoundError, match="versions/1"):
+        line.local_version(first)
+    with pytest.raises(store.RefusedError, match="versions/1 was removed"):
+        line.rollback()
 
 
 def test_a_candidate_of_another_parent_is_held(tmp_path):

@@ -76,6 +76,17 @@ def test_versions_are_promoted_and_rolled_back(line):
     assert _kinds(line) == ["init", *kinds]
 
 
+def test_a_line_that_was_moved_is_served_from_its_new_place(tmp_path):
+    lines.promote(lines.make(tmp_path / "old"), "day_1")
+    (tmp_path / "old").rename(tmp_path / "new")
+    line = store.Line(tmp_path / "new")
+    before = line.pointer()
+    with line.locked("judge"):
+        text = (tmp_path / "new" / store.POINTER).read_text()
+    assert f'base_path: "{tmp_path}/new/versions"' in text
+    assert line.pointer() == before
+
+
 def test_a_candidate_is_made_once_for_a_span(line):
     number = line.start_candidate("day_1")
     assert line.start_candidate("day_1") == number

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from typing import Any
 
 from absl import logging
@@ -69,24 +70,23 @@ def _retrain(options: programs.Options) -> int:
     line = _open(options)
     from tfdistill.line import retrain
 
-    with line.locked("retrain"):
-        number = line.start_candidate(options.span, again=options.again)
-        is_trained = line.is_trained(number)
-        if options.controls or not is_trained:
-            retrain.run(
-                line,
-                span=options.span,
-                num_groups=options.num_groups,
-                replay=options.replay,
-                warm_start=not options.new_weights,
-                with_own_past=options.own_past,
-                overrides=recipes.values(options.override),
-                controls=options.controls,
-                workers_per_group=options.workers_per_group,
-                ps_per_group=options.ps_per_group,
-            )
+    began = time.time()
+    number = retrain.run(
+        line,
+        span=options.span,
+        num_groups=options.num_groups,
+        replay=options.replay,
+        warm_start=not options.new_weights,
+        with_own_past=options.own_past,
+        overrides=recipes.values(options.override),
+        again=options.again,
+        controls=options.controls,
+        workers_per_group=options.workers_per_group,
+        ps_per_group=options.ps_per_group,
+    )
+    is_old = line.lineage(number)["trained"] < began
     hint = f" (already trained on {options.span}; see --again)"
-    print(line.candidate_path(number) + hint * is_trained)
+    print(line.candidate_path(number) + hint * is_old)
     return 0
 
 

@@ -60,8 +60,8 @@ def data_summary(
     Returns:
         For JSON: `rows`, `labels`, `columns` by name, and with `predict` the
         `calibration` of the promoted version in logits, with its error. A
-        column has `mean`, `std`, `missing`, `distinct`, `largest`, and how
-        many rows and which sum of labels fall into each of its `buckets`.
+        column has `mean`, `std`, and how many rows and which sum of labels
+        fall into each of its `buckets`.
 
     Example:
         >>> found = data_summary(np.array([[0.0], [1.0]]), np.array([0, 1]))
@@ -143,15 +143,12 @@ def _places(key: str, array: np.ndarray) -> Iterator[tuple[str, Any]]:
 
 
 def _column(values: np.ndarray, labels: np.ndarray | None) -> dict[str, Any]:
-    numeric = values.dtype.kind in "iubf"
     flat = values.reshape(-1)
     if flat.size > len(values):
         labels = None
-    if numeric:
+    known = np.zeros(0)
+    if flat.dtype.kind in "iubf":
         known = flat[np.isfinite(flat)].astype(np.float64)
-        missing = len(flat) - len(known)
-    else:
-        known, missing = np.zeros(0), int((flat.astype(str) == "").sum())
     buckets = _buckets(flat)
     sums = np.zeros(len(flat)) if labels is None else labels
     keys, inverse = np.unique(buckets, return_inverse=True)
@@ -161,9 +158,6 @@ def _column(values: np.ndarray, labels: np.ndarray | None) -> dict[str, Any]:
         "is_float": flat.dtype.kind == "f",
         "mean": float(known.mean()) if len(known) else None,
         "std": float(known.std()) if len(known) else None,
-        "missing": missing / max(len(flat), 1),
-        "distinct": len(np.unique(flat)),
-        "largest": float(known.max()) if len(known) else None,
         "buckets": {
             str(key): [int(count), float(total)]
             for key, count, total in zip(keys, rows, positives, strict=True)

@@ -3,6 +3,7 @@
 Reads files, and imports neither TensorFlow nor Keras.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -22,7 +23,6 @@ from tfdistill.system import run_files
 if TYPE_CHECKING:
     from tfdistill.line import store
 
-# In the directory of a candidate.
 # In a candidate's directory: its run, what the promoted version predicts of the
 # held-out rows, which of them are judged by themselves, and the controls.
 RUN, TESTED = "run", "promoted"
@@ -263,6 +263,8 @@ def _estimates(
     2005, "Exact and Approximate Stepdown Methods").
     """
     names = list(found[0])
+    if not names:  # Of classes, without a version before.
+        return {}
     values = np.array([[one[name][0] for name in names] for one in found])
     parts = np.array([[one[name][1] for name in names] for one in found])
     drawn = _resamples(parts.transpose(0, 2, 1)) + values
@@ -408,7 +410,7 @@ def _beyond(
         ("The mean prediction of a row", "churn", gate.churn, 1),
         ("The share of wrong rows", "net_flips", gate.net_flips, 1),
         *(
-            (f"In {name!r} the log loss", name, gate.slice_log_loss, 1)
+            (f"In {name} the log loss", name, gate.slice_log_loss, 1)
             for name in slices
         ),
     ]
@@ -503,21 +505,13 @@ def _said(estimate: Mapping[str, Any]) -> str:
     return f"{estimate['value']:+.4f} ({low:+.4f} to {high:+.4f})"
 
 
-def judge(
-    line: "store.Line", number: int, *, gate: Gate | None = None
-) -> dict[str, Any]:
-    """Returns the report on a candidate of a line, and writes it beside it.
+def judge(line: "store.Line", number: int) -> dict[str, Any]:
+    """Returns the report on a trained candidate, and writes it beside it.
 
-    Args:
-        line: The line.
-        number: Of the candidate, which must be trained.
-        gate: Default: what its lineage keeps as `gate`, the arguments of the
-            `Gate` of the workload that it was trained by.
+    The gate is that of the workload that it was trained by.
     """
     path = pathlib.Path(line.candidate_path(number))
     lineage = line.lineage(number)
-    if gate is None:
-        gate = Gate(**lineage.get("gate", {}))
     groups = sorted((path / RUN).glob(run_files.group_name(0)[:-1] + "*"))
     promoted = path / TESTED
     slices = {}
@@ -527,13 +521,17 @@ def judge(
     pointer = line.pointer()
     served = pointer.get("version")
     kept = [n for n in (*pointer.get("before", []), served) if n]
+    earlier = []
+    for one in kept:
+        with contextlib.suppress(ValueError):  # Old ones may be removed.
+            earlier += [line.lineage(one)] if one < number else []
     report = verdict(
-        gate,
+        Gate(**lineage.get("gate", {})),
         candidate=[predictions.read(group) for group in groups],
         promoted=predictions.read(promoted) if promoted.exists() else None,
         slices=slices,
         lineage=lineage,
-        earlier=[line.lineage(one) for one in kept if one < number],
+        earlier=earlier,
     )
     report |= {"number": number, "parent": lineage.get("parent")}
     if (path / CONTROLS).exists():
@@ -556,17 +554,13 @@ def judge(
 
 
 def live_verdict(
-    line: "store.Line",
-    *,
-    gate: Gate | None = None,
-    more: Sequence[dict[str, Any]] = (),
+    line: "store.Line", *, more: Sequence[dict[str, Any]] = ()
 ) -> tuple[str, list[str]]:
     """Returns whether the promoted version stays, by its live log loss.
 
     Args:
         line: The line, whose `report` events have the number of a version, its
             live `log_loss` and how many `examples` that is the mean of.
-        gate: Default: that of the promoted version's lineage.
         more: Reports that are not noted in the line.
 
     Returns:
@@ -578,7 +572,7 @@ def live_verdict(
     if served is None:
         return HOLD, ["No version is promoted."]
     lineage = line.lineage(served)
-    gate = gate or Gate(**lineage.get("gate", {}))
+    gate = Gate(**lineage.get("gate", {}))
     since = [e for e in line.events("report") if e["event"] > pointer["event"]]
     since += more
     live = _live(since, served)

@@ -5,6 +5,7 @@ A candidate is an ordinary run, of the recipe of the line by the method
 from the backups of the run.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -79,6 +80,11 @@ def run(
     """
     with line.locked("retrain"):
         recipe = _recipe(line, overrides)
+        if not all(map(str.strip, span.split(","))):
+            raise ValueError(
+                "`span` must be a name, or several with commas between; "
+                f"received {span!r}."
+            )
         number = line.start_candidate(span, again=again)
         directory = pathlib.Path(line.candidate_path(number))
         parent = line.promoted()
@@ -113,6 +119,7 @@ def files_of(line: store.Line, number: int) -> tuple[str, dict[str, Any]]:
 
     The second by the name in the version, as `Line.promote` takes them.
     """
+    line.lineage(number)  # It is trained to its end.
     directory = pathlib.Path(line.candidate_path(number))
     group = outputs.group_dir(directory / gate.RUN, 0)
     extra: dict[str, Any] = {
@@ -171,10 +178,6 @@ class _Candidate:
         earlier = self.line.lineage(self.parent)["spans"]
         return [*(name for name in earlier if name not in new), *new]
 
-    def _newest(self) -> recipes.Recipe:
-        """Returns the recipe, on the last of the new spans."""
-        return self.recipe.changed({_SPANS: self.span.split(",")[-1:]})
-
     def by_method(self, **options: Any) -> recipes.Recipe:
         """Returns the recipe, on the new span and by the method."""
         new = len(self.span.split(","))
@@ -196,7 +199,8 @@ class _Candidate:
             return
         from tfdistill.line import span_data
 
-        found = span_data.read(self._newest())
+        newest = self.recipe.changed({_SPANS: self.span.split(",")[-1:]})
+        found = span_data.read(newest)
         result: dict[str, Any] = {"churn_budget": found.churn_budget}
         if found.gate is not None:
             result["gate"] = dataclasses.asdict(found.gate)
@@ -254,7 +258,6 @@ class _Candidate:
                 for name in ("inputs", "outputs", "graph_fingerprint")
             },
             "libraries": signature.get("libraries"),
-            "run": str(self.directory / gate.RUN),
             "weights": self._weights(version) if warm_start else {},
             **json.loads((self.directory / _SPAN).read_bytes()),
         }
@@ -265,12 +268,14 @@ class _Candidate:
 
         if self.parent is None:
             return {}
-        before = self.line.lineage(self.parent)["parent"]
+        earlier = None
+        if before := self.line.lineage(self.parent)["parent"]:
+            with contextlib.suppress(FileNotFoundError):  # Somebody removed it.
+                earlier = span_data.weights(self.line.local_version(before))
         return data_summary.weight_summary(
             span_data.weights(str(version)),
             parent=span_data.weights(self.promoted),
-            before=before
-            and span_data.weights(self.line.local_version(before)),
+            before=earlier,
         )
 
 
@@ -343,13 +348,14 @@ def train_controls(line: store.Line, number: int) -> dict[str, Any]:
     fresh = everything.by_method("independent")
     alone = taught(teacher_weight=0.0)
     half = taught(2, teacher_weight=0.0)
+    other_seed = 1 + int(half.settings.get("seed", 0))
     planned: dict[str, tuple[recipes.Recipe, int]] = {
         "fresh": (_in_steps(fresh, lineage["steps"]), 1),
         "fresh_full": (fresh, 1),
         "warm_start": (alone, 1),
         "pair": (taught(2, with_peers=True), 2),
         "ensemble": (half, 1),
-        "ensemble_other": (half.changed({"seed": 1 + _seed(half)}), 1),
+        "ensemble_other": (half.changed({"seed": other_seed}), 1),
     }
     tested = predictions.read(directory / gate.TESTED)
     found: dict[str, Any] = {}
@@ -380,10 +386,6 @@ def train_controls(line: store.Line, number: int) -> dict[str, Any]:
     )
     outputs.write(path, _json(found))
     return found
-
-
-def _seed(recipe: recipes.Recipe) -> int:
-    return int(recipe.settings.get("seed", 0))
 
 
 def _in_steps(recipe: recipes.Recipe, num_steps: int) -> recipes.Recipe:

@@ -42,14 +42,12 @@ def figures(
     """Returns what is shown of a candidate over time."""
     of = report.get("figures", {})
     churn = report.get("estimates", {}).get("churn", {})
-    recipe = lineage.get("recipe", {})
-    given = {**recipe.get("arguments", {}), **recipe.get("settings", {})}
     return {
         "progressive_log_loss": lineage.get("progressive", {}).get("log_loss"),
         "promoted_log_loss": (of.get("promoted") or {}).get("log_loss"),
         "log_loss": (of.get("candidate") or {}).get("log_loss"),
         "churn": churn.get("value"),
-        "churn_budget": given.get("churn_budget") or None,
+        "churn_budget": lineage.get("churn_budget") or None,
         "examples": lineage.get("examples"),
     }
 

@@ -138,19 +138,24 @@ class Line:
 
     def pointer(self) -> dict[str, Any]:
         """Returns the event that moved the pointer last; empty if none did."""
-        path = f"{self.root}/{POINTER}"
-        try:
-            text = filesystem.read(self._files, path, max_bytes=_MAX_BYTES)
-        except (FileNotFoundError, NotADirectoryError):
+        if not (text := self._pointer_text()):
             return {}
         first = text.partition(b"\n")[0].removeprefix(b"#")
         if (found := untrusted.json_object(first)) is None:
             raise ValueError(
-                f"{path} must begin with # and the event of its last change; "
-                f"received {first[:80]!r}. It was changed by another program: "
-                "take the newest event that has `version` for it."
+                f"{self.root}/{POINTER} must begin with # and the event of its "
+                f"last change; received {first[:80]!r}. It was changed by "
+                "another program: take the newest event that has `version` for "
+                "it."
             )
         return found
+
+    def _pointer_text(self) -> bytes:
+        path = f"{self.root}/{POINTER}"
+        try:
+            return filesystem.read(self._files, path, max_bytes=_MAX_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
 
     def promoted(self) -> int | None:
         """Returns the promoted version's number: one read, of one whole file.
@@ -164,9 +169,13 @@ class Line:
         return f"{self.root}/versions/{number}"
 
     def local_version(self, number: int) -> str:
-        """Returns a directory with a promoted version, copied from a store."""
+        """Returns a directory with a promoted version, copied from a store.
+
+        FileNotFoundError if somebody has removed it.
+        """
         path = self.version_path(number)
         if self.is_local:
+            os.stat(path)
             return path
         copy = f"{self.work}/versions/{number}"
         if not os.path.isdir(copy):
@@ -214,7 +223,8 @@ class Line:
                 return found
         raise ValueError(
             f"{number} must be a version or a trained candidate of "
-            f"{self.root}; there is no {LINEAGE} in {' or '.join(places)}."
+            f"{self.root}; there is no {LINEAGE} in {' or '.join(places)}. The "
+            "same command completes a retrain that was ended."
         )
 
     def is_trained(self, number: int) -> bool:
@@ -278,7 +288,9 @@ class Line:
 
     def repair(self) -> None:
         """Completes what killed commands left undone, within `locked`."""
-        with self._writing("repair"):
+        with self._writing("repair") as confirm:
+            if now := self.pointer():  # The line, or its settings, may be new.
+                self._point(now, confirm)
             directory = f"{self.work}/versions"
             for name in _names(_DISK, directory):
                 if name.startswith(promotion.ASIDE):
@@ -399,6 +411,11 @@ class Line:
                     f"{current}: {names}; received {to or 'no number'}."
                 )
             at = before.index(to) if to is not None else len(before) - 1
+            if not _names(self._files, self.version_path(before[at])):
+                raise RefusedError(
+                    f"{self.version_path(before[at])} was removed: go back to "
+                    "another version, or retrain."
+                )
             undone = [*before[at + 1 :], current]
             self._move(
                 *("rollback", before[at], before[:at], why, confirm),
@@ -480,11 +497,18 @@ class Line:
             **{"version": version, "previous": before[-1] if before else None},
             **{"before": list(before[-_MAX_BEFORE:]), "why": why, **fields},
         }
-        text = f"# {json.dumps(event)}\n{self._config(version)}"
+        self._point(event, confirm)
+        self._write_event(event)
+
+    def _point(
+        self, event: Mapping[str, Any], confirm: Callable[[], None]
+    ) -> None:
+        text = f"# {json.dumps(event)}\n{self._config(event['version'])}"
+        if text.encode() == self._pointer_text():
+            return
         confirm()
         self._files.write(f"{self.root}/{POINTER}", [text.encode()])
         self._files.sync(self.root)
-        self._write_event(event)
 
     def _config(self, version: int | None) -> str:
         """Returns a model_config_list in protocol buffers' text format."""
