@@ -675,9 +675,8 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         self.teachers.has_exporter = bool(steps.first(found, steps.Exporter))
         weight = self.teachers.weight
         if isinstance(weight, churn_budget.ChurnBudget) and weight not in found:
-            # After the user's, of which one may restore weights at the end.
-            count = len(guards.listed(arguments.get("callbacks")))
-            found.insert(count, weight)
+            # Before an exporter publishes the last step.
+            found.insert(0, weight)
         _check_roles(found, self.teachers, self._cluster)
         directory = self._cluster.group_dir
         if directory and not steps.first(found, summaries.CodistillTensorBoard):

@@ -4,6 +4,7 @@ import json
 import os
 import time
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -104,6 +105,9 @@ def test_a_model_is_retrained_from_the_one_that_serves(
     assert {"lineage.json", "report.json", "student.keras", "training"} <= set(
         os.listdir(extra)
     )
+    # What was published last is what the budget left.
+    student = keras.saving.load_model(extra / "student.keras")
+    np.testing.assert_allclose(served.serve(x), student(x), rtol=1e-4)
     assert _line("status") == 0
     assert "promoted" in capfd.readouterr().out
     assert _line("rollback") == 0

@@ -22,11 +22,11 @@ def _labels(x, truth):
     )
 
 
-def _student():
+def _student(units=16):
     return keras.Sequential(
         [
             keras.Input((8,)),
-            keras.layers.Dense(16, activation="relu"),
+            keras.layers.Dense(units, activation="relu"),
             keras.layers.Dense(1),
         ]
     )
@@ -53,7 +53,7 @@ class _Weights(keras.callbacks.Callback):
 
 
 def _retrained(
-    served, target, *callbacks, strategy=None, epochs=3, rate=0.01, **kwargs
+    served, target, *callbacks, strategy=None, epochs=3, units=16, **kwargs
 ):
     """Goes on from what serves with new labels, 20 steps an epoch."""
     keras.utils.set_random_seed(2)
@@ -61,14 +61,15 @@ def _retrained(
         target, held_out=_HELD_OUT, **kwargs
     )
     with (strategy or tf.distribute.get_strategy()).scope():
-        student = _student()
-        student.set_weights(served.get_weights())
+        student = _student(units)
+        if units == 16:
+            student.set_weights(served.get_weights())
         model = tfdistill.CodistillModel(
             student, teachers=tfdistill.teachers.FixedTeacher(served)
         )
         model.compile(
             keras.optimizers.Adam(
-                keras.optimizers.schedules.CosineDecay(rate, 20 * epochs)
+                keras.optimizers.schedules.CosineDecay(0.01, 20 * epochs)
             ),
             keras.losses.BinaryCrossentropy(from_logits=True),
             distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
@@ -96,7 +97,8 @@ def test_the_budget_is_kept(served, tmp_path, target):
     board = tfdistill.callbacks.CodistillTensorBoard(tmp_path, every_steps=10)
     model, budget, weights, history = _retrained(served, target, board)
     assert budget.churn == pytest.approx(_churn(model, served), abs=1e-5)
-    assert 0.6 * target < budget.churn <= target
+    # The last step of training moves the student, if it must.
+    assert 0.8 * target < budget.churn <= target
     assert len(set(weights)) > 10
     assert history.history["churn_budget"] == [target] * 3
     shown = {"codistillation/churn", "codistillation/churn_budget"}
@@ -104,7 +106,7 @@ def test_the_budget_is_kept(served, tmp_path, target):
 
 
 def test_what_cannot_be_reached_is_told(served, caplog):
-    _, budget, weights, _ = _retrained(served, 0.001, max_weight=2.0)
+    _, budget, weights, _ = _retrained(served, 0.001, max_weight=2.0, units=9)
     assert weights[-1] == 2 == budget.weight
     assert f"is {budget.churn:.4g}, with a budget of 0.001" in caplog.text
     assert "cannot be kept" in caplog.text

@@ -574,3 +574,18 @@ def variables_of(model: keras.Model) -> list[Any]:
         elif variable is layer.shards[0]:
             found.append(LogicalTable(layer))
     return found
+
+
+def parts_of(variable: Any) -> list[Any]:
+    """Returns the Keras variables of one of a graph: a table has shards."""
+    is_table = isinstance(variable, LogicalTable)
+    return list(variable.layer.shards) if is_table else [variable]
+
+
+def by_part(variable: Any, value: tf.Tensor) -> list[tuple[Any, tf.Tensor]]:
+    """Returns the Keras variables of one of a graph, each with its rows."""
+    parts = parts_of(variable)
+    if len(parts) == 1:
+        return [(parts[0], value)]
+    rows = tf.split(value, [int(part.shape[0]) for part in parts])
+    return list(zip(parts, rows, strict=True))

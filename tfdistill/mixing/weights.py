@@ -64,7 +64,7 @@ class MixedWeights:
             self._move(own, nothing)
 
     def _is_trained(self, variable: Any) -> bool:
-        return id(_parts(variable)[0]) in self._trained
+        return id(layer.parts_of(variable)[0]) in self._trained
 
     def is_of(self, student: keras.Model) -> bool:
         """Whether these are the weights of a student, as it trains now."""
@@ -117,7 +117,7 @@ class MixedWeights:
     def _moved(self, others: list[tf.Tensor], way: tf.Tensor) -> None:
         """Moves all floats in place, in two passes over the memory."""
         for (_, variable), other in zip(self._floats, others, strict=True):
-            for part, target in _by_part(variable, other):
+            for part, target in layer.by_part(variable, other):
                 for copy in self._copies(part):
                     with tf.device(copy.device):
                         tf.raw_ops.ResourceApplyGradientDescent(
@@ -148,13 +148,13 @@ class MixedWeights:
     def _take(self) -> list[tf.Tensor]:
         return [
             tf.concat([self._copies(p)[0] for p in parts], axis=0)
-            if len(parts := _parts(variable)) > 1
+            if len(parts := layer.parts_of(variable)) > 1
             else tf.convert_to_tensor(self._copies(parts[0])[0])
             for _, variable in self._floats
         ]
 
     def _put(self, variable: Any, value: tf.Tensor) -> None:
-        for part, rows in _by_part(variable, value):
+        for part, rows in layer.by_part(variable, value):
             for copy in self._copies(part):
                 copy.assign(rows)
 
@@ -169,18 +169,3 @@ def mean_of(values: Sequence[tf.Tensor]) -> tf.Tensor:
     for value in others:
         mean += 1 / len(values) * (value - first)
     return mean
-
-
-def _parts(variable: Any) -> list[Any]:
-    """Returns the Keras variables of one of a graph: a table has shards."""
-    is_table = isinstance(variable, layer.LogicalTable)
-    return list(variable.layer.shards) if is_table else [variable]
-
-
-def _by_part(variable: Any, value: tf.Tensor) -> list[tuple[Any, tf.Tensor]]:
-    """Returns the Keras variables of one of a graph, each with its rows."""
-    parts = _parts(variable)
-    if len(parts) == 1:
-        return [(parts[0], value)]
-    rows = tf.split(value, [int(part.shape[0]) for part in parts])
-    return list(zip(parts, rows, strict=True))

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdistill import metrics
 from tfdistill.cluster import replicas
+from tfdistill.embedding import layer
 from tfdistill.exports import saved_model
 from tfdistill.system import keras_internals
 from tfdistill.teachers import canary
@@ -26,16 +27,15 @@ _log = logging.getLogger(__name__)
 _NUM_ROWS, _CHUNK = 4096, 512
 # Measurements in a training, and steps between two if its length is unknown.
 _NUM_MEASUREMENTS, _DEFAULT_STEPS = 40, 20
-# See `ChurnBudget`: what is aimed at, of the target; how far below it a churn
-# that grows is left to grow; the dual steps; and the gain.
-_AIM, _NEAR = 0.85, 0.3
-_UP, _DOWN, _RISING = 0.2, 0.1, 0.25
-_GAIN, _LEAST_GAIN, _MOST_GAIN, _MOST_SLOWNESS = 0.4, 0.5, 6.0, 4.0
-# The most that each term adds, and that the logarithm of the weight changes.
-_ADDED, _TURN = 2.0, 0.5
-# The least weight, of the largest.
-_LEAST = 1e-4
-_KEPT = ("weight", "churn", "_dual", "_rate", "_fastest", "_pending")
+# See `ChurnBudget`: what the dual steps aim at and what the last one leaves, of
+# the target; and the dual step at the end of training.
+_AIM, _KEPT_SHARE = 1.2, 0.95
+_RATE = 0.2
+# Halvings by which the last step is found.
+_NUM_HALVINGS = 10
+# By how much a teacher's outputs may differ between two ways to run it.
+_SAME = 1e-3
+_STATE = ("weight", "churn", "_dual", "_pending")
 
 
 class ChurnBudget(steps.SteppedCallback):
@@ -62,20 +62,18 @@ class ChurnBudget(steps.SteppedCallback):
     the constraint's multiplier. How that is found is ours: by dual ascent on
     the churn c (`metrics.churn`) that is measured on held-out rows,
 
-        e = c / aim - 1, at most 1, where aim = 0.85 target
-        u <- u + (0.25 k if c rises, and at least 0.2) e  if e > 0
-        u <- u + 0.1 e                                    if e < 0
-        weight = exp(u + k g e + 2 k r)
+        log w <- log w + 0.2 t clip(c / (1.2 target) - 1, -1, 1)
 
-    r is what c rose by since the measurement before, over the aim. k is 0.4
-    over the largest r so far, from 0.5 to 6: a churn that moves slowly needs
-    more to turn. g is the highest learning rate so far over the present one,
-    at most 4. The last two terms are at most 2 in size each, and the weight
-    changes by a factor of at most exp(0.5) at a time, since optimizers with
-    slots overshoot if a loss grows suddenly. While c is more than 30% below
-    the aim and grows, as after a start with the teacher's weights, u stays.
-    The constants were tuned on retrains of generated clicks, of 50 to 440
-    steps.
+    within (0, max_weight]. t is the share of the training that is done: early
+    steps at a high rate say little of where it ends. w waits while c is low and
+    grows, as after a start with the teacher's weights. A few dozen noisy steps
+    do not find w exactly. So, if the student has the teacher's variables and c
+    exceeds the target after the last step of training, all of them move to
+
+        v_teacher + a (v_student - v_teacher)
+
+    with the largest a, from 0 to 1, for which c is at most 0.95 target, as
+    Wortsman et al. 2022 (arXiv:2109.01903) average weights.
 
     Every `every_steps` steps the training thread takes a snapshot of the
     student, which the chief measures in the background. The weight that
@@ -98,7 +96,7 @@ class ChurnBudget(steps.SteppedCallback):
         teacher: str | None = None,
         every_steps: int | None = None,
         initial_weight: float = 1.0,
-        max_weight: float = 100.0,
+        max_weight: float = 10.0,
     ) -> None:
         """Measures nothing yet.
 
@@ -113,7 +111,8 @@ class ChurnBudget(steps.SteppedCallback):
             every_steps: Steps between measurements, >= 1. Default: a fortieth
                 of the training, or 20 if its length is unknown.
             initial_weight: The weight until the first measurement, > 0.
-            max_weight: The largest weight, at least `initial_weight`.
+            max_weight: The largest weight, at least `initial_weight`. Larger
+                ones make steps unstable. Default 10.
 
         Raises:
             ValueError: An argument is not as above.
@@ -142,9 +141,7 @@ class ChurnBudget(steps.SteppedCallback):
 
     def _forget(self) -> None:
         self.weight, self.churn = self._initial, math.nan
-        self._dual, self._rate = math.log(self._initial), 0.0
-        # The most that the churn rose in a turn, in shares of the aim.
-        self._fastest = 0.0
+        self._dual = math.log(self._initial)
         # The chief's measurement of the last due step, in progress or done.
         self._pending: Any = None
 
@@ -189,20 +186,37 @@ class ChurnBudget(steps.SteppedCallback):
         )
         teacher = _named(model.teachers, self._teacher)
         self._theirs = self._predicted(lambda x: teacher.ask(_asked(x)))
+        self._anchor = self._anchor_of(teacher)
         self._forget()
         self._take(self._measured(self._snapshot()))
-        self._follow(self.churn, turn=math.inf)
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
+    @property
+    def _num_steps(self) -> int:
+        """Of the whole training; 0 if that is not known."""
+        return (self.params.get("steps") or 0) * self.params["epochs"]
+
     def _default_steps(self) -> int:
-        num_steps = (self.params.get("steps") or 0) * self.params["epochs"]
-        return num_steps // _NUM_MEASUREMENTS or (
-            1 if num_steps else _DEFAULT_STEPS
+        return self._num_steps // _NUM_MEASUREMENTS or (
+            1 if self._num_steps else _DEFAULT_STEPS
         )
+
+    def _anchor_of(self, teacher: fixed.FixedTeacher) -> list[Any] | None:
+        """Returns the teacher's values, if the student could have them."""
+        if keras_internals.moving_averages(self.model.optimizer):
+            return None  # These take the place of the weights later.
+        found = teacher.values(self._writer)
+        if found is not None:
+            same = self._predicted(lambda x: self._writer.graph(found, x))
+            if np.abs(same - self._theirs).max() > _SAME:
+                return None
+        return found
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Uses the measurement of the last due step, and begins another."""
         super().on_train_batch_end(batch, logs)
+        if self.step == self._num_steps:
+            self._keep()
         if not self._due.due(self.step):
             return
         if self._pending is not None:
@@ -216,7 +230,7 @@ class ChurnBudget(steps.SteppedCallback):
     def on_train_end(self, logs: Any = None) -> None:
         """Says what was reached."""
         self._thread.shutdown()
-        self._take(self._measured(self._snapshot()))
+        self._keep()
         if logs is not None:
             logs["churn"] = self.churn
         said = (
@@ -230,7 +244,8 @@ class ChurnBudget(steps.SteppedCallback):
         elif self.weight < self._most:
             _log.warning(
                 "%s: the budget was not kept. Measure more often "
-                "(`every_steps`), or begin with a larger `initial_weight`.",
+                "(`every_steps`), or begin with a larger `initial_weight`, or "
+                "with the teacher's weights: callbacks.Backup(warm_start=).",
                 said,
             )
         else:
@@ -244,11 +259,15 @@ class ChurnBudget(steps.SteppedCallback):
 
     # ---- the dual step ----
 
+    def _shared(self, value: float) -> float:
+        """Returns the chief's value, to the bit."""
+        bits = int(np.float64(value).view(np.int64))
+        (found, *_) = self._values.gathered(bits)
+        return float(np.int64(found).view(np.float64))
+
     def _take(self, churn: float) -> None:
         """Takes the chief's churn, and shows it; all workers alike."""
-        bits = int(np.float64(churn).view(np.int64))
-        (found, *_) = self._values.gathered(bits)
-        self.churn = float(np.int64(found).view(np.float64))
+        self.churn = self._shared(churn)
         self._show()
 
     def _show(self) -> None:
@@ -256,36 +275,54 @@ class ChurnBudget(steps.SteppedCallback):
         also = self.model.trainer.last.also
         also["churn"], also["churn_budget"] = self.churn, self.target
 
-    def _follow(self, before: float, *, turn: float = _TURN) -> None:
+    def _follow(self, before: float) -> None:
         """Moves the weight by the churn, which was `before` at the last one."""
-        if not math.isfinite(self.churn):
+        error = self.churn / (_AIM * self.target) - 1
+        if not math.isfinite(error) or (error < 0 and self.churn > before):
             return
-        aim = _AIM * self.target
-        error = min((self.churn - aim) / aim, 1.0)
-        rise = (self.churn - before) / aim if math.isfinite(before) else 0.0
-        self._fastest = max(self._fastest, rise)
-        gain = _clipped(
-            _GAIN / max(self._fastest, 1e-6), _LEAST_GAIN, _MOST_GAIN
-        )
-        if error > 0:
-            self._dual += max(_UP, _RISING * gain if rise > 0 else 0) * error
-        elif error > -_NEAR or rise < 0:
-            self._dual += _DOWN * error
-        least, most = math.log(_LEAST * self._most), math.log(self._most)
-        self._dual = _clipped(self._dual, least, most)
-        added = _clipped(gain * self._slowness() * error, -_ADDED, _ADDED)
-        added += _clipped(2 * gain * rise, -_ADDED, _ADDED)
-        wanted = _clipped(self._dual + added, least, most)
-        last = math.log(self.weight)
-        self.weight = math.exp(_clipped(wanted, last - turn, last + turn))
+        done = self.step / (self._num_steps or self.step or 1)
+        self._dual += _RATE * done * min(max(error, -1.0), 1.0)
+        self._dual = min(self._dual, math.log(self._most))
+        self.weight = math.exp(self._dual)
         self._show()
 
-    def _slowness(self) -> float:
-        """Returns by how much less a step does than at the highest rate."""
-        optimizer = keras_internals.inner(self.model.optimizer)
-        rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-        self._rate = max(self._rate, rate)
-        return min(self._rate / max(rate, 1e-30), _MOST_SLOWNESS)
+    # ---- the last step ----
+
+    def _keep(self) -> None:
+        """Moves the student towards the teacher, as far as it takes."""
+        own = self._snapshot()
+        self._take(self._measured(own))
+        if self._anchor is None or not self.churn > self.target:
+            return
+        strategy = self.model.distribute_strategy
+        least, most = 0.0, 1.0
+        for _ in range(_NUM_HALVINGS if replicas.is_chief(strategy) else 0):
+            middle = (least + most) / 2
+            churn = self._measured(self._between(own, middle))
+            if churn <= _KEPT_SHARE * self.target:
+                least = middle
+            else:
+                most = middle
+        moved = self._between(own, self._shared(least))
+        for variable, value in zip(
+            self._writer.graph.variables, moved, strict=True
+        ):
+            for part, rows in layer.by_part(variable, value):
+                for copy in strategy.experimental_local_results(part.value):
+                    copy.assign(rows)
+        self._take(self._measured(moved))
+
+    def _between(self, own: saved_model.Snapshot, share: float) -> list[Any]:
+        return [
+            start + tf.cast(share, end.dtype) * (end - start)
+            if end.dtype.is_floating
+            else end
+            for start, end in (
+                (tf.cast(theirs, ours.dtype), ours)
+                for theirs, ours in zip(self._anchor or [], own, strict=True)
+                if ours is not None
+            )
+        ]
 
     # ---- the measurement ----
 
@@ -324,16 +361,12 @@ class ChurnBudget(steps.SteppedCallback):
         """Returns what a resumed training goes on with."""
         if self._pending is not None:
             self._finished()
-        return {name: vars(self)[name] for name in _KEPT}
+        return {name: vars(self)[name] for name in _STATE}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned."""
-        self.__dict__.update({name: state[name] for name in _KEPT})
+        self.__dict__.update({name: state[name] for name in _STATE})
         self._show()
-
-
-def _clipped(value: float, least: float, most: float) -> float:
-    return min(max(value, least), most)
 
 
 def _task_of(model: Any) -> yardstick.Yardstick:

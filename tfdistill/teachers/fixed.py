@@ -75,6 +75,7 @@ class FixedTeacher(teacher.Teacher):
         self._given: Any = model
         self._path = path
         self._trust_graph = trust_graph
+        self._copied: Any = None
 
     def _model(self) -> keras.Model:
         model = self._given
@@ -99,6 +100,7 @@ class FixedTeacher(teacher.Teacher):
         self._check_ends([graph.ends[index] for index in order], student)
         values = saved_model.SavedModelWriter(graph).snapshot()
         place = student.place(self.name, graph, values)
+        self._copied = place
 
         def infer(inputs: Any) -> list[tf.Tensor]:
             outputs = place.infer(inputs)
@@ -124,6 +126,23 @@ class FixedTeacher(teacher.Teacher):
             remedy="teachers.FixedTeacher(path, trust_graph=True)",
         )
         return loaded.ends
+
+    def values(self, writer: saved_model.SavedModelWriter) -> list[Any] | None:
+        """Returns its values for the variables that a student's writer writes.
+
+        None if it has other variables.
+        """
+        try:
+            if self._copied is None:
+                return list(
+                    saved_model.read_variables(self._path, writer.variables)
+                )
+        except (ValueError, OSError):
+            return None
+        found = [tf.convert_to_tensor(v) for v in self._copied.variables]
+        theirs = [[*v.shape] for v in found]
+        ours = [[*v["shape"]] for v in writer.variables.values()]
+        return found if theirs == ours else None
 
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
         """Runs the model on the student's inputs."""
