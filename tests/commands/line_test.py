@@ -96,6 +96,7 @@ def test_a_model_over_some_days(place, gate, capsys):
     gate.live = "roll back"
     live = ("--version=2", "--log-loss=.9", "--examples=5000", "--since=noon")
     assert _call("report", place, *live, "--dry-run") == 4
+    assert _call("report", place, *live, "--examples=0") == 1
     assert store.Line(place).promoted() == 2
     assert [_call("report", place, *live) for _ in range(2)] == [4, 4]
     assert store.Line(place).promoted() == 1

@@ -1,6 +1,7 @@
 """The command `tfdistill line`: a served model that is retrained again."""
 
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -19,7 +20,7 @@ _NOTES = """\
 A command that was killed can be run again: it completes what it began.
 
 Exit code: 0 if it is done, now or by an earlier call; 1 if it was refused or
-has failed; 2 for wrong options{more}.
+has failed; 2 for wrong options; 130 after Ctrl-C{more}.
 """
 
 
@@ -68,6 +69,7 @@ def _init(options: programs.Options) -> int:
 
 def _retrain(options: programs.Options) -> int:
     line = _open(options)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfdistill.line import retrain
 
     began = time.time()
@@ -188,6 +190,10 @@ def _report(options: programs.Options) -> int:
     line = _open(options)
     from tfdistill.line import gate
 
+    if options.examples < 1:
+        raise ValueError(
+            f"`examples` must be >= 1; received {options.examples}."
+        )
     pointer, gone = line.pointer(), line.events("rollback")
     undone = [number for event in gone for number in event["undone"]]
     served = pointer.get("version") or 0
@@ -317,6 +323,7 @@ def _load(name: str) -> programs.Program:
             programs.forget_output()
             return EXIT_PIPE
         except KeyboardInterrupt:
+            logging.error("Interrupted. The same command goes on.")
             return 130
         except (OSError, RuntimeError, ValueError) as error:
             logging.error("%s", error)
