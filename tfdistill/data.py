@@ -103,7 +103,7 @@ def _shard_arrays(arrays: Any, cluster: identity.Cluster, mode: str) -> Any:
     if len(lengths) != 1 or () in shapes:
         raise ValueError(
             "All arrays must have the same number of examples in their first "
-            f"dimension; received shapes {shapes}."
+            f"dimension; received {len(shapes)}, of shapes {shapes[:9]}."
         )
     if mode != "disjoint" or cluster.num_groups == 1:
         return arrays

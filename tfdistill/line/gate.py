@@ -463,10 +463,10 @@ def _miscalibrated(
     low, high = offset["interval"]
     if low <= max(lacked, 0) + limit and high >= min(lacked, 0) - limit:
         return []
+    beside = f" and the {lacked:+.4f} that the promoted version lacks"
     return [
-        f"All logits lack {_said(offset)} for a right mean prediction, those "
-        f"of the promoted version {lacked:+.4f}; the limit is {limit:.4f} "
-        "beyond both 0 and that."
+        f"All logits lack {_said(offset)} for a right mean prediction; the "
+        f"limit is {limit:.4f} beyond 0{beside if lacked else ''}."
     ]
 
 

@@ -47,7 +47,7 @@ def read(recipe: recipes.Recipe) -> SpanData:
     train, validation = task.open_data(workload, cluster)
     training = None
     if not callable(workload.data):
-        training = tuple(map(_arrays, workload.data[0]))
+        training = tf.nest.map_structure(np.asarray, tuple(workload.data[0]))
     parts = [(x, y) for x, y, *_ in validation.as_numpy_iterator()]
     held_out = tf.nest.map_structure(lambda *a: np.concatenate(a), *parts)
     slices = workload.slices(held_out[0]) if workload.slices else {}
@@ -59,10 +59,6 @@ def read(recipe: recipes.Recipe) -> SpanData:
         gate=workload.gate,
         churn_budget=workload.churn_budget,
     )
-
-
-def _arrays(tree: Any) -> Any:
-    return tf.nest.map_structure(np.asarray, tree)
 
 
 def predictor(version: str, objective: Any) -> Callable[[Rows], Any]:
