@@ -4,6 +4,7 @@ A model that starts from a good one stays good for a while on broken data, so
 broken data does not show in its predictions; it shows here.
 """
 
+import functools
 import itertools
 import math
 import zlib
@@ -289,12 +290,13 @@ def _rows(
     beside = _named(held_out or {}, gate.ignored_columns)
     before = [_named(one, gate.ignored_columns) for one in earlier]
     level = gate.false_alarms / len(now)
+    rates_moved = functools.partial(_rates_moved, level=level)
     for name, column in now.items():
         past = [one[name] for one in before if name in one]
         pairs = list(itertools.pairwise([*past, column]))
         for what, moved, limit in (
             ("values", _moved, gate.drift),
-            ("label rates of the values", _rates_moved, gate.label_drift),
+            ("label rates of the values", rates_moved, gate.label_drift),
         ):
             *moves, last = [0.0, *(moved(*pair) for pair in pairs)]
             if last > max(limit, 1.5 * max(moves, default=0)):
@@ -383,9 +385,16 @@ def _moved(one: Summary, other: Summary) -> float:
     return float(np.abs(shares[0] - shares[1]).sum() / 2)
 
 
-def _rates_moved(one: Summary, other: Summary) -> float:
-    """The same of label rates: how many of their deviations they are off."""
+def _rates_moved(one: Summary, other: Summary, *, level: float) -> float:
+    """The same of label rates: how many of their deviations they are off.
+
+    0 unless they surely are: few rows in many buckets differ by chance.
+    """
+    from scipy import stats
+
     score, freedom, size = _rates(one, other)
+    if stats.chi2.sf(score, freedom) >= level:
+        return 0.0
     return math.sqrt(max(score - freedom, 0) / size)
 
 
