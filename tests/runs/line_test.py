@@ -70,6 +70,7 @@ def test_a_model_is_retrained_from_the_one_that_serves(
     assert "already trained on 4" in capfd.readouterr().out
     lineage = line.lineage(2)
     assert (lineage["parent"], lineage["spans"]) == (1, list("01234"))
+    assert lineage["seed"] == 0
     assert lineage["examples"] == 128 * lineage["steps"]
     # Tested before it was trained on, by what served then.
     promoted = tf.saved_model.load(line.version_path(1))

@@ -73,18 +73,14 @@ def _retrain(options: programs.Options) -> int:
     from tfdistill.line import retrain
 
     began = time.time()
+    same = ("span", "replay", "again", "controls")
+    shape = ("num_groups", "workers_per_group", "ps_per_group")
     number = retrain.run(
         line,
-        span=options.span,
-        num_groups=options.num_groups,
-        replay=options.replay,
         warm_start=not options.new_weights,
         with_own_past=options.own_past,
         overrides=recipes.values(options.override),
-        again=options.again,
-        controls=options.controls,
-        workers_per_group=options.workers_per_group,
-        ps_per_group=options.ps_per_group,
+        **{name: getattr(options, name) for name in (*same, *shape)},
     )
     is_old = line.lineage(number)["trained"] < began
     hint = f" (already trained on {options.span}; see --again)"

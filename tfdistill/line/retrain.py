@@ -13,7 +13,6 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -201,11 +200,12 @@ class _Candidate:
 
         newest = self.recipe.changed({_SPANS: self.span.split(",")[-1:]})
         found = span_data.read(newest)
-        result: dict[str, Any] = {"churn_budget": found.churn_budget}
-        if found.gate is not None:
-            result["gate"] = dataclasses.asdict(found.gate)
-        elif found.churn_budget:
-            result["gate"] = {"churn": found.churn_budget}
+        own = found.workload
+        result = {"churn_budget": own.churn_budget, "seed": own.seed}
+        if own.gate is not None:
+            result["gate"] = dataclasses.asdict(own.gate)
+        elif own.churn_budget:
+            result["gate"] = {"churn": own.churn_budget}
         predict = None
         if self.parent is not None:
             predict = span_data.predictor(self.promoted, found.objective)
@@ -234,10 +234,9 @@ class _Candidate:
         """Returns where it comes from, and what it is."""
         run = outputs.read_results(self.directory / gate.RUN)
         groups = run["groups"]
-        version = pathlib.Path(
-            outputs.last_export(self.directory / gate.RUN, 0)
-        )
-        signature = json.loads((version / "manifest.json").read_bytes())
+        version = str(outputs.last_export(self.directory / gate.RUN, 0))
+        said = pathlib.Path(version, "manifest.json").read_bytes()
+        signature = json.loads(said)
         return {
             "number": number,
             "parent": self.parent,
@@ -246,10 +245,6 @@ class _Candidate:
             "trained": time.time(),
             "warm_start": warm_start and self.parent is not None,
             "recipe": dataclasses.asdict(chosen),
-            "seeds": [
-                {"group": group["group"], "seed": chosen.settings.get("seed")}
-                for group in groups
-            ],
             "steps": groups[0]["steps"],
             "examples": sum(group["examples"] for group in groups),
             "metrics": groups[0]["metrics"],
@@ -262,7 +257,7 @@ class _Candidate:
             **json.loads((self.directory / _SPAN).read_bytes()),
         }
 
-    def _weights(self, version: pathlib.Path) -> dict[str, Any]:
+    def _weights(self, version: str) -> dict[str, Any]:
         """Returns how far training has moved the weights it began with."""
         from tfdistill.line import span_data
 
@@ -273,7 +268,7 @@ class _Candidate:
             with contextlib.suppress(FileNotFoundError):  # Somebody removed it.
                 earlier = span_data.weights(self.line.local_version(before))
         return data_summary.weight_summary(
-            span_data.weights(str(version)),
+            span_data.weights(version),
             parent=span_data.weights(self.promoted),
             before=earlier,
         )
@@ -348,14 +343,13 @@ def train_controls(line: store.Line, number: int) -> dict[str, Any]:
     fresh = everything.by_method("independent")
     alone = taught(teacher_weight=0.0)
     half = taught(2, teacher_weight=0.0)
-    other_seed = 1 + int(half.settings.get("seed", 0))
     planned: dict[str, tuple[recipes.Recipe, int]] = {
         "fresh": (_in_steps(fresh, lineage["steps"]), 1),
         "fresh_full": (fresh, 1),
         "warm_start": (alone, 1),
         "pair": (taught(2, with_peers=True), 2),
         "ensemble": (half, 1),
-        "ensemble_other": (half.changed({"seed": other_seed}), 1),
+        "ensemble_other": (half.changed({"seed": 1 + lineage["seed"]}), 1),
     }
     tested = predictions.read(directory / gate.TESTED)
     found: dict[str, Any] = {}
@@ -405,10 +399,7 @@ def _steps_saved(fresh: pathlib.Path, lineage: Mapping[str, Any]) -> int | None:
 
     None if it never was.
     """
-    records: Sequence[Mapping[str, Any]] = outputs.read_records(
-        outputs.group_dir(fresh, 0)
-    )
-    for record in records:
+    for record in outputs.read_records(outputs.group_dir(fresh, 0)):
         loss = record.get("val_log_loss")
         if loss is not None and loss <= lineage["metrics"]["log_loss"]:
             return int(record["step"]) - lineage["steps"]

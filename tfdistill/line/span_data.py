@@ -29,15 +29,14 @@ class SpanData:
         held_out: What candidates are judged by.
         slices: By name, which held-out rows are judged by themselves.
         objective: By what the recipe's loss is judged.
-        gate, churn_budget: The workload's own.
+        workload: The workload.
     """
 
     training: Rows | None
     held_out: Rows
     slices: Mapping[str, np.ndarray]
     objective: Any
-    gate: Any
-    churn_budget: float
+    workload: Any
 
 
 def read(recipe: recipes.Recipe) -> SpanData:
@@ -56,8 +55,7 @@ def read(recipe: recipes.Recipe) -> SpanData:
         held_out=held_out,
         slices={name: np.asarray(at, bool) for name, at in slices.items()},
         objective=objectives.of(task.task_loss(workload, train)),
-        gate=workload.gate,
-        churn_budget=workload.churn_budget,
+        workload=workload,
     )
 
 
