@@ -160,6 +160,17 @@ def day(
     return found.where(~is_held_out), found.where(is_held_out)
 
 
+def day_of(span: str, num_days: int) -> int:
+    """Returns the number of a day by the name of its span, such as day_07."""
+    number = span.removeprefix("day_")
+    if not number.isdecimal() or int(number) >= num_days:
+        raise ValueError(
+            f"`spans` must be days from day_0 to day_{num_days - 1}; received "
+            f"{span!r}."
+        )
+    return int(number)
+
+
 def truth(log_seed: int = 0, rows_per_day: int = 8000) -> float:
     """Returns the log loss of the true probabilities on the last day."""
     _, held_out = split(generate(log_seed, rows_per_day))

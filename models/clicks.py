@@ -94,7 +94,7 @@ def daily(
     continues from a promoted version, and `fresh_epochs` from new weights.
     """
     log = click_log.generate(log_seed, rows_per_day, num_days=num_days)
-    days = [_day(name, num_days) for name in spans or ["day_00"]]
+    days = [click_log.day_of(name, num_days) for name in spans or ["day_0"]]
     parts = [click_log.day(log, number) for number in days]
     train = parts[0][0] if len(parts) == 1 else _joined([p[0] for p in parts])
     held_out = parts[-1][1]
@@ -125,16 +125,6 @@ def daily(
         every_steps=min(every_steps, steps),
         refresh_every_steps=refresh_every_steps,
     )
-
-
-def _day(name: str, num_days: int) -> int:
-    number = name.removeprefix("day_")
-    if not number.isdecimal() or int(number) >= num_days:
-        raise ValueError(
-            f"`spans` must be days from day_00 to day_{num_days - 1:02}; "
-            f"received {name!r}."
-        )
-    return int(number)
 
 
 def _joined(logs: Sequence[click_log.Log]) -> click_log.Log:

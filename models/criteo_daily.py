@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 import tfdistill
+from models import click_log
 from models import files as data_files
 from models.criteo import batches
 from models.criteo import converted
@@ -53,7 +54,7 @@ def workload(
         options=converted.Options(field_sizes=field_sizes),
         cache_dir=cache_dir,
     )
-    days = [_day(name, num_days) for name in spans or ["day_0"]]
+    days = [click_log.day_of(name, num_days) for name in spans or ["day_0"]]
     parts = [_rows(binary, "train", day, num_days) for day in days]
     train = (
         {
@@ -90,16 +91,6 @@ def workload(
         every_steps=min(every_steps, steps),
         refresh_every_steps=refresh_every_steps,
     )
-
-
-def _day(name: str, num_days: int) -> int:
-    number = name.removeprefix("day_")
-    if not number.isdecimal() or int(number) >= num_days:
-        raise ValueError(
-            f"`spans` must be days from day_0 to day_{num_days - 1}; received "
-            f"{name!r}."
-        )
-    return int(number)
 
 
 def _rows(
