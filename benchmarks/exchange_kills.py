@@ -18,14 +18,13 @@ import pathlib
 import random
 import signal
 import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 from absl import logging
 
+from benchmarks import forks
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
@@ -72,22 +71,9 @@ class Counts:
         self.faults = [*self.faults, fault][:5]
 
 
-def _fork(work: Callable[[], None]) -> int:
-    """Does the work in a child process, and returns its process id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        # Nothing here cuts the power, and a busy disk would make kills rarer.
-        os.fsync = lambda descriptor: None  # type: ignore[assignment]
-        work()
-        code = 0
-    finally:
-        os._exit(code)
-
-
 def _write(root: str, storage: filesystem.FileSystem, ready: int) -> None:
+    # Nothing here cuts the power, and a busy disk would make kills rarer.
+    os.fsync = lambda descriptor: None  # type: ignore[assignment]
     hub = publisher.Exchange(
         root, key=None, file_system=storage, max_to_keep=2, min_keep_secs=0.05
     )
@@ -109,34 +95,30 @@ def _write(root: str, storage: filesystem.FileSystem, ready: int) -> None:
         step += 1
 
 
-def _read(
-    root: str, storage: filesystem.FileSystem, stop: int, result: int
-) -> None:
-    """Verifies the newest version until the pipe `stop` is closed."""
-    reader = publisher.Exchange(root, key=None, file_system=storage)
-    stopped = threading.Event()
+class _Reader:
+    """Verifies the newest version."""
 
-    def wait() -> None:
-        os.read(stop, 1)
-        stopped.set()
+    def __init__(self, root: str, storage: filesystem.FileSystem) -> None:
+        self._exchange = publisher.Exchange(root, key=None, file_system=storage)
+        self._newest = -1
+        self.counts = Counts()
 
-    threading.Thread(target=wait, daemon=True).start()
-    counts, newest = Counts(), -1
-    while not stopped.wait(0.001):
-        found = reader.latest(0)
+    def look(self) -> None:
+        found = self._exchange.latest(0)
         if found is None:
-            continue
+            return
         try:
-            reader.verify(found)
+            self._exchange.verify(found)
         except versions.VersionNotFoundError:
-            continue
+            return
         except versions.CorruptVersionError as error:
-            counts.add_fault(str(error))
-        if found.step < newest:
-            counts.add_fault(f"step {found.step} after step {newest}")
-        newest = max(newest, found.step)
-        counts.reads += 1
-    os.write(result, json.dumps(dataclasses.asdict(counts)).encode())
+            self.counts.add_fault(str(error))
+        if found.step < self._newest:
+            self.counts.add_fault(
+                f"step {found.step} after step {self._newest}"
+            )
+        self._newest = max(self._newest, found.step)
+        self.counts.reads += 1
 
 
 def _kill_one(
@@ -146,7 +128,7 @@ def _kill_one(
     longest_secs: float,
 ) -> None:
     ready, wrote = os.pipe()
-    pid = _fork(lambda: _write(root, storage, wrote))
+    pid = forks.fork(lambda: _write(root, storage, wrote))
     os.close(wrote)
     try:
         began = os.read(ready, 1)  # Ends with the child, too.
@@ -191,7 +173,7 @@ def _check_apart(
         told = [found, dataclasses.asdict(counts)]
         os.write(telling, json.dumps(told).encode())
 
-    child = _fork(check)
+    child = forks.fork(check)
     os.close(telling)
     with open(result, "rb") as file:
         newest, told = json.loads(file.read())
@@ -224,15 +206,12 @@ def run(
         _LONGEST_LIFE_IN_STORE_SECS if in_store else _LONGEST_LIFE_SECS
     )
     check = _check_apart if in_store else _check
-    stop, stopping = os.pipe()
-    result, telling = os.pipe()
 
-    def read() -> None:
-        os.close(stopping)
-        _read(root, storage, stop, telling)
+    def read() -> Any:
+        looking = _Reader(root, storage)
+        return looking.look, lambda: dataclasses.asdict(looking.counts)
 
-    reader = _fork(read)
-    os.close(telling)
+    reader = forks.Reader(read)
     try:
         for number in range(1, kills + 1):
             _kill_one(root, storage, rng, longest_secs)
@@ -241,15 +220,12 @@ def run(
             if number % max(1, kills // 10) == 0:
                 logging.info("%d of %d writers killed", number, kills)
     finally:
-        os.close(stopping)
-        # Its end, or that of a reader that failed.
-        text = os.read(result, 1 << 20)
-        os.waitpid(reader, 0)
+        told = reader.stop()
     counts.versions = newest + 1
-    if not text:
+    if told is None:
         counts.add_fault("the reader failed")
         return counts
-    seen = Counts(**json.loads(text))
+    seen = Counts(**told)
     counts.reads, counts.bad = seen.reads, counts.bad + seen.bad
     counts.faults += seen.faults
     return counts

@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from typing import Any
 
 from absl import logging
 
+from benchmarks import forks
 from tfdistill.exchange import publisher
 from tfdistill.line import store
 from tfdistill.system import programs
@@ -71,19 +71,6 @@ class Counts:
         """Counts something bad."""
         setattr(self, kind, getattr(self, kind) + 1)
         self.faults = [*self.faults, f"{kind}: {fault}"][:5]
-
-
-def _fork(work: Callable[[], None]) -> int:
-    """Does the work in a child process, and returns its process id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        work()
-        code = 0
-    finally:
-        os._exit(code)
 
 
 def _sources(directory: str) -> list[str]:
@@ -145,21 +132,6 @@ class _Reader:
         self.counts.reads += 1
 
 
-def _read(root: str, stop: int, result: int) -> None:
-    """Reads until the pipe `stop` is closed."""
-    stopped = threading.Event()
-
-    def wait() -> None:
-        os.read(stop, 1)
-        stopped.set()
-
-    threading.Thread(target=wait, daemon=True).start()
-    reader = _Reader(root)
-    while not stopped.wait(0.001):
-        reader.look()
-    os.write(result, json.dumps(dataclasses.asdict(reader.counts)).encode())
-
-
 class _Killer:
     """Runs the commands of one line, and kills most of them first."""
 
@@ -190,7 +162,7 @@ class _Killer:
 
         self._kill(work, what)
         began = time.time()
-        _, status = os.waitpid(_fork(work), 0)
+        _, status = os.waitpid(forks.fork(work), 0)
         secs = time.time() - began
         # Of these many, the moments of later kills are chosen.
         self._secs[what] = [*self._secs[what], secs][-20:]
@@ -223,7 +195,7 @@ class _Killer:
         if not known:
             return
         event = self.line.pointer()["event"]
-        pid = _fork(work)
+        pid = forks.fork(work)
         time.sleep(self._rng.uniform(0, sorted(known)[len(known) // 2]))
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
@@ -276,15 +248,12 @@ def _command_secs(root: str) -> float:
 def run(directory: str, *, kills: int, seed: int) -> Counts:
     """Kills this many commands of a new line, and returns what was seen."""
     killer = _Killer(directory, seed=seed)
-    stop, stopping = os.pipe()
-    result, telling = os.pipe()
 
-    def read() -> None:
-        os.close(stopping)
-        _read(killer.line.root, stop, telling)
+    def read() -> Any:
+        reader = _Reader(killer.line.root)
+        return reader.look, lambda: dataclasses.asdict(reader.counts)
 
-    reader = _fork(read)
-    os.close(telling)
+    reader = forks.Reader(read)
     try:
         told = 0
         while killer.counts.kills < kills:
@@ -293,15 +262,13 @@ def run(directory: str, *, kills: int, seed: int) -> Counts:
                 told = killer.counts.kills
                 logging.info("%d of %d commands killed", told, kills)
     finally:
-        os.close(stopping)
-        text = os.read(result, 1 << 20)
-        os.waitpid(reader, 0)
+        told_by_reader = reader.stop()
     counts = killer.counts
     killer.check_log()
-    if not text:
+    if told_by_reader is None:
         counts.add_fault("torn", "the reader failed")
         return counts
-    seen = Counts(**json.loads(text))
+    seen = Counts(**told_by_reader)
     counts.reads, counts.torn = seen.reads, counts.torn + seen.torn
     counts.backwards, counts.faults = (
         seen.backwards,

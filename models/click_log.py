@@ -20,6 +20,7 @@ Imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -150,14 +151,19 @@ def split(log: Log) -> tuple[Log, Log]:
     return log.where(~is_last), log.where(is_last)
 
 
-def day(
-    log: Log, number: int, *, held_out_share: float = 0.2
+def of_days(
+    log: Log, days: Sequence[int], *, held_out_share: float = 0.2
 ) -> tuple[Log, Log]:
-    """Returns the rows of a day to train on, and those held out, every nth."""
-    found = log.where(log.days == number)
-    every = round(1 / held_out_share)
-    is_held_out = np.arange(len(found.labels)) % every == 0
-    return found.where(~is_held_out), found.where(is_held_out)
+    """Returns the rows of some days to train on, and those held out.
+
+    Of each day every nth row is held out; those of the last day are returned.
+    """
+    in_its_day = np.arange(len(log.days)) - np.searchsorted(log.days, log.days)
+    is_held_out = in_its_day % round(1 / held_out_share) == 0
+    return (
+        log.where(np.isin(log.days, days) & ~is_held_out),
+        log.where((log.days == days[-1]) & is_held_out),
+    )
 
 
 def day_of(span: str, num_days: int) -> int:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 import tfdistill
 from models import click_log
@@ -40,22 +39,15 @@ def workload(
     train, held_out = click_log.split(
         click_log.generate(log_seed, rows_per_day)
     )
-    rate = keras.optimizers.schedules.CosineDecay(learning_rate, num_steps)
-    return tfdistill.Workload(
-        model=lambda: build_model(
-            embedding_dim=embedding_dim, hidden_units=hidden_units
-        ),
-        data=((train.inputs, train.labels), (held_out.inputs, held_out.labels)),
-        schema=make_schema,
+    return _workload(
+        train,
+        held_out,
+        learning_rate=learning_rate,
+        embedding_dim=embedding_dim,
+        hidden_units=hidden_units,
         batch_size=batch_size,
         num_steps=num_steps,
         evaluate_every_steps=evaluate_every_steps,
-        optimizer=lambda: keras.optimizers.Adam(rate),
-        loss=keras.losses.BinaryCrossentropy(from_logits=True),
-        metrics=lambda: [keras.metrics.AUC(from_logits=True, name="auc")],
-        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(
-            from_logits=True
-        ),
         distillation_weight=tfdistill.schedules.BurnIn(
             steps=burn_in_steps, weight=weight
         ),
@@ -95,27 +87,18 @@ def daily(
     """
     log = click_log.generate(log_seed, rows_per_day, num_days=num_days)
     days = [click_log.day_of(name, num_days) for name in spans or ["day_0"]]
-    parts = [click_log.day(log, number) for number in days]
-    train = parts[0][0] if len(parts) == 1 else _joined([p[0] for p in parts])
-    held_out = parts[-1][1]
+    train, held_out = click_log.of_days(log, days)
     passes = epochs if continues else fresh_epochs
     steps = num_steps or max(1, passes * len(train.labels) // batch_size)
-    rate = keras.optimizers.schedules.CosineDecay(learning_rate, steps)
-    return tfdistill.Workload(
-        model=lambda: build_model(
-            embedding_dim=embedding_dim, hidden_units=hidden_units
-        ),
-        data=((train.inputs, train.labels), (held_out.inputs, held_out.labels)),
-        schema=make_schema,
+    return _workload(
+        train,
+        held_out,
+        learning_rate=learning_rate,
+        embedding_dim=embedding_dim,
+        hidden_units=hidden_units,
         batch_size=batch_size,
         num_steps=steps,
         evaluate_every_steps=steps,
-        optimizer=lambda: keras.optimizers.Adam(rate),
-        loss=keras.losses.BinaryCrossentropy(from_logits=True),
-        metrics=lambda: [keras.metrics.AUC(from_logits=True, name="auc")],
-        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(
-            from_logits=True
-        ),
         distillation_weight=teacher_weight,
         churn_budget=churn_budget,
         slices=lambda inputs: {
@@ -127,15 +110,32 @@ def daily(
     )
 
 
-def _joined(logs: Sequence[click_log.Log]) -> click_log.Log:
-    return click_log.Log(
-        inputs={
-            name: np.concatenate([log.inputs[name] for log in logs])
-            for name in logs[0].inputs
-        },
-        labels=np.concatenate([log.labels for log in logs]),
-        probabilities=np.concatenate([log.probabilities for log in logs]),
-        days=np.concatenate([log.days for log in logs]),
+def _workload(
+    train: click_log.Log,
+    held_out: click_log.Log,
+    *,
+    learning_rate: float,
+    num_steps: int,
+    embedding_dim: int,
+    hidden_units: Sequence[int],
+    **fields: Any,
+) -> tfdistill.Workload:
+    """Returns what runs on this model have in common, with further fields."""
+    rate = keras.optimizers.schedules.CosineDecay(learning_rate, num_steps)
+    return tfdistill.Workload(
+        model=lambda: build_model(
+            embedding_dim=embedding_dim, hidden_units=hidden_units
+        ),
+        data=((train.inputs, train.labels), (held_out.inputs, held_out.labels)),
+        schema=make_schema,
+        num_steps=num_steps,
+        optimizer=lambda: keras.optimizers.Adam(rate),
+        loss=keras.losses.BinaryCrossentropy(from_logits=True),
+        metrics=lambda: [keras.metrics.AUC(from_logits=True, name="auc")],
+        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(
+            from_logits=True
+        ),
+        **fields,
     )
 
 

@@ -5,6 +5,7 @@ days do: of the 18,000 rows of the sample, 21.6% and 25.1% of the two halves are
 clicks.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +14,10 @@ import numpy as np
 
 import tfdistill
 from models import click_log
+from models import criteo
 from models import files as data_files
 from models.criteo import batches
 from models.criteo import converted
-from models.criteo import networks
 from models.criteo import rows
 
 Rows = tuple[dict[str, np.ndarray], np.ndarray]
@@ -68,28 +69,25 @@ def workload(
     rate = keras.optimizers.schedules.CosineDecay(
         learning_rate if continues else fresh_learning_rate, steps
     )
-    return tfdistill.Workload(
-        model=lambda: networks.build_model(
-            field_sizes=field_sizes,
+    return dataclasses.replace(
+        criteo.workload(
+            batch_size=batch_size,
+            num_steps=steps,
+            evaluate_every_steps=steps,
+            steps_per_execution=1,
             embedding_dim=embedding_dim,
             hidden_units=hidden_units,
+            field_sizes=field_sizes,
+            every_steps=min(every_steps, steps),
+            refresh_every_steps=refresh_every_steps,
         ),
         data=(train, _rows(binary, "validation", days[-1], num_days)),
-        batch_size=batch_size,
-        num_steps=steps,
-        evaluate_every_steps=steps,
+        schema=None,
         optimizer=lambda: keras.optimizers.Adagrad(
             rate, initial_accumulator_value=1e-6
         ),
-        loss=keras.losses.BinaryCrossentropy(from_logits=True),
-        metrics=lambda: [keras.metrics.AUC(from_logits=True, name="auc")],
-        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(
-            from_logits=True
-        ),
         distillation_weight=teacher_weight,
         churn_budget=churn_budget,
-        every_steps=min(every_steps, steps),
-        refresh_every_steps=refresh_every_steps,
     )
 
 

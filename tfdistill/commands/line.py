@@ -43,13 +43,7 @@ def _init(options: programs.Options) -> int:
     try:
         own = recipes.get(options.file or "")
         recipes.override(own, options.override)  # They are known, and fit.
-        if "spans" not in own.arguments:
-            raise ValueError(
-                "The recipe of a line must have the argument `spans`, a list "
-                "of the names of data to train on, oldest first; "
-                f"{options.file} has {', '.join(own.arguments) or 'none'}. Add "
-                "spans=[], and let it choose the rows."
-            )
+        recipes.check_takes_spans(own)
         line = store.Line.init(
             options.place,
             workload=recipes.place(options.file),

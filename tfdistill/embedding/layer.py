@@ -589,3 +589,15 @@ def by_part(variable: Any, value: tf.Tensor) -> list[tuple[Any, tf.Tensor]]:
         return [(parts[0], value)]
     rows = tf.split(value, [int(part.shape[0]) for part in parts])
     return list(zip(parts, rows, strict=True))
+
+
+def assign(
+    variable: Any, value: tf.Tensor, strategy: tf.distribute.Strategy
+) -> None:
+    """Gives one of a graph's variables a value, on all of this task's replicas.
+
+    A table's value has all of its rows.
+    """
+    for part, rows in by_part(variable, value):
+        for copy in strategy.experimental_local_results(part.value):
+            copy.assign(rows)

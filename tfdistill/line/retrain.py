@@ -143,12 +143,7 @@ def _recipe(
     recipe = recipes.get(settings["workload"]).changed(
         {**settings["overrides"], **(overrides or {})}
     )
-    if _SPANS not in recipe.arguments:
-        raise ValueError(
-            "The workload of a line must have the argument `spans`, the names "
-            "of the data to train on, oldest first, such as spans=(); "
-            f"{recipe.recipe} has {', '.join(recipe.arguments) or 'none'}."
-        )
+    recipes.check_takes_spans(recipe)
     return recipe
 
 
@@ -341,42 +336,35 @@ def train_controls(line: store.Line, number: int) -> dict[str, Any]:
     if _CONTINUES in everything.arguments:
         everything = everything.changed({_CONTINUES: False})
     fresh = everything.by_method("independent")
-    alone = taught(teacher_weight=0.0)
     half = taught(2, teacher_weight=0.0)
-    planned: dict[str, tuple[recipes.Recipe, int]] = {
-        "fresh": (_in_steps(fresh, lineage["steps"]), 1),
-        "fresh_full": (fresh, 1),
-        "warm_start": (alone, 1),
-        "pair": (taught(2, with_peers=True), 2),
-        "ensemble": (half, 1),
-        "ensemble_other": (half.changed({"seed": 1 + lineage["seed"]}), 1),
+    other = half.changed({"seed": 1 + lineage["seed"]})
+    # Of each, its trainings, and their groups.
+    planned: dict[str, tuple[list[recipes.Recipe], int]] = {
+        "fresh": ([_in_steps(fresh, lineage["steps"])], 1),
+        "fresh_full": ([fresh], 1),
+        "warm_start": ([taught(teacher_weight=0.0)], 1),
+        "pair": ([taught(2, with_peers=True)], 2),
+        "ensemble": ([half, other], 1),
     }
     tested = predictions.read(directory / gate.TESTED)
     found: dict[str, Any] = {}
-    members = []
-    for name, (recipe, num_groups) in planned.items():
-        place = directory / "controls" / name
-        _train(recipe, place, num_groups=num_groups)
-        predicted = [
-            predictions.read(outputs.group_dir(place, group))
-            for group in range(num_groups)
-        ]
-        results = outputs.read_results(place)["groups"]
-        examples = sum(group["examples"] for group in results)
-        if name.startswith("ensemble"):
-            members += predicted
-            if len(members) < 2:
-                continue
-            predicted, name = [type(members[0]).mean(members)], "ensemble"
-            examples *= 2
+    for name, (trainings, num_groups) in planned.items():
+        # Of a pair, the first group's student counts.
+        members, groups = [], []
+        for index, training in enumerate(trainings):
+            place = directory / "controls" / f"{name}_{index}"
+            _train(training, place, num_groups=num_groups)
+            members.append(predictions.read(outputs.group_dir(place, 0)))
+            groups += outputs.read_results(place)["groups"]
+        student = type(members[0]).mean(members) if members[1:] else members[0]
         found[name] = {
-            **predicted[0].figures(),
-            **predicted[0].churn(tested),
-            "examples": examples,
-            "steps": results[0]["steps"],
+            **student.figures(),
+            **student.churn(tested),
+            "examples": sum(group["examples"] for group in groups),
+            "steps": groups[0]["steps"],
         }
     found["steps_saved"] = _steps_saved(
-        directory / "controls" / "fresh_full", lineage
+        directory / "controls" / "fresh_full_0", lineage
     )
     outputs.write(path, _json(found))
     return found

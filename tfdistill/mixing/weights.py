@@ -110,7 +110,7 @@ class MixedWeights:
             tf.constant(num + 1, tf.float64),
         )
         for (_, variable), value in zip(self._floats, new, strict=True):
-            self._put(variable, value)
+            layer.assign(variable, value, self._strategy)
         for variable, value in zip(self.state, state, strict=True):
             variable.assign(value)
 
@@ -152,11 +152,6 @@ class MixedWeights:
             else tf.convert_to_tensor(self._copies(parts[0])[0])
             for _, variable in self._floats
         ]
-
-    def _put(self, variable: Any, value: tf.Tensor) -> None:
-        for part, rows in layer.by_part(variable, value):
-            for copy in self._copies(part):
-                copy.assign(rows)
 
     def _copies(self, variable: Any) -> tuple[Any, ...]:
         return self._strategy.experimental_local_results(variable.value)

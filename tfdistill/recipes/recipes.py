@@ -230,6 +230,17 @@ def read(path: str | os.PathLike[str]) -> Recipe:
         raise ValueError(f"{path}: {cause}") from cause
 
 
+def check_takes_spans(recipe: Recipe) -> None:
+    """Checks that a recipe can be told which data to train on."""
+    if "spans" not in recipe.arguments:
+        raise ValueError(
+            "The recipe of a line must have the argument `spans`, a list of "
+            "the names of data to train on, oldest first; "
+            f"{recipe.recipe} has {', '.join(recipe.arguments) or 'none'}. "
+            "Add spans=(), and let it choose the rows."
+        )
+
+
 def override(recipe: Recipe, changes: Sequence[str]) -> Recipe:
     """Returns a recipe with some arguments changed by `NAME=VALUE`.
 

@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -298,38 +299,24 @@ class ChurnBudget(steps.SteppedCallback):
         least, most = 0.0, 1.0
         for _ in range(_NUM_HALVINGS if replicas.is_chief(strategy) else 0):
             middle = (least + most) / 2
-            churn = self._measured(self._between(own, middle))
+            churn = self._measured(_between(self._anchor, own, middle))
             if churn <= _KEPT_SHARE * self.target:
                 least = middle
             else:
                 most = middle
-        moved = self._between(own, self._shared(least))
+        moved = _between(self._anchor, own, self._shared(least))
         for variable, value in zip(
             self._writer.graph.variables, moved, strict=True
         ):
-            for part, rows in layer.by_part(variable, value):
-                for copy in strategy.experimental_local_results(part.value):
-                    copy.assign(rows)
+            layer.assign(variable, value, strategy)
         self._take(self._measured(moved))
-
-    def _between(self, own: saved_model.Snapshot, share: float) -> list[Any]:
-        return [
-            start + tf.cast(share, end.dtype) * (end - start)
-            if end.dtype.is_floating
-            else end
-            for start, end in (
-                (tf.cast(theirs, ours.dtype), ours)
-                for theirs, ours in zip(self._anchor or [], own, strict=True)
-                if ours is not None
-            )
-        ]
 
     # ---- the measurement ----
 
-    def _snapshot(self) -> saved_model.Snapshot:
+    def _snapshot(self) -> list[Any]:
         """Takes what `fit` would leave: averages, where it has some."""
         found = keras_internals.moving_averages(self.model.optimizer)
-        return self._writer.snapshot({id(v): a.value for v, a in found})
+        return list(self._writer.snapshot({id(v): a.value for v, a in found}))
 
     def _measured(self, snapshot: saved_model.Snapshot) -> float:
         graph = self._writer.graph
@@ -367,6 +354,19 @@ class ChurnBudget(steps.SteppedCallback):
         """Takes what `state` returned."""
         self.__dict__.update({name: state[name] for name in _STATE})
         self._show()
+
+
+def _between(
+    starts: Sequence[Any], ends: Sequence[Any], share: float
+) -> list[Any]:
+    """Returns values a share of the way from some to others."""
+    return [
+        (start := tf.cast(theirs, end.dtype))
+        + tf.cast(share, end.dtype) * (end - start)
+        if end.dtype.is_floating
+        else end
+        for theirs, end in zip(starts, ends, strict=True)
+    ]
 
 
 def _task_of(model: Any) -> yardstick.Yardstick:
