@@ -7,17 +7,20 @@ are judged on the next day, which none of them has seen: churn to the version
 before, and log loss. What they hold out of the day itself has the churn by
 which a budget is judged.
 
-Prints one line of JSON. "churn_of_fresh" and "churn_of_warm" are ratios of
-means over seeds and days, "log_loss" the difference to fresh, each with a 95%
-interval of the bootstrap over seeds.
+Prints one line of JSON. "churn_of_fresh" and "churn_of_warm" are the line's
+churn as a share of theirs, "log_loss_less_fresh" and "log_loss_less_warm" the
+differences, each of a seed's means over its days, as seeds may be worlds of
+their own; with 95% intervals of the bootstrap over seeds.
 """
 
 import contextlib
 import json
+import operator
 import os
 import pathlib
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 from absl import app
@@ -100,11 +103,11 @@ def _compared(found: list[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
     if "line" not in _KINDS.value:
         return result
     for other in set(_KINDS.value) - {"line"}:
-        result[f"churn_of_{other}"] = bootstrap.ratio(
-            means("line", "churn"), means(other, "churn")
+        result[f"churn_of_{other}"] = _paired(
+            operator.truediv, means("line", "churn"), means(other, "churn")
         )
-        result[f"log_loss_less_{other}"] = bootstrap.difference(
-            means("line", "log_loss"), means(other, "log_loss")
+        result[f"log_loss_less_{other}"] = _paired(
+            operator.sub, means("line", "log_loss"), means(other, "log_loss")
         )
     days = [day for seed in found for day in seed["line"]]
     result["verdicts"] = [day["verdict"] for day in days]
@@ -117,6 +120,14 @@ def _compared(found: list[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
             "retrains": len(shares),
         }
     return result
+
+
+def _paired(
+    compare: Callable[[float, float], float],
+    ours: list[float],
+    theirs: list[float],
+) -> dict[str, Any]:
+    return bootstrap.over_trials(list(map(compare, ours, theirs)))
 
 
 class _Lines:
