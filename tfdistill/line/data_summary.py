@@ -1,10 +1,11 @@
 """What a span's rows look like, in a few numbers, and whether they look right.
 
 A model that starts from a good one stays good for a while on broken data, so
-broken data does not show in its predictions; it shows here.
+broken data does not show in its predictions; it shows here. A column is a few
+counts, and two columns have a distance: since the span before, it must not be
+far more than it ever was; to the rows held out of the same span, next to none.
 """
 
-import functools
 import itertools
 import math
 import zlib
@@ -37,6 +38,9 @@ _MANY_WEIGHTS, _LEAST_RATIO, _MOST_CHANGE = 10_000, 0.95, 5.0
 Summary = Mapping[str, Any]
 
 
+# ---- what a lineage keeps ----
+
+
 def data_summary(
     inputs: Any,
     labels: Any,
@@ -45,123 +49,106 @@ def data_summary(
 ) -> dict[str, Any]:
     """Returns what the gate compares of a span's rows, for the lineage.
 
-    A retrain calls it for the rows that it trains on and for those that it
-    holds out, and keeps both: `lineage["data"] = {"training": ...,
-    "held_out": ...}`.
-
-    Args:
-        inputs: An array `[rows, ...]`, or a dict, tuple or list of such.
-            Integers, bools and strings are ids; floats are numbers.
-        labels: `[rows, ...]`.
-        predict: Of the promoted version, from `inputs` to the probability of
-            "yes" `[rows]` or `[rows, 1]`, or of each class `[rows, classes]`.
-            With it, each column's `worth` is measured: how much the log loss
-            rises when the column is shuffled (Breiman 2001, "Random Forests").
-
-    Returns:
-        For JSON: `rows`, `labels`, `columns` by name, and with `predict` the
-        `calibration` of the promoted version in logits, with its error. A
-        column has `mean`, `std`, and how many rows and which sum of labels
-        fall into each of its `buckets`.
+    `predict` is the promoted version, from `inputs` to the probability of "yes"
+    `[rows]` or `[rows, 1]`, or of each class `[rows, classes]`. With it, each
+    column's `worth` is measured: how much the log loss rises when the column is
+    shuffled (Breiman 2001, "Random Forests"), and its error; and what all
+    logits lack, as `calibration`. Integers, bools and strings are ids, floats
+    are numbers. A bucket has a number of rows and a sum of labels.
 
     Example:
         >>> found = data_summary(np.array([[0.0], [1.0]]), np.array([0, 1]))
         >>> found["rows"], found["columns"]["inputs[0]"]["mean"]
         (2, 0.5)
     """
+    import keras  # Only here: the gate needs none.
+
     truth = np.asarray(labels)
     truth = truth.reshape(len(truth), -1)[:, 0]
     is_binary = bool(np.isin(truth, (0, 1)).all())
-    arrays = dict(_leaves(inputs))
-    columns = [
-        (name, key, place)
-        for key, array in arrays.items()
-        for name, place in _places(key, array)
-    ]
+    arrays: list[np.ndarray] = []
+    columns: dict[str, tuple[int, Any]] = {}
+    for path, leaf in keras.tree.flatten_with_path(inputs):
+        name = ".".join(map(str, path)) or "inputs"
+        array = np.asarray(leaf)
+        for suffix, place in _places(array.shape[1:]):
+            columns[name + suffix] = len(arrays), place
+        arrays.append(array)
+    sums = truth if is_binary else None
     found: dict[str, Any] = {
         "rows": len(truth),
         "labels": _column(truth, None),
         "columns": {
-            name: _column(arrays[key][place], truth if is_binary else None)
-            for name, key, place in columns
+            name: _column(arrays[at][place], sums)
+            for name, (at, place) in columns.items()
         },
     }
-    if predict is not None:
-        rows = np.random.default_rng(0).permutation(len(truth))[:_WORTH_ROWS]
-        arrays = {key: array[rows] for key, array in arrays.items()}
-        truth = truth[rows]
+    if predict is None:
+        return found
+    rows = np.random.default_rng(0).permutation(len(truth))[:_WORTH_ROWS]
+    truth, arrays = truth[rows], [array[rows] for array in arrays]
 
-        def predicted() -> np.ndarray:
-            given = predict(_rebuilt(inputs, iter(arrays.values())))
-            given = np.asarray(given, np.float64)
-            return given[:, 0] if given.shape[1:] == (1,) else given
+    def predicted() -> np.ndarray:
+        given = predict(keras.tree.pack_sequence_as(inputs, arrays))
+        given = np.asarray(given, np.float64)
+        return given[:, 0] if given.shape[1:] == (1,) else given
 
-        plain = predicted()
-        is_yes = is_binary and plain.shape == truth.shape
-        if is_yes:
-            found["calibration"] = list(predictions.calibration(truth, plain))
-        of_classes = plain.ndim == 2 and len(plain) == len(truth)
-        if (is_yes or of_classes) and len(columns) <= _MOST_COLUMNS:
-            for name, key, place in columns:
-                kept = arrays[key]
-                change = -_losses(truth, plain)
-                for shift in range(1, _SHUFFLES + 1):
-                    arrays[key] = kept.copy()
-                    arrays[key][place] = np.roll(kept[place], shift, axis=0)
-                    change += _losses(truth, predicted()) / _SHUFFLES
-                arrays[key] = kept
-                error = change.std() / math.sqrt(len(truth))
-                worth = [float(change.mean()), float(error)]
-                found["columns"][name]["worth"] = worth
+    plain = predicted()
+    of_classes = plain.ndim == 2 and len(plain) == len(truth)
+    if is_binary and plain.shape == truth.shape:
+        found["calibration"] = list(predictions.calibration(truth, plain))
+    elif not of_classes:
+        return found
+    for name, (at, place) in columns.items():
+        if len(columns) > _MOST_COLUMNS:
+            break
+        kept, change = arrays[at], -losses(truth, plain)
+        for shift in range(1, _SHUFFLES + 1):
+            arrays[at] = kept.copy()
+            arrays[at][place] = np.roll(kept[place], shift, axis=0)
+            change += losses(truth, predicted()) / _SHUFFLES
+        arrays[at] = kept
+        error = change.std() / math.sqrt(len(truth))
+        worth = [float(change.mean()), float(error)]
+        found["columns"][name]["worth"] = worth
     return found
 
 
-def _leaves(inputs: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    if isinstance(inputs, Mapping | tuple | list):
-        pairs = inputs.items() if isinstance(inputs, Mapping) else None
-        for key, value in pairs or enumerate(inputs):
-            yield from _leaves(value, f"{name}.{key}".removeprefix("."))
+def losses(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    """Returns each row's log loss, by the probability of "yes" or by class."""
+    if probabilities.ndim == 2:
+        rows = np.arange(len(labels))
+        right = probabilities[rows, labels.astype(np.int64)]
     else:
-        yield name or "inputs", np.asarray(inputs)
+        right = np.where(labels == 1, probabilities, 1 - probabilities)
+    return -np.log(np.clip(right, 1e-7, 1))
 
 
-def _rebuilt(inputs: Any, leaves: Iterator[np.ndarray]) -> Any:
-    if isinstance(inputs, Mapping):
-        return {key: _rebuilt(value, leaves) for key, value in inputs.items()}
-    if isinstance(inputs, tuple | list):
-        return type(inputs)([_rebuilt(value, leaves) for value in inputs])
-    return next(leaves)
-
-
-def _places(key: str, array: np.ndarray) -> Iterator[tuple[str, Any]]:
-    """Yields the name of each column, and the index of its rows."""
-    shape = array.shape[1:]
+def _places(shape: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    """Yields what follows a column's name, and the index of its rows."""
     if not shape or math.prod(shape) > _MOST_COLUMNS:
-        yield key, np.s_[:]
+        yield "", np.s_[:]
         return
     for place in np.ndindex(shape):
-        yield f"{key}[{','.join(map(str, place))}]", (np.s_[:], *place)
+        yield f"[{','.join(map(str, place))}]", (np.s_[:], *place)
 
 
 def _column(values: np.ndarray, labels: np.ndarray | None) -> dict[str, Any]:
     flat = values.reshape(-1)
-    if flat.size > len(values):
-        labels = None
     known = np.zeros(0)
     if flat.dtype.kind in "iubf":
         known = flat[np.isfinite(flat)].astype(np.float64)
-    buckets = _buckets(flat)
-    sums = np.zeros(len(flat)) if labels is None else labels
-    keys, inverse = np.unique(buckets, return_inverse=True)
+    has_sums = labels is not None and len(labels) == len(flat)
+    keys, inverse = np.unique(_buckets(flat), return_inverse=True)
     rows = np.bincount(inverse)
-    positives = np.bincount(inverse, weights=sums)
+    sums = np.bincount(inverse, labels) if has_sums else 0.0 * rows
     return {
         "is_float": flat.dtype.kind == "f",
         "mean": float(known.mean()) if len(known) else None,
         "std": float(known.std()) if len(known) else None,
         "buckets": {
             str(key): [int(count), float(total)]
-            for key, count, total in zip(keys, rows, positives, strict=True)
+            for key, count, total in zip(keys, rows, sums, strict=True)
         },
     }
 
@@ -184,17 +171,6 @@ def _buckets(values: np.ndarray) -> np.ndarray:
     return hashed.astype(np.int64)[inverse.reshape(-1)]
 
 
-def _losses(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    if probabilities.ndim == 2:
-        labels = labels.astype(np.int64)
-        right = np.take_along_axis(probabilities, labels[:, np.newaxis], 1)[
-            :, 0
-        ]
-    else:
-        right = np.where(labels == 1, probabilities, 1 - probabilities)
-    return -np.log(np.clip(right, 1e-7, 1))
-
-
 def weight_summary(
     weights: Mapping[str, np.ndarray],
     *,
@@ -203,32 +179,26 @@ def weight_summary(
 ) -> dict[str, Any]:
     """Returns how far a candidate's weights are from those they began with.
 
-    For the lineage of a warm start, as `lineage["weights"]`: a table that was
-    taken from elsewhere is as good as any in the first days, and shows here.
-
-    Args:
-        weights: The candidate's, by name.
-        parent: The promoted version's.
-        before: Those of the version promoted before that.
-
-    Returns:
-        By name, of weights with many entries: the Euclidean distance to
-        `parent`, and to `before`, as a share of the length of `parent`.
+    By name, of weights with many entries: the Euclidean distance to the
+    promoted version's, and to those of the version before that, as a share of
+    the length of the former. A table that was taken from elsewhere is as good
+    as any in the first days, and shows here.
     """
-    found = {}
-    for name, value in weights.items():
-        if name not in parent or parent[name].shape != np.shape(value):
-            continue
-        if np.size(value) >= _MANY_WEIGHTS:
-            length = max(float(np.linalg.norm(parent[name])), 1e-12)
-            old = (before or {}).get(name)
-            found[name] = {
-                "parent": float(np.linalg.norm(value - parent[name])) / length
-            }
-            if old is not None and old.shape == np.shape(value):
-                distance = float(np.linalg.norm(value - old))
-                found[name]["before"] = distance / length
-    return found
+    others = {"parent": parent, "before": before or {}}
+    return {
+        name: {
+            other: float(np.linalg.norm(value - found[name]))
+            / max(float(np.linalg.norm(parent[name])), 1e-12)
+            for other, found in others.items()
+            if np.shape(found.get(name, ())) == np.shape(value)
+        }
+        for name, value in weights.items()
+        if np.size(value) >= _MANY_WEIGHTS
+        and np.shape(parent.get(name, ())) == np.shape(value)
+    }
+
+
+# ---- what the gate compares ----
 
 
 def compare(
@@ -236,29 +206,31 @@ def compare(
 ) -> list[str]:
     """Returns what is wrong with a candidate's rows and weights.
 
-    Args:
-        lineage: The candidate's: its `data` of the new rows of its last span
-            are compared with those held out of the same span, which are alike
-            but for chance if they were drawn at random, and with earlier
-            spans; its `weights` with its parent's.
-        earlier: Those of the versions promoted before, the oldest first.
-        gate: The `Gate`.
-
-    Returns:
-        A sentence for each finding.
+    Its lineage has `data` of the new rows of its last span, `training` and
+    `held_out`, which are alike but for chance if they were drawn at random, and
+    the `weights` of a warm start; `earlier` those of the versions promoted
+    before, the oldest first. Of a column one sentence is enough.
     """
     found = []
     past = [one["data"]["training"] for one in earlier if "data" in one]
     if "data" in lineage:
-        data = lineage["data"]
-        rows, usual = data["training"]["rows"], [one["rows"] for one in past]
+        training = lineage["data"]["training"]
+        rows, usual = training["rows"], [one["rows"] for one in past]
         if usual and rows < gate.least_rows * np.median(usual):
             found.append(
                 f"The span has {rows:,.0f} rows to train on, and the earlier "
                 f"ones had {np.median(usual):,.0f}; the limit is "
                 f"{gate.least_rows:.0%} of that."
             )
-        found += _rows(data["training"], data.get("held_out"), past, gate)
+        now, beside, *before = (
+            _named(one, gate.ignored_columns)
+            for one in (training, lineage["data"].get("held_out"), *past)
+        )
+        level = gate.false_alarms / max(len(now), 1)
+        for name, column in now.items():
+            known = [one[name] for one in before if name in one]
+            faults = _faults(column, beside.get(name), known, gate, level)
+            found += [f"{name} has {fault}" for fault in faults][:1]
     for name, own in lineage.get("weights", {}).items():
         moved = [
             one["weights"][name]["parent"]
@@ -279,168 +251,128 @@ def compare(
     return found
 
 
-def _rows(
-    training: Summary,
-    held_out: Summary | None,
-    earlier: Sequence[Summary],
-    gate: Any,
-) -> list[str]:
-    found = []
-    now = _named(training, gate.ignored_columns)
-    beside = _named(held_out or {}, gate.ignored_columns)
-    before = [_named(one, gate.ignored_columns) for one in earlier]
-    level = gate.false_alarms / len(now)
-    rates_moved = functools.partial(_rates_moved, level=level)
-    for name, column in now.items():
-        past = [one[name] for one in before if name in one]
-        pairs = list(itertools.pairwise([*past, column]))
-        for what, moved, limit in (
-            ("values", _moved, gate.drift),
-            ("label rates of the values", rates_moved, gate.label_drift),
-        ):
-            *moves, last = [0.0, *(moved(*pair) for pair in pairs)]
-            if last > max(limit, 1.5 * max(moves, default=0)):
-                found.append(
-                    f"The {what} of {name} have changed by {last:.3f} since "
-                    f"the span before (mean {_mean(past[-1])} to "
-                    f"{_mean(column)}); the most so far is {max(moves):.3f}."
-                )
-                break
-        else:
-            found += _unlike(name, column, beside.get(name), past, level)
-    return found
+def _named(summary: Summary | None, ignored: Sequence[str]) -> dict[str, Any]:
+    if summary is None:
+        return {}
+    columns = {"labels": summary["labels"], **summary["columns"]}
+    return {k: v for k, v in columns.items() if k not in ignored}
 
 
-def _unlike(
-    name: str,
+def _faults(
     column: Summary,
-    other: Summary | None,
+    beside: Summary | None,
     past: Sequence[Summary],
+    gate: Any,
     level: float,
-) -> list[str]:
-    """How a column differs from the held-out rows', or is of no worth.
+) -> Iterator[str]:
+    """Yields what is wrong with a column of the rows trained on.
 
-    The three differences share a twelfth of the level: they need no more.
+    Beside it are the rows held out of the same span, and those of earlier spans
+    in turn. At most at `level` are good rows found wrong: three gaps share a
+    twelfth of it, as they need no more.
     """
     from scipy import stats
 
-    differs = [
-        what
-        for what, compared in (
-            ("other values", _shares),
-            ("other labels with its values", _rates),
-            ("another mean", _means),
-        )
-        if other and _differ(*compared(column, other), level / 36)
-    ]
-    if other and differs:
-        return [
-            f"{name} has {' and '.join(differs)} in the rows trained on than "
-            f"in those held out (mean {_mean(column)} and {_mean(other)})."
+    for what, gap, limit in (
+        # If this share of the rows moves, the gap is twice that or more.
+        ("values", _values, 2 * gate.drift),
+        ("labels with its values", _rates, gate.label_drift),
+        ("mean", _means, math.inf),  # That of a date moves every day.
+    ):
+        moves = [
+            _effect(*gap(*pair), level=level)
+            for pair in itertools.pairwise([*past, column])
         ]
-    worths = [one["worth"] for one in (*past, other or {}) if "worth" in one]
+        most = max(moves[:-1], default=0.0)
+        if past and moves[-1] > max(limit, 1.5 * most):
+            yield (
+                f"other {what} than in the span before, by {moves[-1]:.3f} "
+                f"standard deviations (mean {_mean(past[-1])} to "
+                f"{_mean(column)}); the most so far is {most:.3f}."
+            )
+        if beside is None:
+            continue
+        if _effect(*gap(column, beside), level=level / 36) > _LEAST_EFFECT:
+            yield (
+                f"other {what} in the rows trained on than in those held out "
+                f"(mean {_mean(column)} and {_mean(beside)})."
+            )
+    worths = [one["worth"] for one in (*past, beside or {}) if "worth" in one]
     if worths and "worth" in column:
         (usual, error), (worth, own) = pooled(worths), column["worth"]
         sigmas = float(stats.norm.isf(11 / 12 * level))
         if usual - worth > max(usual / 2, sigmas * math.hypot(error, own)):
-            return [
-                f"{name} is worth {worth:.4f} nats to the promoted version in "
-                f"the rows trained on, and {usual:.4f} elsewhere: its values "
+            yield (
+                f"a worth of {worth:.4f} nats to the promoted version in the "
+                f"rows trained on, and of {usual:.4f} elsewhere: its values "
                 "are not those of their rows."
-            ]
-    return []
-
-
-def _differ(score: float, freedom: int, size: float, level: float) -> bool:
-    from scipy import stats
-
-    is_sure = stats.chi2.sf(score, freedom) < level
-    return is_sure and score - freedom > _LEAST_EFFECT**2 * size
-
-
-def _named(summary: Summary, ignored: Sequence[str]) -> dict[str, Any]:
-    if not summary:
-        return {}
-    columns = {"labels": summary["labels"], **summary["columns"]}
-    return {k: v for k, v in columns.items() if k not in ignored}
+            )
 
 
 def _mean(column: Summary) -> str:
     return "none" if column["mean"] is None else f"{column['mean']:.4g}"
 
 
-def _aligned(one: Summary, other: Summary) -> np.ndarray:
-    """Rows and sums of labels of both, int64 `[2, buckets, 2]`."""
-    keys = sorted({*one["buckets"], *other["buckets"]})
-    return np.array(
-        [[x["buckets"].get(key, (0, 0)) for key in keys] for x in (one, other)],
-        np.float64,
-    )
+# ---- how far two columns are apart ----
 
 
-def _moved(one: Summary, other: Summary) -> float:
-    """Total variation distance of the shares of buckets."""
-    rows = _aligned(one, other)[..., 0]
-    shares = rows / rows.sum(axis=1, keepdims=True)
-    return float(np.abs(shares[0] - shares[1]).sum() / 2)
+def _effect(score: float, freedom: int, size: float, *, level: float) -> float:
+    """Returns a gap in standard deviations; 0 if it may be chance.
 
-
-def _rates_moved(one: Summary, other: Summary, *, level: float) -> float:
-    """The same of label rates: how many of their deviations they are off.
-
-    0 unless they surely are: few rows in many buckets differ by chance.
+    Of a chi-square, and how many rows of each side would tell as much.
     """
     from scipy import stats
 
-    score, freedom, size = _rates(one, other)
-    if stats.chi2.sf(score, freedom) >= level:
-        return 0.0
-    return math.sqrt(max(score - freedom, 0) / size)
+    is_sure = stats.chi2.sf(score, freedom) < level
+    return math.sqrt(max(score - freedom, 0) / size) * is_sure
 
 
-def _size(first: Any, second: Any) -> Any:
-    """Rows of each side that would tell as much."""
-    return first * second / np.maximum(first + second, 1)
-
-
-def _shares(one: Summary, other: Summary) -> tuple[float, int, float]:
-    """Chi-square of two samples, its degrees of freedom, and their size."""
-    rows = _aligned(one, other)[..., 0]
+def _values(one: Summary, other: Summary) -> tuple[float, int, float]:
+    """The gap of the shares of buckets."""
+    rows, _ = _aligned(one, other)
     few = rows.sum(axis=0) < _FEW_ROWS
     rows = np.c_[rows[:, ~few], rows[:, few].sum(axis=1)]
     total, sizes = rows.sum(axis=0), rows.sum(axis=1, keepdims=True)
     expected = sizes * total / sizes.sum()
     score = ((rows - expected) ** 2 / np.maximum(expected, 1)).sum()
-    freedom = max(int((total > 0).sum()) - 1, 1)
-    return float(score), freedom, float(_size(*sizes[:, 0]))
+    return score, max(int((total > 0).sum()) - 1, 1), _size(*sizes[:, 0])
 
 
 def _rates(one: Summary, other: Summary) -> tuple[float, int, float]:
-    """The same for the label rates of the buckets, but for a common shift."""
-    (rows, others), (sums, other_sums) = _aligned(one, other).transpose(2, 0, 1)
-    rate = (sums + other_sums) / (rows + others)
-    kept = np.minimum(rows, others) >= _FEW_ROWS
-    kept &= (rate > 0) & (rate < 1)
+    """That of the label rates of the buckets, beside a shift of all."""
+    rows, sums = _aligned(one, other)
+    rate = sums.sum(axis=0) / rows.sum(axis=0)
+    kept = (rows.min(axis=0) >= _FEW_ROWS) & (rate > 0) & (rate < 1)
     if kept.sum() < 2:
         return 0.0, 1, 1.0
-    size = _size(rows, others)[kept]
-    gap = (sums[kept] / rows[kept]) - (other_sums[kept] / others[kept])
-    weights = size / (rate * (1 - rate))[kept]
+    rows, sums, rate = rows[:, kept], sums[:, kept], rate[kept]
+    size, gap = _size(*rows), np.subtract(*(sums / rows))
+    weights = size / (rate * (1 - rate))
     score = weights * (gap - np.average(gap, weights=weights)) ** 2
-    return float(score.sum()), int(kept.sum()) - 1, float(size.sum())
+    return score.sum(), len(rate) - 1, size.sum()
 
 
 def _means(one: Summary, other: Summary) -> tuple[float, int, float]:
-    """The same for the means."""
-    if not one["is_float"] or one["std"] is None or other["std"] is None:
+    """That of the means of numbers."""
+    deviation = max(one["std"] or 0.0, other["std"] or 0.0)
+    is_known = None not in (one["mean"], other["mean"])
+    if not (one["is_float"] and is_known and deviation):
         return 0.0, 1, 1.0
-    rows = [
-        sum(count for count, _ in x["buckets"].values()) for x in (one, other)
-    ]
-    variance = max(one["std"], other["std"]) ** 2
-    size = float(_size(*rows))
-    gap = one["mean"] - other["mean"]
-    return size * gap**2 / variance if variance else 0.0, 1, size
+    rows, _ = _aligned(one, other)
+    size = _size(*rows.sum(axis=1))
+    gap = (one["mean"] - other["mean"]) / deviation
+    return size * gap**2, 1, size
+
+
+def _aligned(one: Summary, other: Summary) -> np.ndarray:
+    """Rows, and sums of labels, of both by bucket: `[2, 2, buckets]`."""
+    keys = sorted({*one["buckets"], *other["buckets"]})
+    found = [[x["buckets"].get(k, (0, 0)) for k in keys] for x in (one, other)]
+    return np.array(found, np.float64).transpose(2, 0, 1)
+
+
+def _size(first: Any, second: Any) -> Any:
+    return first * second / np.maximum(first + second, 1)
 
 
 def pooled(estimates: Sequence[Sequence[float]]) -> tuple[float, float]:
