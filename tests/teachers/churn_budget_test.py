@@ -105,6 +105,17 @@ def test_the_budget_is_kept(served, tmp_path, target):
     assert shown <= summaries.tags(tmp_path)
 
 
+def test_the_budget_is_kept_by_weights_that_early_stopping_restores(served):
+    # The first epoch is the best by a loss that is to be large.
+    stopping = keras.callbacks.EarlyStopping(
+        "task_loss", mode="max", restore_best_weights=True
+    )
+    model, budget, *_ = _retrained(served, 0.01, stopping)
+    assert stopping.best_epoch == 0
+    assert budget.churn == pytest.approx(_churn(model, served), abs=1e-5)
+    assert 0.8 * 0.01 < budget.churn <= 0.01
+
+
 def test_what_cannot_be_reached_is_told(served, caplog):
     _, budget, weights, _ = _retrained(served, 0.001, max_weight=2.0, units=9)
     assert weights[-1] == 2 == budget.weight

@@ -138,6 +138,7 @@ class ChurnBudget(steps.SteppedCallback):
         self._owner: Any = None
         self._variable: Any = None
         self._thread: Any = None
+        self._restoring: list[keras.callbacks.EarlyStopping] = []
         self._forget()
 
     def _forget(self) -> None:
@@ -153,6 +154,15 @@ class ChurnBudget(steps.SteppedCallback):
         return tf.convert_to_tensor(self._variable)
 
     # ---- Keras' hooks ----
+
+    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds who puts back earlier weights at the end of training."""
+        self._restoring = [
+            each
+            for each in callbacks
+            if isinstance(each, keras.callbacks.EarlyStopping)
+            and each.restore_best_weights
+        ]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Has the teacher, and the student, predict the held-out rows."""
@@ -229,9 +239,14 @@ class ChurnBudget(steps.SteppedCallback):
             self._pending = self._thread.submit(self._tried, self._snapshot())
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Says what was reached."""
+        """Keeps to the budget with what remains, and says what was reached."""
         self._thread.shutdown()
+        found = [c for c in self._restoring if c.best_weights is not None]
+        for each in found:
+            self.model.set_weights(each.best_weights)
         self._keep()
+        for each in found:  # It may put them back after this.
+            each.best_weights = self.model.get_weights()
         if logs is not None:
             logs["churn"] = self.churn
         said = (
