@@ -470,10 +470,33 @@ def test_what_was_promoted_long_ago_may_be_removed(tmp_path):
 def test_a_candidate_of_another_parent_is_held(tmp_path):
     line, day = lines.make(tmp_path / "clicks"), _Day()
     _promoted(line, day, "day_1")
-    old, _ = _candidate(line, "day_2", [day.model()], day.model())
+    same = day.model()
+    old, _ = _candidate(line, "day_2", [same], same)
     _, path = lines.add_candidate(line, "day_3")
     line.promote(old + 1, path, extra=lines.extra(line, old + 1))
-    assert "retrain it" in _judge(line, old)["reasons"][0]
+    report = _judge(line, old)
+    assert report["verdict"] == "hold"
+    assert "--span=day_2 --again" in report["reasons"][0]
+    # It was compared with the version that serves again.
+    line.rollback()
+    assert _judge(line, old)["verdict"] == "promote"
+
+
+def test_a_candidate_that_was_rolled_back_or_replaced_is_held(tmp_path):
+    line, day = lines.make(tmp_path / "clicks"), _Day()
+    for number in (1, 2, 3):
+        _promoted(line, day, f"day_{number}")
+    assert _judge(line, 3)["verdict"] == "promote"  # As before.
+    line.rollback(why="Ads went blank.")
+    for number, said in (
+        (3, "was rolled back: Ads went blank. Train another candidate: "),
+        (1, "was promoted before 2. To serve it again: tfdistill line roll"),
+    ):
+        report = _judge(line, number)
+        assert report["verdict"] == "hold" and said in report["reasons"][0]
+    shutil.rmtree(line.candidate_path(3))
+    with pytest.raises(ValueError, match="the run of candidate 3; it was rem"):
+        _judge(line, 3)
 
 
 def test_the_live_loss_decides_whether_a_version_stays(tmp_path):

@@ -95,6 +95,12 @@ def test_a_candidate_is_made_once_for_a_span(line):
     # It is in the promoted version; and the next one continues that.
     assert line.start_candidate("day_2") == number
     assert line.start_candidate("day_1") == number + 1
+    # On another machine what was promoted is there, and no candidate is.
+    if not line.is_local:
+        other = store.Line(line.root, workdir=f"{line.work}/other")
+        assert other.start_candidate("day_2") == number
+        assert other.is_trained(number)
+        assert other.start_candidate("day_1") == number + 2
 
 
 def test_another_line_is_not_overwritten(tmp_path):

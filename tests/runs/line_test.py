@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from launch import line as program
 from tests.cases import docs_blocks
+from tests.cases import object_store
 from tests.programs import commands
 from tfdistill.commands import line as command
 from tfdistill.held_out import predictions
@@ -50,11 +51,10 @@ def _killed_in_training(start, *options):
 
 
 def test_a_model_is_retrained_from_the_one_that_serves(
-    tmp_path, monkeypatch, capfd, caplog
+    tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
-    script = _workload()
-    (tmp_path / "my_line.py").write_text(script)
+    (tmp_path / "my_line.py").write_text(_workload())
     line = store.Line("clicks")
     assert _line("init", "my_line.py") == 0
     assert _line("retrain", "--span=0,1,2,3") == 0
@@ -114,10 +114,45 @@ def test_a_model_is_retrained_from_the_one_that_serves(
     assert _line("rollback") == 0
     assert line.promoted() == 1
 
-    # Another architecture learns from predictions only.
-    (tmp_path / "my_line.py").write_text(script.replace("Dense(32", "Dense(16"))
-    assert _line("retrain", "--span=5") == 1
-    assert "`warm_start` must be of the same" in caplog.text
-    assert "--new-weights" in caplog.text
-    assert _line("retrain", "--span=5", "--new-weights") == 0
-    assert line.lineage(3)["warm_start"] is False
+
+def test_a_line_in_a_bucket_has_the_same_commands(
+    tmp_path, monkeypatch, capfd, caplog
+):
+    monkeypatch.chdir(tmp_path)
+    script = _workload()
+    (tmp_path / "my_line.py").write_text(script)
+    with object_store.serve() as server:
+        url = f"{server.url}/clicks"
+
+        def call(name, *options):
+            return command.main([name, url, *options])
+
+        assert call("init", "my_line.py") == 0
+        for span in ("0,1,2,3", "4"):
+            assert call("retrain", f"--span={span}", "--workdir=work") == 0
+            for name in ("judge", "promote"):
+                assert call(name, "--workdir=work") == 0
+        line = store.Line(url, workdir="other")
+        assert line.promoted() == 2
+        lineage = line.lineage(2)
+        assert lineage["warm_start"] and lineage["spans"] == list("01234")
+        live = ("--version=2", "--log-loss=2", "--examples=9999")
+        assert call("report", *live) == 4
+        assert line.promoted() == 1
+        assert call("judge", "--workdir=work") == 3
+        assert (
+            "2 was rolled back: Version 2 has a live" in capfd.readouterr().out
+        )
+        assert call("status") == call("log") == call("rollback") == 0
+        assert "rolled back" in capfd.readouterr().out
+
+        # Elsewhere, from copies. Another architecture learns from predictions.
+        (tmp_path / "my_line.py").write_text(
+            script.replace("Dense(32", "Dense(16")
+        )
+        assert call("retrain", "--span=5", "--workdir=other") == 1
+        assert "`warm_start` must be of the same" in caplog.text
+        assert "--new-weights" in caplog.text
+        options = ("--span=5", "--workdir=other", "--new-weights")
+        assert call("retrain", *options) == 0
+        assert line.lineage(3)["warm_start"] is False

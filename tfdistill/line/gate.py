@@ -513,6 +513,11 @@ def judge(line: "store.Line", number: int) -> dict[str, Any]:
     path = pathlib.Path(line.candidate_path(number))
     lineage = line.lineage(number)
     groups = sorted((path / RUN).glob(run_files.group_name(0)[:-1] + "*"))
+    if not groups:
+        raise ValueError(
+            f"{path} must have the run of candidate {number}; it was removed, "
+            "or is on another machine. Judge it there, or retrain."
+        )
     promoted = path / TESTED
     slices = {}
     if (path / SLICES).exists():
@@ -536,13 +541,16 @@ def judge(line: "store.Line", number: int) -> dict[str, Any]:
     report |= {"number": number, "parent": lineage.get("parent")}
     if (path / CONTROLS).exists():
         report["controls"] = json.loads((path / CONTROLS).read_bytes())
-    if report["parent"] != served and number not in kept:
-        report["verdict"] = HOLD
-        report["reasons"].insert(
-            0,
+    late = line.too_late(number) if number != served else ""
+    if not late and served not in (number, report["parent"]):
+        late = (
             f"It was compared with version {report['parent']}, and {served} is "
-            "promoted now: retrain it.",
+            "promoted now. Train another candidate: tfdistill line retrain "
+            f"{line.root} --span={lineage['span']}."
         )
+    if late:
+        report["verdict"] = HOLD
+        report["reasons"].insert(0, late)
     past = [
         {"number": event["number"], **event.get("figures", {})}
         for event in line.events("judge")

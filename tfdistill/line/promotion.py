@@ -109,7 +109,7 @@ def promote(
             "key."
         )
     files, target = filesystem.for_root(target)
-    if _is_there(files, target):
+    if is_there(files, target):
         there = dataclasses.replace(version, path=target)
         try:
             versions.check_content(files, there)
@@ -147,8 +147,9 @@ def promote(
     return True
 
 
-def _is_there(files: filesystem.FileSystem, target: str) -> bool:
-    # Without its manifest, what is in a store was not uploaded to its end.
+def is_there(files: filesystem.FileSystem, target: str) -> bool:
+    """Whether a version was copied there to its end."""
+    # In a store its manifest comes last.
     own = "" if files.renames_atomically else f"/{manifest.FILE_NAME}"
     try:
         files.stat(target + own)

@@ -228,8 +228,14 @@ class Line:
         )
 
     def is_trained(self, number: int) -> bool:
-        """Whether a candidate is complete: its lineage is its last file."""
-        return os.path.exists(f"{self.candidate_path(number)}/{LINEAGE}")
+        """Whether a candidate is complete: its lineage is its last file.
+
+        It is, too, if it was promoted, from here or from another machine.
+        """
+        own = f"{self.candidate_path(number)}/{LINEAGE}"
+        return os.path.exists(own) or promotion.is_there(
+            self._files, self.version_path(number)
+        )
 
     def next_number(self) -> int:
         """Returns the number after all that were ever given to candidates."""
@@ -243,25 +249,35 @@ class Line:
     def start_candidate(self, span: str, *, again: bool = False) -> int:
         """Returns the candidate to train on a span, and notes its number.
 
-        It is the earlier one of this span if that was made from the version
-        that is promoted now, or was promoted itself; `is_trained` says whether
-        anything is left to do.
+        It is the earlier one of this span if that was made here from the
+        version that is promoted now, or was promoted itself; `is_trained` says
+        whether anything is left to do.
 
         Args:
             span: Name of the data.
             again: Whether to make another one, whatever there is.
         """
-        now = self.pointer()
-        kept = [*now.get("before", []), now.get("version")]
-        for event in [] if again else reversed(self.events("retrain")):
-            is_current = event["parent"] == now.get("version")
-            if event["span"] == span and (
-                is_current or event["number"] in kept
-            ):
-                return event["number"]
-        number = self.next_number()
-        parent = now.get("version")
-        self.note("retrain", number=number, span=span, parent=parent)
+        self.settings()
+        with self._writing("retrain") as confirm:
+            now = self.pointer()
+            parent = now.get("version")
+            kept = [*now.get("before", []), parent]
+            for event in [] if again else reversed(self.events("retrain")):
+                number = event["number"]
+                if (
+                    event["span"] == span
+                    and (event["parent"] == parent or number in kept)
+                    # Neither removed by hand, nor in the making elsewhere.
+                    and (
+                        os.path.isdir(self.candidate_path(number))
+                        or self.is_trained(number)
+                    )
+                ):
+                    return number
+            number = self.next_number()
+            os.makedirs(self.candidate_path(number))
+            fields = {"number": number, "span": span, "parent": parent}
+            self._note("retrain", confirm, fields)
         return number
 
     @contextlib.contextmanager
@@ -330,7 +346,8 @@ class Line:
             current = now.get("version")
             if number == current:
                 return False
-            self._refuse_number(number, current, force=force)
+            if late := self.too_late(number, force=force):
+                raise RefusedError(late)
             place, group, step = os.path.normpath(source_dir).rsplit(os.sep, 2)
             run = os.path.dirname(place)
             exchange, version = promotion.choose(
@@ -358,24 +375,39 @@ class Line:
                 self._move("promote", number, before, why, confirm)
         return True
 
-    def _refuse_number(
-        self, number: int, current: int | None, *, force: bool
-    ) -> None:
-        if number <= (current or 0):
-            raise RefusedError(
+    def too_late(self, number: int, *, force: bool = False) -> str:
+        """Returns why a candidate's time is over, and what to do; or "".
+
+        `force`: although it was rolled back.
+        """
+        now = self.pointer()
+        current = now.get("version") or 0
+        spans = {e["number"]: e["span"] for e in self.events("retrain")}
+        again = (
+            f"tfdistill line retrain {self.root} "
+            f"--span={spans.get(number, 'NAME')} --again"
+        )
+        if number in now.get("before", []):
+            return (
+                f"Version {number} was promoted before {current}. To serve it "
+                f"again: tfdistill line rollback {self.root} --to={number}."
+            )
+        if number <= current:
+            return (
                 f"The number of a promoted version must exceed {current}, "
-                f"which is promoted; received {number}. Retrain for a new one, "
-                f"or roll back: tfdistill line rollback {self.root} "
-                f"--to={number}."
+                f"which is promoted; received {number}. Train another "
+                f"candidate: {again}."
             )
         was_promoted = _names(self._files, self.version_path(number))
         for event in self.events("rollback") if was_promoted else ():
             if number in event["undone"] and not force:
-                raise RefusedError(
+                return (
                     f"Version {number} was rolled back: "
-                    f"{event['why'] or 'no reason was given'}. To promote it "
-                    "all the same, pass --force."
+                    f"{event['why'] or 'no reason was given'} Train another "
+                    f"candidate: {again}. Or promote this one all the same: "
+                    "--force."
                 )
+        return ""
 
     def rollback(
         self, to: int | None = None, *, why: str = "", only: int | None = None
@@ -441,13 +473,18 @@ class Line:
         """Adds an event to the log, with its number and the time."""
         self.settings()
         with self._writing(what) as confirm:
-            event = {
-                **{"event": self._next_event(), "what": what},
-                **{"time": time.time(), **fields},
-            }
-            confirm()
-            self._write_event(event)
-            self._files.sync(f"{self.root}/events")
+            return self._note(what, confirm, fields)
+
+    def _note(
+        self, what: str, confirm: Callable[[], None], fields: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        event = {
+            **{"event": self._next_event(), "what": what},
+            **{"time": time.time(), **fields},
+        }
+        confirm()
+        self._write_event(event)
+        self._files.sync(f"{self.root}/events")
         return event
 
     def _events(self) -> list[tuple[int, str, str]]:
