@@ -7,8 +7,6 @@ SavedModel for `tf.saved_model.load` and TensorFlow Serving.
 """
 
 import os
-import pathlib
-import tempfile
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -91,7 +89,6 @@ def _name(variable: Any) -> str:
 
 _KEY = "model_variables/{}/.ATTRIBUTES/VARIABLE_VALUE"
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_VARIABLES = ("variables/variables.index", "variables/variables.data")
 
 
 class SavedModelWriter:
@@ -177,7 +174,9 @@ class SavedModelWriter:
                 for value, dtype in zip(snapshot, self._dtypes, strict=True)
             ]
             if self._files is None:
-                self._files, self._object_graph = self._write_graph(values)
+                self._files, self._object_graph = self._write_graph(
+                    directory, values
+                )
             for name, content in self._files.items():
                 path = f"{directory}/{name}"
                 tf.io.gfile.makedirs(path.rpartition("/")[0])
@@ -206,27 +205,25 @@ class SavedModelWriter:
         bundle.finish()
 
     def _write_graph(
-        self, values: Snapshot
+        self, directory: str, values: Snapshot
     ) -> tuple[dict[str, bytes], tf.Tensor]:
-        """Lets TensorFlow write one SavedModel and keeps its graph's files."""
+        """Lets TensorFlow write one SavedModel and keeps its graph's files.
+
+        In the draft itself: a process that is killed leaves nothing elsewhere.
+        """
         module, signature = _served(self.graph, values, self._dtypes)
-        with tempfile.TemporaryDirectory(prefix="tfdistill-") as directory:
-            tf.saved_model.save(module, directory, signatures=signature)
-            root = pathlib.Path(directory)
-            files = {
-                str(path.relative_to(root)): path.read_bytes()
-                for path in sorted(root.rglob("*"))
-                if path.is_file()
-            }
-            reader = tf.train.load_checkpoint(
-                f"{directory}/variables/variables"
-            )
-            object_graph = tf.constant(reader.get_tensor(_OBJECT_GRAPH))
-        return {
-            name: content
-            for name, content in files.items()
-            if not name.startswith(_VARIABLES)
-        }, object_graph
+        tf.saved_model.save(module, directory, signatures=signature)
+        (object_graph,) = checkpoints.read(
+            directory, {_OBJECT_GRAPH: tf.string}
+        )
+        tf.io.gfile.rmtree(f"{directory}/variables")  # Written again.
+        files = {}
+        for parent, _, names in tf.io.gfile.walk(directory):
+            for name in names:
+                path = f"{parent}/{name}"
+                with tf.io.gfile.GFile(path, "rb") as file:
+                    files[path[len(directory) + 1 :]] = file.read()
+        return files, object_graph
 
 
 def export_for_inference(
