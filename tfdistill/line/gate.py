@@ -112,54 +112,59 @@ class Gate:
 
 
 class _Model:
-    """One model's predictions of the held-out rows, row by row."""
+    """What each held-out row adds to a model's figures.
 
-    def __init__(self, predicted: Any) -> None:
+    Attributes:
+        means: By name, what is a mean over rows; with a model before, also
+            what has changed.
+    """
+
+    def __init__(self, predicted: Any, before: "_Model | None" = None) -> None:
         arrays = predicted.arrays()
         labels = self.labels = np.asarray(predicted.labels).reshape(-1)
-        p = np.asarray(predicted.compared, np.float64)
-        is_distribution = "probabilities" in arrays
-        self.is_binary = is_distribution and p.ndim == 1
-        self.right: np.ndarray | None = None
+        p = self.compared = np.asarray(predicted.compared, np.float64)
+        right = None
+        self.is_binary = "probabilities" in arrays and p.ndim == 1
         if self.is_binary:
-            chosen = np.where(labels == 1, p, 1 - p)
-            self.right = (p > 0.5) == (labels == 1)
-        elif is_distribution:
-            p = p.reshape(-1, p.shape[-1])
-            chosen = p[np.arange(len(p)), labels.astype(np.int64)]
-            self.right = p.argmax(axis=1) == labels
+            right = (p > 0.5) == (labels == 1)
+            losses = data_summary.losses(labels, p)
+        elif "probabilities" in arrays:
+            p = self.compared = p.reshape(-1, p.shape[-1])
+            right = p.argmax(axis=1) == labels
+            losses = data_summary.losses(labels, p)
         else:
-            chosen = p = p.reshape(-1)
+            p = self.compared = p.reshape(-1)
             if "predicted_labels" in arrays:
-                self.right = arrays["predicted_labels"].reshape(-1) == labels
-        self.compared = p
-        self.losses = -np.log(np.clip(chosen, 1e-7, 1 - 1e-7))
+                right = arrays["predicted_labels"].reshape(-1) == labels
+            losses = data_summary.losses(np.ones(len(p)), p)
+        self.means = {"log_loss": losses}
+        if right is not None:
+            self.means["accuracy"] = right
+        if before:
+            gaps = np.abs(p - before.compared)
+            # Of classes, the total variation distance.
+            self.means["churn"] = (
+                gaps if gaps.ndim == 1 else gaps.sum(axis=1) / 2
+            )
+            if right is not None and "accuracy" in before.means:
+                other = before.means["accuracy"]
+                self.means["negative_flips"] = other & ~right
+                self.means["positive_flips"] = right & ~other
 
-    def figures(
-        self, rows: Any = np.s_[:], before: "_Model | None" = None
-    ) -> dict[str, float]:
+    def is_ranked(self, rows: Any = np.s_[:]) -> bool:
+        """Whether it is of clicks, some and not all of them."""
+        return self.is_binary and 0 < self.labels[rows].mean() < 1
+
+    def figures(self, rows: Any = np.s_[:]) -> dict[str, float]:
         """Returns how good it is on some rows, and what has changed."""
-        labels, p = self.labels[rows], self.compared[rows]
-        found = {"log_loss": self.losses[rows].mean()}
-        if self.right is not None:
-            found["accuracy"] = self.right[rows].mean()
-        if self.is_binary and 0 < labels.mean() < 1:
+        found = {name: row[rows].mean() for name, row in self.means.items()}
+        if self.is_ranked(rows):
+            labels, p = self.labels[rows], self.compared[rows]
             found |= predictions.click_figures(labels, p)
             found["offset"] = predictions.calibration(labels, p)[0]
             said, came, counts = np.transpose(curve(labels, p))
             found["calibration_error"] = np.abs(said - came) @ counts / len(p)
-        if before:
-            found["churn"] = self.distances(before)[rows].mean()
-            if self.right is not None and before.right is not None:
-                own, other = self.right[rows], before.right[rows]
-                found["negative_flips"] = (other & ~own).mean()
-                found["positive_flips"] = (own & ~other).mean()
         return {name: float(value) for name, value in found.items()}
-
-    def distances(self, other: "_Model") -> np.ndarray:
-        """Returns the total variation distance of each row."""
-        gaps = np.abs(self.compared - other.compared)
-        return gaps if gaps.ndim == 1 else gaps.sum(axis=1) / 2
 
 
 def curve(
@@ -206,72 +211,54 @@ def _parts(
         parts[rows] = (values[rows] - centre) * size / len(values[rows])
         found[name] = float(centre), parts
 
-    ranked = one.is_binary and 0 < one.labels.mean() < 1
-    if ranked:
+    if one.is_ranked():
         offset, _ = predictions.calibration(one.labels, one.compared)
         p = np.clip(one.compared, 1e-7, 1 - 1e-7)
         p = 1 / (1 + (1 - p) / p * math.exp(-offset))
         found["offset"] = offset, (one.labels - p) / np.mean(p * (1 - p))
     if other is None:
         return found
-    mean("log_loss", one.losses - other.losses)
-    mean("churn", one.distances(other))
-    if ranked:
+    change = one.means["log_loss"] - other.means["log_loss"]
+    mean("log_loss", change)
+    mean("churn", one.means["churn"])
+    if one.is_ranked():
         (auc, parts), (base, others) = _auc_parts(one), _auc_parts(other)
         found["auc"] = auc - base, parts - others
-    if one.right is not None and other.right is not None:
-        mean("net_flips", other.right.astype(float) - one.right)
+    if "negative_flips" in one.means:
+        flips = one.means["negative_flips"] * 1.0 - one.means["positive_flips"]
+        mean("net_flips", flips)
     for name, rows in slices.items():
-        mean(_SLICE + name, one.losses - other.losses, rows)
+        mean(_SLICE + name, change, rows)
     return found
-
-
-def _resamples(parts: np.ndarray) -> np.ndarray:
-    """Returns errors `[resamples, retrains, figures]`.
-
-    Of parts `[retrains, rows, figures]`. A row is drawn a Poisson number of
-    times, the same in all retrains and for all figures (Chamandy et al. 2012,
-    "Estimating Uncertainty for Massive Data Streams"): with a hundred rows or
-    more, that is the paired bootstrap.
-    """
-    from scipy import special
-
-    rng = np.random.default_rng(0)
-    retrains, size, figures = parts.shape
-    blocks = min(size, _MOST_BLOCKS)
-    order = rng.permutation(size)
-    starts = np.linspace(0, size, blocks, endpoint=False).astype(np.int64)
-    sums = np.add.reduceat(parts[:, order].transpose(1, 0, 2), starts)
-    flat = sums.reshape(blocks, -1).astype(np.float32)
-    shares = np.exp(-1) / special.factorial(np.arange(9))
-    table = np.searchsorted(shares.cumsum(), (np.arange(2**16) + 0.5) / 2**16)
-    table = table.astype(np.float32)
-    drawn = [
-        table[rng.integers(0, 2**16, (100, blocks), np.uint16)] @ flat
-        for _ in range(_NUM_RESAMPLES // 100)
-    ]
-    return np.concatenate(drawn).reshape(-1, retrains, figures) / size
 
 
 def _estimates(
     found: Sequence[Mapping[str, tuple[float, np.ndarray]]], confidence: float
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Any]:
     """Returns each figure's mean over retrains and its interval.
 
-    Retrains are drawn again, too. The intervals of slices are as wide as the
-    worst of all slices needs them, by the same draws (max-t: Romano and Wolf
-    2005, "Exact and Approximate Stepdown Methods").
+    By a paired bootstrap: a row is drawn a Poisson number of times, the same in
+    all retrains and for all figures (Chamandy et al. 2012, "Estimating
+    Uncertainty for Massive Data Streams"), and then retrains are drawn. The
+    intervals of slices are as wide as the worst of all slices needs them, by
+    the same draws (max-t: Romano and Wolf 2005, "Exact and Approximate Stepdown
+    Methods").
     """
     names = list(found[0])
     if not names:  # Of classes, without a version before.
         return {}
     values = np.array([[one[name][0] for name in names] for one in found])
     parts = np.array([[one[name][1] for name in names] for one in found])
-    drawn = _resamples(parts.transpose(0, 2, 1)) + values
-    again = np.random.default_rng(1).integers(
-        0, len(found), (len(drawn), len(found), 1)
-    )
-    drawn = np.take_along_axis(drawn, again, axis=1).mean(axis=1)
+    retrains, _, size = parts.shape
+    rng = np.random.default_rng(0)
+    blocks = min(size, _MOST_BLOCKS)
+    starts = np.linspace(0, size, blocks, endpoint=False).astype(np.int64)
+    shuffled = parts[..., rng.permutation(size)]
+    sums = np.add.reduceat(shuffled, starts, axis=2) / size
+    drawn = np.empty((_NUM_RESAMPLES, len(names)))
+    for row in drawn:
+        of_each = sums @ rng.poisson(1, blocks) + values
+        row[:] = of_each[rng.integers(0, retrains, retrains)].mean(axis=0)
     means, errors = values.mean(axis=0), drawn.std(axis=0)
     tail = (1 - confidence) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail], axis=0)
@@ -282,11 +269,10 @@ def _estimates(
         low = np.where(of_slices, means - most * errors, low)
         high = np.where(of_slices, means + most * errors, high)
     return {
-        name: {
-            "value": float(means[k]),
-            "interval": [float(low[k]), float(high[k])],
-        }
-        for k, name in enumerate(names)
+        name: {"value": value, "interval": ends}
+        for name, value, ends in zip(
+            names, means.tolist(), np.c_[low, high].tolist(), strict=True
+        )
     }
 
 
@@ -299,39 +285,25 @@ def verdict(
     lineage: Mapping[str, Any] | None = None,
     earlier: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Returns the report on a candidate, with its verdict.
+    """Returns the report on a candidate, for JSON.
 
-    Args:
-        gate: The thresholds.
-        candidate: `held_out.predictions`, one for each retrain.
-        promoted: Those of the promoted version, for the same rows. None if
-            there is none: the candidate then has to be better than the share
-            of each label.
-        slices: By name, bool `[rows]`.
-        lineage: The candidate's; see `data_summary` for what is compared.
-        earlier: Those of the versions promoted before, the oldest first.
-
-    Returns:
-        For JSON: `verdict`, "promote" or "hold"; `reasons`, a sentence each;
-        `figures` of the candidate, means over retrains, and of the promoted
-        version; `estimates`, with intervals, of the candidate less the
-        promoted version; the same by slice; `curves` of calibration;
-        `expected`, of a live row's log loss; and the `gate`.
-
-    Raises:
-        ValueError: If predictions are not of the same rows.
+    Of `held_out.predictions`: the candidate's, one for each retrain, and the
+    promoted version's, for the same rows. If there is none, the candidate has
+    to be better than the share of each label. Slices are bool `[rows]`. Of the
+    lineages, `data_summary.compare` says what is compared.
     """
-    models = [_Model(one) for one in candidate]
-    before = None if promoted is None else _Model(promoted)
     masks = {k: np.asarray(rows, bool) for k, rows in (slices or {}).items()}
-    labels = models[0].labels
-    for other in (*models, *([before] if before else ())):
+    labels = np.asarray(candidate[0].labels)
+    for other in (*candidate, *([] if promoted is None else [promoted])):
         if not np.array_equal(other.labels, labels):
             raise ValueError(
                 "A candidate and the promoted version must have predicted the "
                 f"same rows in the same order; received {len(labels)} and "
                 f"{len(other.labels)} rows, or other labels. Retrain it."
             )
+    before = None if promoted is None else _Model(promoted)
+    models = [_Model(one, before) for one in candidate]
+    labels = models[0].labels
     for name, rows in masks.items():
         if rows.shape != labels.shape:
             raise ValueError(
@@ -340,9 +312,8 @@ def verdict(
             )
 
     def figures(rows: Any) -> dict[str, Any]:
-        found = [one.figures(rows, before) for one in models]
         return {
-            "candidate": predictions.means(found),
+            "candidate": predictions.means([m.figures(rows) for m in models]),
             "promoted": before.figures(rows) if before else None,
         }
 
@@ -352,27 +323,28 @@ def verdict(
     parts = [_parts(one, before, judged) for one in models]
     estimates = _estimates(parts, gate.confidence)
     data = (lineage or {}).get("data", {})
-    failed = _beyond(gate, estimates, [_SLICE + name for name in judged])
-    if before is None:
-        failed += _unskilled(models)
-    if "offset" in estimates:
-        own = before.figures()["offset"] if before else None
-        estimates["offset"], lacked = _calibrated(
-            estimates["offset"], own, data, gate.confidence
-        )
-        if gate.calibration is not None:
-            failed += _miscalibrated(
-                estimates["offset"], lacked, gate.calibration
+    overall, lacked = figures(np.s_[:]), 0.0
+    if before and "offset" in estimates:
+        lacked = overall["promoted"]["offset"]
+        known = [
+            data[part]["calibration"]
+            for part in ("training", "held_out")
+            if "calibration" in data.get(part, {})
+        ]
+        if len(known) == 2:
+            estimates["offset"], lacked = _of_all_rows(
+                estimates["offset"]["value"] - lacked, known, gate.confidence
             )
+    losses = np.mean([one.means["log_loss"] for one in models], axis=0)
+    failed = [] if before else _unskilled(labels, float(losses.mean()))
+    failed += _beyond(gate, estimates, lacked)
     failed += data_summary.compare(lineage or {}, earlier, gate=gate)
-    losses = np.mean([one.losses for one in models], axis=0)
-    reasons = failed or [_passed(estimates, len(judged), data)]
     return {
         "verdict": HOLD if failed else PROMOTE,
-        "reasons": reasons,
+        "reasons": failed or [_passed(estimates, len(judged), data)],
         "rows": len(labels),
         "retrains": len(models),
-        "figures": figures(np.s_[:]),
+        "figures": overall,
         "estimates": {
             k: v for k, v in estimates.items() if not k.startswith(_SLICE)
         },
@@ -399,21 +371,50 @@ def verdict(
     }
 
 
+def _of_all_rows(
+    change: float, known: Sequence[Sequence[float]], confidence: float
+) -> tuple[dict[str, Any], float]:
+    """Returns the candidate's offset and the promoted version's.
+
+    The promoted version has not seen the rows that the candidate was trained
+    on. Its offset there makes both more precise: on the held-out rows they
+    share the noise of the labels, and differ by `change`.
+    """
+    from scipy import stats
+
+    lacked, error = data_summary.pooled(known)
+    value = lacked + change
+    reach = error * float(stats.norm.ppf(0.5 + confidence / 2))
+    return {"value": value, "interval": [value - reach, value + reach]}, lacked
+
+
 def _beyond(
-    gate: Gate, estimates: Mapping[str, Any], slices: Sequence[str]
+    gate: Gate, estimates: Mapping[str, Any], lacked: float
 ) -> list[str]:
-    """Returns which limits of a change are exceeded, a sentence each."""
-    found = []
+    """Returns which limits are exceeded, a sentence each."""
+    # What is said of which figure, its limit, and in which direction.
     limits = [
-        ("The log loss", "log_loss", gate.log_loss, 1),
-        ("The AUC", "auc", gate.auc, -1),
-        ("The mean prediction of a row", "churn", gate.churn, 1),
-        ("The share of wrong rows", "net_flips", gate.net_flips, 1),
-        *(
-            (f"In {name} the log loss", name, gate.slice_log_loss, 1)
-            for name in slices
+        ("The log loss has changed by", "log_loss", gate.log_loss, 1),
+        ("The AUC has changed by", "auc", gate.auc, -1),
+        ("The mean prediction of a row has changed by", "churn", gate.churn, 1),
+        (
+            "The share of wrong rows has changed by",
+            *("net_flips", gate.net_flips, 1),
         ),
     ]
+    for name in estimates:
+        if name.startswith(_SLICE):
+            what = f"In {name} the log loss has changed by"
+            limits.append((what, name, gate.slice_log_loss, 1))
+    if gate.calibration is not None:
+        beside = f" (the promoted version's {lacked:+.4f})" if lacked else ""
+        what = f"All logits lack, for a right mean prediction{beside},"
+        most, least = max(lacked, 0), min(lacked, 0)
+        limits += [
+            (what, "offset", gate.calibration + most, 1),
+            (what, "offset", gate.calibration - least, -1),
+        ]
+    found = []
     for what, name, limit, sign in limits:
         if name not in estimates or limit is None:
             continue
@@ -422,7 +423,7 @@ def _beyond(
         if not (far if name == "log_loss" else near) <= limit:
             is_unsure = near <= limit
             found.append(
-                f"{what} has changed by {_said(estimates[name])}; the limit is "
+                f"{what} {report_lib.estimate(estimates[name])}; the limit is "
                 f"{sign * limit:+.4f}"
                 + is_unsure * ", and the held-out rows are too few to tell"
                 + "."
@@ -430,50 +431,9 @@ def _beyond(
     return found
 
 
-def _calibrated(
-    offset: Mapping[str, Any],
-    lacked: float | None,
-    data: Mapping[str, Any],
-    confidence: float,
-) -> tuple[dict[str, Any], float]:
-    """Returns the candidate's offset and the promoted version's.
-
-    The promoted version has not seen the rows that the candidate was trained
-    on. Its offset there, if known, makes both more precise: they share the
-    noise of the held-out labels.
-    """
-    known = [
-        data[part]["calibration"]
-        for part in ("training", "held_out")
-        if "calibration" in data.get(part, {})
-    ]
-    if lacked is None or len(known) < 2:
-        return dict(offset), lacked or 0.0
-    from scipy import stats
-
-    pooled, error = data_summary.pooled(known)
-    value = offset["value"] + pooled - lacked
-    reach = error * float(stats.norm.ppf(0.5 + confidence / 2))
-    return {"value": value, "interval": [value - reach, value + reach]}, pooled
-
-
-def _miscalibrated(
-    offset: Mapping[str, Any], lacked: float, limit: float
-) -> list[str]:
-    low, high = offset["interval"]
-    if low <= max(lacked, 0) + limit and high >= min(lacked, 0) - limit:
-        return []
-    beside = f" and the {lacked:+.4f} that the promoted version lacks"
-    return [
-        f"All logits lack {_said(offset)} for a right mean prediction; the "
-        f"limit is {limit:.4f} beyond 0{beside if lacked else ''}."
-    ]
-
-
-def _unskilled(models: Sequence[_Model]) -> list[str]:
+def _unskilled(labels: np.ndarray, loss: float) -> list[str]:
     """What is asked of the first version of a line."""
-    loss = float(np.mean([one.losses.mean() for one in models]))
-    _, counts = np.unique(models[0].labels, return_counts=True)
+    _, counts = np.unique(labels, return_counts=True)
     shares = counts / counts.sum()
     base = -float((shares * np.log(shares)).sum())
     if loss < base:
@@ -494,15 +454,10 @@ def _passed(
     if loss is None:
         return f"The first version has skill, and {rows}."
     return (
-        f"The log loss has changed by {_said(loss)}, predictions by "
-        f"{estimates['churn']['value']:.4f}; none of {num_slices} slices is "
+        f"The log loss has changed by {report_lib.estimate(loss)}, predictions "
+        f"by {estimates['churn']['value']:.4f}; none of {num_slices} slices is "
         f"surely worse, and {rows}."
     )
-
-
-def _said(estimate: Mapping[str, Any]) -> str:
-    low, high = estimate["interval"]
-    return f"{estimate['value']:+.4f} ({low:+.4f} to {high:+.4f})"
 
 
 def judge(line: "store.Line", number: int) -> dict[str, Any]:
@@ -522,11 +477,8 @@ def judge(line: "store.Line", number: int) -> dict[str, Any]:
     slices = {}
     if (path / SLICES).exists():
         with np.load(path / SLICES) as arrays:
-            slices = {name: arrays[name] for name in arrays.files}
-    pointer = line.pointer()
-    served = pointer.get("version")
-    kept = [n for n in (*pointer.get("before", []), served) if n]
-    earlier = []
+            slices = dict(arrays)
+    kept, earlier = line.history(), []
     for one in kept:
         with contextlib.suppress(ValueError):  # Old ones may be removed.
             earlier += [line.lineage(one)] if one < number else []
@@ -541,6 +493,7 @@ def judge(line: "store.Line", number: int) -> dict[str, Any]:
     report |= {"number": number, "parent": lineage.get("parent")}
     if (path / CONTROLS).exists():
         report["controls"] = json.loads((path / CONTROLS).read_bytes())
+    served = line.promoted()
     late = line.too_late(number) if number != served else ""
     if not late and served not in (number, report["parent"]):
         late = (
@@ -575,26 +528,26 @@ def live_verdict(
         "promote" if it stays, "hold" while its canary period lasts, or "roll
         back"; and the reasons, a sentence each.
     """
+    from scipy import stats
+
     pointer = line.pointer()
-    served = pointer.get("version")
+    served, previous = pointer.get("version"), pointer.get("previous")
     if served is None:
         return HOLD, ["No version is promoted."]
-    lineage = line.lineage(served)
-    gate = Gate(**lineage.get("gate", {}))
+    gate = Gate(**line.lineage(served).get("gate", {}))
     since = [e for e in line.events("report") if e["event"] > pointer["event"]]
     since += more
-    live = _live(since, served)
-    if live is None:
+    loss, size, looks = _live(since, served)
+    if not size:
         return HOLD, [f"Nothing is reported of version {served} yet."]
-    loss, size = live
     judged = [e for e in line.events("judge") if e["number"] == served]
     expected = judged[-1].get("expected") if judged else None
-    previous = _live(since, pointer.get("previous"))
     # Of a row; without a judgement, as wide as a loss of this size may be.
     deviation = expected["standard_deviation"] if expected else max(loss, 1.0)
-    if previous is not None:
-        base, rows, limit = *previous, gate.live_log_loss
-        what = f"version {pointer['previous']} has in the same period"
+    base, rows, _ = _live(since, previous)
+    if rows:
+        limit = gate.live_log_loss
+        what = f"version {previous} has in the same period"
     elif expected:
         base, rows = expected["log_loss"], expected["examples"]
         limit, what = gate.live_drift, "its held-out rows had"
@@ -604,11 +557,8 @@ def live_verdict(
             "nothing to compare it with: judge it, or report the version "
             "before, too."
         ]
-    from scipy import stats
-
     # One-sided. The k-th report errs with 1 / (k (k + 1)) of what may be, so
     # that all of them together err no more often.
-    looks = sum(event["version"] == served for event in since)
     level = (1 - gate.confidence) / (looks * (looks + 1))
     reach = float(stats.norm.isf(level))
     reach *= deviation * math.sqrt(1 / size + 1 / rows)
@@ -629,14 +579,9 @@ def live_verdict(
 
 def _live(
     events: Sequence[Mapping[str, Any]], version: int | None
-) -> tuple[float, int] | None:
-    """The mean live log loss of a version, and of how many examples."""
-    found = [
-        (float(event["log_loss"]), int(event["examples"]))
-        for event in events
-        if version is not None and event["version"] == version
-    ]
-    size = sum(examples for _, examples in found)
-    if not size:
-        return None
-    return sum(loss * examples for loss, examples in found) / size, size
+) -> tuple[float, int, int]:
+    """The mean of a version's live log loss, its examples, and the reports."""
+    own = [event for event in events if event["version"] == version]
+    size = sum(event["examples"] for event in own)
+    loss = sum(event["log_loss"] * event["examples"] for event in own)
+    return loss / max(size, 1), size, len(own)

@@ -61,7 +61,7 @@ def render(report: Mapping[str, Any]) -> str:
             told,
             _number(own.get(name), shape),
             _number(base.get(name), shape),
-            _estimate(estimates.get(name)),
+            estimate(estimates.get(name)),
             _number(gate.get(_LIMITS.get(name, name)), ".4g")
             if name in estimates
             else "",
@@ -73,7 +73,7 @@ def render(report: Mapping[str, Any]) -> str:
         [
             name,
             f"{found['rows']:,}",
-            _estimate(found["log_loss"]) or "not judged",
+            estimate(found["log_loss"]) or "not judged",
             *(
                 _number(found["figures"]["candidate"].get(k), _FIGURES[k][1])
                 for k in _OF_SLICES
@@ -149,7 +149,8 @@ def _number(value: float | None, shape: str) -> str:
     return "" if value is None else format(value, shape)
 
 
-def _estimate(found: Mapping[str, Any] | None) -> str:
+def estimate(found: Mapping[str, Any] | None) -> str:
+    """Returns a figure with its interval as text; empty without one."""
     if not found:
         return ""
     low, high = found["interval"]

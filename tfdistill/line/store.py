@@ -164,6 +164,12 @@ class Line:
         """
         return self.pointer().get("version")
 
+    def history(self) -> list[int]:
+        """Returns the versions that led to the promoted one, and that, last."""
+        now = self.pointer()
+        found = [*now.get("before", []), now.get("version")]
+        return [number for number in found if number]
+
     def version_path(self, number: int) -> str:
         """Returns where a promoted version is: a directory or a URL."""
         return f"{self.root}/versions/{number}"
@@ -259,9 +265,7 @@ class Line:
         """
         self.settings()
         with self._writing("retrain") as confirm:
-            now = self.pointer()
-            parent = now.get("version")
-            kept = [*now.get("before", []), parent]
+            parent, kept = self.promoted(), self.history()
             for event in [] if again else reversed(self.events("retrain")):
                 number = event["number"]
                 if (
