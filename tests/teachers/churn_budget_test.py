@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import backup as cases
+from tests.cases import servers
 from tests.cases import summaries
 
 _RNG = np.random.default_rng(0)
@@ -130,6 +131,37 @@ def test_replicas_have_the_weights_of_one_device(served, two_replicas):
     )
     np.testing.assert_allclose(weights, expected, rtol=1e-3)
     assert two.churn == pytest.approx(one.churn, rel=1e-3)
+
+
+def test_it_is_kept_on_parameter_servers_by_tables_too(monkeypatch, tmp_path):
+    servers.pretend(monkeypatch)
+    served = servers.student(seed=1)
+    served.save(tmp_path / "served.keras")
+    budget = tfdistill.schedules.ChurnBudget(
+        0.01, held_out=servers.data(200), every_steps=2
+    )
+    model = tfdistill.CodistillModel(
+        servers.student(),
+        teachers=tfdistill.teachers.FixedTeacher(tmp_path / "served.keras"),
+    )
+    model.compile(
+        keras.optimizers.Adagrad(0.1),
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+        distillation_weight=budget,
+    )
+    model.student.set_weights(served.get_weights())
+    weights = _Weights()
+    data = servers.batches(8, num_examples=200)
+    model.fit(data, epochs=2, verbose=0, callbacks=[weights])
+    x, _ = servers.data(200)
+    ours, theirs = (tf.sigmoid(m(x)).numpy() for m in (model.student, served))
+    churn = np.abs(ours - theirs).mean()
+    assert budget.churn == pytest.approx(churn, abs=1e-5)
+    assert 0.8 * 0.01 < churn <= 0.01
+    assert len(set(weights.found)) > 5
+    moved = model.student.get_layer("table").shards[0]
+    assert not np.allclose(moved, served.get_layer("table").shards[0])
 
 
 @pytest.mark.parametrize("after", [17, 26])

@@ -136,8 +136,7 @@ def retrain(
         return found
 
     weight: Any = teacher_weight
-    # Under servers nobody measures the churn: the gate still judges by it.
-    if workload.churn_budget and teacher_weight and not on_servers:
+    if workload.churn_budget and teacher_weight:
         weight = tfdistill.schedules.ChurnBudget(
             workload.churn_budget, teacher=PROMOTED
         )

@@ -19,7 +19,7 @@ from tfdistill.exports import saved_model
 from tfdistill.system import keras_internals
 from tfdistill.teachers import canary
 from tfdistill.teachers import fixed
-from tfdistill.teachers import teacher as teacher_lib
+from tfdistill.teachers import on_servers
 from tfdistill.teachers import yardstick
 from tfdistill.training import steps
 
@@ -79,7 +79,9 @@ class ChurnBudget(steps.SteppedCallback):
     Every `every_steps` steps the training thread takes a snapshot of the
     student, which the chief measures in the background. The weight that
     follows is in force from exactly the next multiple of `every_steps` on, on
-    all workers alike, so that a resumed training is the same to the bit. `fit`
+    all workers alike, so that a resumed training is the same to the bit. On
+    parameter servers the coordinator measures, tables as they are by then, and
+    workers use a weight from when they read it on. `fit`
     logs `churn` and `churn_budget`, and warns at the end if the budget was
     not kept. With other teachers besides, the weight is that of their mean.
 
@@ -169,12 +171,6 @@ class ChurnBudget(steps.SteppedCallback):
         super().on_train_begin(logs)
         model = self.codistilled
         strategy = model.distribute_strategy
-        if replicas.on_servers(strategy):
-            raise ValueError(
-                "A ChurnBudget does not work with parameter servers, where no "
-                "task has the whole student; received "
-                f"{type(strategy).__name__}. Use a number as the weight."
-            )
         if self._owner is not model:
             self._owner = model
             with strategy.scope():
@@ -196,8 +192,9 @@ class ChurnBudget(steps.SteppedCallback):
             else self._held_out
         )
         teacher = _named(model.teachers, self._teacher)
-        self._theirs = self._predicted(lambda x: teacher.ask(_asked(x)))
+        self._theirs = self._predicted(teacher.predict)
         self._anchor = self._anchor_of(teacher)
+        self._run = self._runner(self._anchor)
         self._forget()
         self._take(self._measured(self._snapshot()))
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
@@ -218,10 +215,21 @@ class ChurnBudget(steps.SteppedCallback):
             return None  # These take the place of the weights later.
         found = teacher.values(self._writer)
         if found is not None:
-            same = self._predicted(lambda x: self._writer.graph(found, x))
+            run = self._runner(found)
+            same = self._predicted(lambda x: run(found, x, 0.0))
             if np.abs(same - self._theirs).max() > _SAME:
                 return None
         return found
+
+    def _runner(self, anchor: list[Any] | None) -> Callable[..., Any]:
+        """Returns what runs the student on values, inputs and a share.
+
+        Of tables on servers it takes a share of the way from the anchor.
+        """
+        graph = self._writer.graph
+        if replicas.on_servers(self.model.distribute_strategy):
+            return on_servers.student_runner(graph, anchor)
+        return lambda values, inputs, share: graph(values, inputs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Uses the measurement of the last due step, and begins another."""
@@ -314,16 +322,23 @@ class ChurnBudget(steps.SteppedCallback):
         least, most = 0.0, 1.0
         for _ in range(_NUM_HALVINGS if replicas.is_chief(strategy) else 0):
             middle = (least + most) / 2
-            churn = self._measured(_between(self._anchor, own, middle))
+            churn = self._measured(_between(self._anchor, own, middle), middle)
             if churn <= _KEPT_SHARE * self.target:
                 least = middle
             else:
                 most = middle
-        moved = _between(self._anchor, own, self._shared(least))
-        for variable, value in zip(
-            self._writer.graph.variables, moved, strict=True
+        share = self._shared(least)
+        moved = _between(self._anchor, own, share)
+        for variable, start, value in zip(
+            self._writer.graph.variables, self._anchor, moved, strict=True
         ):
-            layer.assign(variable, value, strategy)
+            if value is not None:
+                layer.assign(variable, value, strategy)
+                continue
+            shards = [part.value for part in layer.parts_of(variable)]
+            for shard, theirs in zip(shards, start, strict=True):
+                with tf.device(shard.device):
+                    shard.assign(_between([theirs], [shard], share)[0])
         self._take(self._measured(moved))
 
     # ---- the measurement ----
@@ -333,9 +348,10 @@ class ChurnBudget(steps.SteppedCallback):
         found = keras_internals.moving_averages(self.model.optimizer)
         return list(self._writer.snapshot({id(v): a.value for v, a in found}))
 
-    def _measured(self, snapshot: saved_model.Snapshot) -> float:
-        graph = self._writer.graph
-        ours = self._predicted(lambda x: graph(snapshot, x))
+    def _measured(
+        self, values: saved_model.Snapshot, share: float = 1.0
+    ) -> float:
+        ours = self._predicted(lambda x: self._run(values, x, share))
         return metrics.churn(ours, self._theirs)["churn"]
 
     def _tried(self, snapshot: saved_model.Snapshot) -> float:
@@ -376,7 +392,9 @@ def _between(
 ) -> list[Any]:
     """Returns values a share of the way from some to others."""
     return [
-        (start := tf.cast(theirs, end.dtype))
+        None
+        if isinstance(theirs, list)  # A table on servers, by shard.
+        else (start := tf.cast(theirs, end.dtype))
         + tf.cast(share, end.dtype) * (end - start)
         if end.dtype.is_floating
         else end
@@ -405,13 +423,6 @@ def _named(teachers: Any, name: str | None) -> fixed.FixedTeacher:
             f"and {[t.name for t in known]}."
         )
     return found[0]
-
-
-def _asked(inputs: Any) -> teacher_lib.Batch:
-    step = tf.zeros([], tf.int64)
-    return teacher_lib.Batch(
-        inputs=inputs, outputs=(), step=step, losses=[None]
-    )
 
 
 def _chunks(held_out: Any) -> list[Any]:

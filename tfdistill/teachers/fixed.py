@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill.embedding import features  # noqa: F401  # For a file's layers.
+from tfdistill.embedding import layer
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
@@ -139,15 +140,33 @@ class FixedTeacher(teacher.Teacher):
                 )
         except (ValueError, OSError):
             return None
-        found = [tf.convert_to_tensor(v) for v in self._copied.variables]
-        theirs = [[*v.shape] for v in found]
-        ours = [[*v["shape"]] for v in writer.variables.values()]
-        return found if theirs == ours else None
+        found = [
+            v if isinstance(v, list) else tf.convert_to_tensor(v)
+            for v in self._copied.variables
+        ]
+        ours = writer.graph.variables
+        same = len(found) == len(ours) and all(
+            _shapes(v)
+            == _shapes(layer.parts_of(o) if isinstance(v, list) else o)
+            for v, o in zip(found, ours, strict=True)
+        )
+        return found if same else None
+
+    def predict(self, inputs: Any) -> list[tf.Tensor]:
+        """Runs the model outside of a step, which may be on other workers."""
+        if self._copied is None:
+            return self._infer(inputs)
+        return self._copied.try_out(self._copied.variables, inputs)
 
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
         """Runs the model on the student's inputs."""
         outputs = self._infer(batch.inputs)
         return scale.checked(self.name, outputs, batch.losses)
+
+
+def _shapes(value: Any) -> list[list[int]]:
+    parts = value if isinstance(value, list) else [value]
+    return [[*part.shape] for part in parts]
 
 
 def _traced(

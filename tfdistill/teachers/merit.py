@@ -44,10 +44,11 @@ class Merit:
         self._targets = canary.targets
         self._writer = saved_model.SavedModelWriter(graph)
         self._run = (
-            on_servers.student_runner(graph, inputs)
+            on_servers.student_runner(graph)
             if student.on_servers
-            else lambda values: keras.tree.flatten(graph(values, inputs))
+            else lambda *given: keras.tree.flatten(graph(*given))
         )
+        self._inputs = inputs
         self._yardstick: Any = student.yardstick
         self.can_compare = self._can_compare()
         # By peer, of its last version, and of the last that was good enough.
@@ -82,7 +83,7 @@ class Merit:
     def _student_losses(
         self, values: saved_model.Snapshot
     ) -> tuple[np.ndarray, float]:
-        (output,) = self._run(values)
+        (output,) = self._run(values, self._inputs)
         guess = self._losses(self._yardstick.guess(output))
         return self._losses(output), float(np.mean(guess))
 

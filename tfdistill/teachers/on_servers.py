@@ -99,6 +99,19 @@ class Rows(rows.OwnRows):
             return tf.gather(self._rows, tf.cast(rows, tf.int64) + self._start)
 
 
+class _Between(rows.OwnRows):
+    """Rows a share of the way from those of a shard to those of another."""
+
+    def __init__(self, start: Rows, end: Rows, share: tf.Tensor) -> None:
+        self._ends, self._share = (start, end), share
+        self.dtype, self.shape = end.dtype, end.shape
+
+    def gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """Gathers both where they are."""
+        start, end = (each.gather_rows(rows) for each in self._ends)
+        return start + tf.cast(self._share, self.dtype) * (end - start)
+
+
 class ServerCopy:
     """A model's values on parameter servers, which workers fetch once each.
 
@@ -174,6 +187,16 @@ class ServerCopy:
         with tf.device(master.device):
             return tf.gather(master, half)
 
+    @property
+    def variables(self) -> list[Any]:
+        """The values of a model that never changes; of a table, its shards."""
+        return [
+            self._tables[index]
+            if index in self._tables
+            else self._masters[index][0]
+            for index in range(len(self._graph.variables))
+        ]
+
     # ---- on a worker ----
 
     def use(self, share: tf.Tensor, num_installs: tf.Tensor) -> None:
@@ -232,8 +255,8 @@ class ServerCopy:
         return []
 
     def try_out(self, values: Any, inputs: Any) -> list[Any]:
-        """Runs the version in the half that is not in use."""
-        half = tf.constant(1 - self.num_installs % 2, tf.int64)
+        """Runs the version in the half that is not in use, or the only one."""
+        half = tf.constant((self.num_installs + 1) % self._num_halves, tf.int64)
         return list(self._on_trial(half, inputs))
 
     def install(self, values: saved_model.Snapshot) -> None:
@@ -243,7 +266,7 @@ class ServerCopy:
 
 def _infer(
     graph: student_graph.StudentGraph,
-    tables: dict[int, list[Rows]],
+    tables: dict[int, list[Any]],
     dense: Callable[[int], tf.Tensor],
     inputs: Any,
 ) -> list[tf.Tensor]:
@@ -264,25 +287,37 @@ def _two_halves(shard: tf.Variable) -> tf.Variable:
 
 
 def student_runner(
-    graph: student_graph.StudentGraph, inputs: Any
-) -> Callable[[Any], list[Any]]:
+    graph: student_graph.StudentGraph, starts: Sequence[Any] | None = None
+) -> Callable[..., list[Any]]:
     """Returns a function that runs the student from the coordinator.
 
-    From what a snapshot holds to the flat list of outputs. Tables are not part
-    of a snapshot: their rows are read as they are.
+    It takes what a snapshot holds, inputs, and a share, and returns the flat
+    list of outputs. Tables are not part of a snapshot: their rows are read as
+    they are, or, with `starts`, a share of the way from the shards there.
     """
-    tables = {
+    ends = {
         index: [Rows(shard.value) for shard in variable.layer.shards]
         for index, variable in enumerate(graph.variables)
         if isinstance(variable, layer.LogicalTable)
     }
 
-    def infer(dense: dict[str, Any], inputs: Any) -> list[Any]:
+    def infer(dense: dict[str, Any], inputs: Any, share: Any) -> list[Any]:
+        tables: dict[int, list[Any]] = {
+            index: [
+                _Between(Rows(start), end, share)
+                for start, end in zip(starts[index], shards, strict=True)
+            ]
+            if starts
+            else list(shards)
+            for index, shards in ends.items()
+        }
         return _infer(graph, tables, lambda index: dense[str(index)], inputs)
 
     run = tf.function(infer, autograph=False)
-    return lambda values: run(
-        {str(i): v for i, v in enumerate(values) if i not in tables}, inputs
+    return lambda values, inputs, share=1.0: run(
+        {str(i): v for i, v in enumerate(values) if i not in ends},
+        inputs,
+        tf.constant(share, tf.float32),
     )
 
 
