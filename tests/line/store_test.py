@@ -153,10 +153,10 @@ def test_a_writer_that_lost_its_lease_writes_nothing(monkeypatch):
     line = lines.make("memory://bucket/leases")
     other = {"token": "x", "pid": 1, "host": "other", "until": 10.0**12}
     note = locks.notes.Notes(line._files, line.root, group=0, signer=None)
-    with line._writing("report") as confirm:
+    with line._writing("report") as add:
         note.write("owner", other)
         with pytest.raises(store.BusyError, match="on other holds"):
-            confirm()
+            add(version=1)
     monkeypatch.setattr(locks, "_LEASE_SECS", 1.0)
     with pytest.raises(store.BusyError, match="on other holds"):
         line.note("report")
@@ -184,7 +184,7 @@ def test_what_a_killed_promotion_left_is_completed(tmp_path, monkeypatch):
     steps = [
         (promotion.publisher.Exchange, "fetch"),
         (promotion.pathlib.Path, "rename"),
-        (store.Line, "_move"),
+        (store.Line, "_add"),
         (store.Line, "_write_event"),
     ]
     for owner, name in steps:

@@ -12,6 +12,7 @@ are never used twice. Needs neither TensorFlow nor Keras.
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -20,7 +21,6 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 from tfdistill.exchange import filesystem
@@ -28,11 +28,23 @@ from tfdistill.exchange import manifest
 from tfdistill.exchange import versions
 from tfdistill.line import locks
 from tfdistill.line import promotion
+from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 POINTER = "models.config"
 LINEAGE = "lineage.json"
 _SETTINGS, _FORMAT = "line.json", 1
+# A ModelServerConfig in protocol buffers' text format.
+_CONFIG = """\
+model_config_list {{
+  config {{
+    name: {}
+    base_path: {}
+    model_platform: "tensorflow"
+    model_version_policy {{ specific {{ versions: {} }} }}
+  }}
+}}
+"""
 _MAX_BYTES = 64 * 1024 * 1024
 _EVENT = re.compile(r"([0-9]{6,})-([a-z_]+)\.json")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -72,7 +84,8 @@ class Line:
         """
         self._files, self.root = filesystem.for_root(place)
         self.is_local = isinstance(self._files, filesystem.LocalFileSystem)
-        self._workdir = os.path.abspath(workdir) if workdir else None
+        own = os.path.abspath(workdir) if workdir else None
+        self._work = self.root if self.is_local else own
         self._is_working = False
 
     @classmethod
@@ -111,23 +124,23 @@ class Line:
             **{"overrides": dict(overrides or {}), "served_from": served_from},
         }
         path = f"{line.root}/{_SETTINGS}"
-        if (found := line._read(path)) not in (None, settings):
+        if (found := line._json(path)) not in (None, settings):
             raise ValueError(
                 f"{path} must be absent, or say {settings}; it is of another "
                 f"line: {found}. Choose another directory; a line's settings "
                 "are changed by hand in that file."
             )
         line._files.make_dirs(line.root)
-        with line._writing("init") as confirm:
+        with line._writing("init") as add:
             line._write(path, settings)
             if not line.pointer():
-                line._move("init", None, [], "", confirm)
+                add(version=None, before=[], why="")
         return line
 
     def settings(self) -> dict[str, Any]:
         """Returns what line.json says; ValueError if this is no line."""
         path = f"{self.root}/{_SETTINGS}"
-        found = self._read(path)
+        found = self._json(path)
         if found is None or found.get("format") != _FORMAT:
             raise ValueError(
                 f"{path} must be the settings of a line, in format {_FORMAT}; "
@@ -138,7 +151,7 @@ class Line:
 
     def pointer(self) -> dict[str, Any]:
         """Returns the event that moved the pointer last; empty if none did."""
-        if not (text := self._pointer_text()):
+        if not (text := _read(self._files, f"{self.root}/{POINTER}")):
             return {}
         first = text.partition(b"\n")[0].removeprefix(b"#")
         if (found := untrusted.json_object(first)) is None:
@@ -149,13 +162,6 @@ class Line:
                 "it."
             )
         return found
-
-    def _pointer_text(self) -> bytes:
-        path = f"{self.root}/{POINTER}"
-        try:
-            return filesystem.read(self._files, path, max_bytes=_MAX_BYTES)
-        except (FileNotFoundError, NotADirectoryError):
-            return b""
 
     def promoted(self) -> int | None:
         """Returns the promoted version's number: one read, of one whole file.
@@ -201,15 +207,13 @@ class Line:
     @property
     def work(self) -> str:
         """The local directory of the candidates; ValueError without one."""
-        if self.is_local:
-            return self.root
-        if self._workdir is None:
+        if self._work is None:
             raise ValueError(
                 f"{self.root} is in an object store: candidates need a local "
                 "directory. Pass --workdir=DIR, the same one until the "
                 "candidate is promoted."
             )
-        return self._workdir
+        return self._work
 
     def candidate_path(self, number: int) -> str:
         """Returns the local directory of a candidate, there or not."""
@@ -220,12 +224,12 @@ class Line:
 
         ValueError if there is none of that number, or it is unfinished.
         """
-        places = [f"{self.version_path(number)}/assets.extra"]
-        if self.is_local or self._workdir:
-            places.append(self.candidate_path(number))
-        for place, files in zip(places, (self._files, _DISK), strict=False):
-            found = _read(files, f"{place}/{LINEAGE}")
-            if found is not None:
+        places = {f"{self.version_path(number)}/{run_files.EXTRA}": self._files}
+        if self._work:
+            places[self.candidate_path(number)] = _DISK
+        for place, files in places.items():
+            text = _read(files, f"{place}/{LINEAGE}")
+            if (found := untrusted.json_object(text)) is not None:
                 return found
         raise ValueError(
             f"{number} must be a version or a trained candidate of "
@@ -245,12 +249,9 @@ class Line:
 
     def next_number(self) -> int:
         """Returns the number after all that were ever given to candidates."""
-        places = [(self._files, f"{self.root}/versions")]
-        if self.is_local or self._workdir:
-            places.append((_DISK, f"{self.work}/candidates"))
-        names = [n for place in places for n in _names(*place) if n.isdecimal()]
         begun = [event["number"] for event in self.events("retrain")]
-        return max([*map(int, names), *begun], default=0) + 1
+        moved = [event["version"] for event in self.events("promote")]
+        return max([*begun, *moved], default=0) + 1
 
     def start_candidate(self, span: str, *, again: bool = False) -> int:
         """Returns the candidate to train on a span, and notes its number.
@@ -263,8 +264,7 @@ class Line:
             span: Name of the data.
             again: Whether to make another one, whatever there is.
         """
-        self.settings()
-        with self._writing("retrain") as confirm:
+        with self._writing("retrain") as add:
             parent, kept = self.promoted(), self.history()
             for event in [] if again else reversed(self.events("retrain")):
                 number = event["number"]
@@ -279,9 +279,9 @@ class Line:
                 ):
                     return number
             number = self.next_number()
-            os.makedirs(self.candidate_path(number))
-            fields = {"number": number, "span": span, "parent": parent}
-            self._note("retrain", confirm, fields)
+            # Killed before its event is written, it is given again.
+            os.makedirs(self.candidate_path(number), exist_ok=True)
+            add(number=number, span=span, parent=parent)
         return number
 
     @contextlib.contextmanager
@@ -299,22 +299,16 @@ class Line:
             return
         self.settings()
         with locks.of_file(f"{self.work}/candidates/.lock", what):
-            self.repair()
+            with self._writing(what):
+                directory = f"{self.work}/versions"
+                for name in _names(_DISK, directory):
+                    if name.startswith(promotion.ASIDE):
+                        _DISK.remove_tree(f"{directory}/{name}")
             self._is_working = True
             try:
                 yield
             finally:
                 self._is_working = False
-
-    def repair(self) -> None:
-        """Completes what killed commands left undone, within `locked`."""
-        with self._writing("repair") as confirm:
-            if now := self.pointer():  # The line, or its settings, may be new.
-                self._point(now, confirm)
-            directory = f"{self.work}/versions"
-            for name in _names(_DISK, directory):
-                if name.startswith(promotion.ASIDE):
-                    _DISK.remove_tree(f"{directory}/{name}")
 
     def promote(
         self,
@@ -346,8 +340,7 @@ class Line:
             BusyError: If another process is at work on the line.
         """
         with self.locked("promote"):
-            now = self.pointer()
-            current = now.get("version")
+            current, before = self.promoted(), self.history()
             if number == current:
                 return False
             if late := self.too_late(number, force=force):
@@ -369,14 +362,13 @@ class Line:
                 ),
                 extra=extra,
             )
-            with self._writing("promote") as confirm:
+            with self._writing("promote") as add:
                 if self.promoted() != current:
                     raise RefusedError(
                         f"Version {self.promoted()} is promoted, and {current} "
                         f"was when this began: judge {number} again."
                     )
-                before = [*now.get("before", []), current] if current else []
-                self._move("promote", number, before, why, confirm)
+                add(version=number, before=before, why=why)
         return True
 
     def too_late(self, number: int, *, force: bool = False) -> str:
@@ -402,8 +394,7 @@ class Line:
                 f"which is promoted; received {number}. Train another "
                 f"candidate: {again}."
             )
-        was_promoted = _names(self._files, self.version_path(number))
-        for event in self.events("rollback") if was_promoted else ():
+        for event in self.events("rollback"):
             if number in event["undone"] and not force:
                 return (
                     f"Version {number} was rolled back: "
@@ -431,8 +422,7 @@ class Line:
             RefusedError: If there is no such version.
             BusyError: If another process moves the pointer.
         """
-        self.settings()
-        with self._writing("rollback") as confirm:
+        with self._writing("rollback") as add:
             now = self.pointer()
             before, current = now.get("before", []), now.get("version")
             is_done = (
@@ -446,17 +436,15 @@ class Line:
                     "A line goes back to a version that was promoted before "
                     f"{current}: {names}; received {to or 'no number'}."
                 )
-            at = before.index(to) if to is not None else len(before) - 1
-            if not _names(self._files, self.version_path(before[at])):
+            to = to or before[-1]
+            if not _names(self._files, self.version_path(to)):
                 raise RefusedError(
-                    f"{self.version_path(before[at])} was removed: go back to "
-                    "another version, or retrain."
+                    f"{self.version_path(to)} was removed: go back to another "
+                    "version, or retrain."
                 )
+            at = before.index(to)
             undone = [*before[at + 1 :], current]
-            self._move(
-                *("rollback", before[at], before[:at], why, confirm),
-                undone=undone,
-            )
+            add(version=to, before=before[:at], why=why, undone=undone)
         return True
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
@@ -464,7 +452,7 @@ class Line:
         found = []
         for number, what, name in sorted(self._events()):
             if not kinds or what in kinds:
-                event = self._read(f"{self.root}/events/{name}")
+                event = self._json(f"{self.root}/events/{name}")
                 if event is None:
                     raise ValueError(
                         f"{self.root}/events/{name} must be event {number}, as "
@@ -475,37 +463,26 @@ class Line:
 
     def note(self, what: str, **fields: Any) -> dict[str, Any]:
         """Adds an event to the log, with its number and the time."""
-        self.settings()
-        with self._writing(what) as confirm:
-            return self._note(what, confirm, fields)
-
-    def _note(
-        self, what: str, confirm: Callable[[], None], fields: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        event = {
-            **{"event": self._next_event(), "what": what},
-            **{"time": time.time(), **fields},
-        }
-        confirm()
-        self._write_event(event)
-        self._files.sync(f"{self.root}/events")
-        return event
+        # Who notes may see the line in another place than who serves it.
+        with self._writing(what, points=False) as add:
+            return add(**fields)
 
     def _events(self) -> list[tuple[int, str, str]]:
         names = _names(self._files, f"{self.root}/events")
         matches = [m for name in names if (m := _EVENT.fullmatch(name))]
         return [(int(match[1]), match[2], match[0]) for match in matches]
 
-    def _next_event(self) -> int:
-        return max((number for number, *_ in self._events()), default=0) + 1
-
     @contextlib.contextmanager
-    def _writing(self, what: str) -> Iterator[Callable[[], None]]:
-        """Lets one process at a time move the pointer and add to the log.
+    def _writing(
+        self, what: str, *, points: bool = True
+    ) -> Iterator[Callable[..., dict[str, Any]]]:
+        """Lets one process at a time write, and repairs what a killed one left.
 
-        What it yields is called right before a write: it makes sure that this
-        is still so.
+        What it yields adds an event to the log. One that has `before`, which
+        were promoted in turn, moves the pointer first: to its `version`.
         """
+        if what != "init":
+            self.settings()
         if self.is_local:
             lock = locks.of_file(
                 f"{self.root}/.lock", what, wait_secs=_WAIT_SECS
@@ -513,61 +490,49 @@ class Line:
         else:
             lock = locks.in_store(self._files, self.root, what)
         with lock as confirm:
-            event = self.pointer()
-            known = {number for number, *_ in self._events()}
-            if event and event["event"] not in known:
-                self._write_event(event)
+            if now := self.pointer():
+                self._point(now, confirm)  # The line, or its settings, is new.
+                if now["event"] not in {
+                    number for number, *_ in self._events()
+                }:
+                    self._write_event(now)
             for place in (self.root, f"{self.root}/events"):
                 for name in _names(self._files, place) if self.is_local else ():
                     if name.endswith(".part"):
                         self._files.remove(f"{place}/{name}")
-            yield confirm
+            yield functools.partial(self._add, what, confirm)
 
-    def _move(
-        self,
-        what: str,
-        version: int | None,
-        before: Sequence[int],
-        why: str,
-        confirm: Callable[[], None],
-        **fields: Any,
-    ) -> None:
-        """Moves the pointer to a version; `before` were promoted, in turn."""
-        event = {
-            **{"event": self._next_event(), "what": what, "time": time.time()},
-            **{"version": version, "previous": before[-1] if before else None},
-            **{"before": list(before[-_MAX_BEFORE:]), "why": why, **fields},
-        }
-        self._point(event, confirm)
+    def _add(
+        self, what: str, confirm: Callable[[], None], **fields: Any
+    ) -> dict[str, Any]:
+        number = 1 + max((number for number, *_ in self._events()), default=0)
+        event = {"event": number, "what": what, "time": time.time(), **fields}
+        if "before" in event:
+            event["before"] = before = event["before"][-_MAX_BEFORE:]
+            event["previous"] = before[-1] if before else None
+            self._point(event, confirm)
+        else:
+            confirm()
         self._write_event(event)
+        self._files.sync(f"{self.root}/events")
+        return event
 
     def _point(
         self, event: Mapping[str, Any], confirm: Callable[[], None]
     ) -> None:
-        text = f"# {json.dumps(event)}\n{self._config(event['version'])}"
-        if text.encode() == self._pointer_text():
-            return
-        confirm()
-        self._files.write(f"{self.root}/{POINTER}", [text.encode()])
-        self._files.sync(self.root)
-
-    def _config(self, version: int | None) -> str:
-        """Returns a model_config_list in protocol buffers' text format."""
-        if version is None:
-            return "model_config_list {}\n"
-        settings = self.settings()
-        base = settings["served_from"] or f"{self.root}/versions"
-        return (
-            "model_config_list {\n"
-            "  config {\n"
-            f"    name: {json.dumps(settings['name'])}\n"
-            f"    base_path: {json.dumps(base)}\n"
-            '    model_platform: "tensorflow"\n'
-            "    model_version_policy { specific { versions: "
-            f"{version} }} }}\n"
-            "  }\n"
-            "}\n"
-        )
+        """Writes models.config, if it says anything else; see `_writing`."""
+        path = f"{self.root}/{POINTER}"
+        text, number = "model_config_list {}\n", event["version"]
+        if number is not None:
+            settings = self.settings()
+            base = settings["served_from"] or f"{self.root}/versions"
+            names = map(json.dumps, (settings["name"], base))
+            text = _CONFIG.format(*names, number)
+        text = f"# {json.dumps(event)}\n{text}"
+        if text.encode() != _read(self._files, path):
+            confirm()
+            self._files.write(path, [text.encode()])
+            self._files.sync(self.root)
 
     def _write_event(self, event: Mapping[str, Any]) -> None:
         name = f"{event['event']:06}-{event['what']}.json"
@@ -577,17 +542,16 @@ class Line:
         text = json.dumps(value, indent=1) + "\n"
         self._files.write(path, [text.encode()])
 
-    def _read(self, path: str) -> dict[str, Any] | None:
-        return _read(self._files, path)
+    def _json(self, path: str) -> dict[str, Any] | None:
+        return untrusted.json_object(_read(self._files, path))
 
 
-def _read(files: filesystem.FileSystem, path: str) -> dict[str, Any] | None:
-    """Returns the object in a file of JSON; None if there is none."""
+def _read(files: filesystem.FileSystem, path: str) -> bytes:
+    """Returns what is in a file; nothing if there is none."""
     try:
-        text = filesystem.read(files, path, max_bytes=_MAX_BYTES)
+        return filesystem.read(files, path, max_bytes=_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        return None
-    return untrusted.json_object(text)
+        return b""
 
 
 def _names(files: filesystem.FileSystem, directory: str) -> list[str]:
