@@ -130,7 +130,9 @@ class Backup(steps.SteppedCallback):
                 long as `directory` holds none, training starts at step 0
                 with the weights and the optimizer's slots of the newest one
                 there. A table of embeddings may have more rows than it had:
-                the new ones keep their initial values. See docs/resume.md.
+                the new ones keep their initial values. Counters start at 0,
+                so that schedules begin anew, and the bias correction of Adam
+                makes its first steps small. See docs/resume.md.
         """
         super().__init__()
         self._warm_start = None if warm_start is None else os.fspath(warm_start)
