@@ -1,4 +1,4 @@
-"""May a candidate replace the promoted version? Figures, and a verdict.
+"""May a candidate replace the promoted version? Limits, and a verdict.
 
 Reads files, and imports neither TensorFlow nor Keras.
 """
@@ -17,6 +17,7 @@ import numpy as np
 
 from tfdistill.held_out import predictions
 from tfdistill.line import data_summary
+from tfdistill.line import figures
 from tfdistill.line import report as report_lib
 from tfdistill.system import run_files
 
@@ -28,12 +29,6 @@ if TYPE_CHECKING:
 RUN, TESTED = "run", "promoted"
 SLICES, CONTROLS = "slices.npz", "controls.json"
 PROMOTE, HOLD, ROLL_BACK = "promote", "hold", "roll back"
-_NUM_RESAMPLES = 2_000
-# More rows are first summed in as many blocks, in random order: the sums'
-# resamples vary as the rows' do.
-_MOST_BLOCKS = 5_000
-_CALIBRATION_BINS = 15
-_SLICE = "slice "
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,171 +106,6 @@ class Gate:
                 )
 
 
-class _Model:
-    """What each held-out row adds to a model's figures.
-
-    Attributes:
-        means: By name, what is a mean over rows; with a model before, also
-            what has changed.
-    """
-
-    def __init__(self, predicted: Any, before: "_Model | None" = None) -> None:
-        arrays = predicted.arrays()
-        labels = self.labels = np.asarray(predicted.labels).reshape(-1)
-        p = self.compared = np.asarray(predicted.compared, np.float64)
-        right = None
-        self.is_binary = "probabilities" in arrays and p.ndim == 1
-        if self.is_binary:
-            right = (p > 0.5) == (labels == 1)
-            losses = data_summary.losses(labels, p)
-        elif "probabilities" in arrays:
-            p = self.compared = p.reshape(-1, p.shape[-1])
-            right = p.argmax(axis=1) == labels
-            losses = data_summary.losses(labels, p)
-        else:
-            p = self.compared = p.reshape(-1)
-            if "predicted_labels" in arrays:
-                right = arrays["predicted_labels"].reshape(-1) == labels
-            losses = data_summary.losses(np.ones(len(p)), p)
-        self.means = {"log_loss": losses}
-        if right is not None:
-            self.means["accuracy"] = right
-        if before:
-            gaps = np.abs(p - before.compared)
-            # Of classes, the total variation distance.
-            self.means["churn"] = (
-                gaps if gaps.ndim == 1 else gaps.sum(axis=1) / 2
-            )
-            if right is not None and "accuracy" in before.means:
-                other = before.means["accuracy"]
-                self.means["negative_flips"] = other & ~right
-                self.means["positive_flips"] = right & ~other
-
-    def is_ranked(self, rows: Any = np.s_[:]) -> bool:
-        """Whether it is of clicks, some and not all of them."""
-        return self.is_binary and 0 < self.labels[rows].mean() < 1
-
-    def figures(self, rows: Any = np.s_[:]) -> dict[str, float]:
-        """Returns how good it is on some rows, and what has changed."""
-        found = {name: row[rows].mean() for name, row in self.means.items()}
-        if self.is_ranked(rows):
-            labels, p = self.labels[rows], self.compared[rows]
-            found |= predictions.click_figures(labels, p)
-            found["offset"] = predictions.calibration(labels, p)[0]
-            said, came, counts = np.transpose(curve(labels, p))
-            found["calibration_error"] = np.abs(said - came) @ counts / len(p)
-        return {name: float(value) for name, value in found.items()}
-
-
-def curve(
-    labels: np.ndarray, probabilities: np.ndarray
-) -> list[tuple[float, float, int]]:
-    """Returns mean prediction, mean label and rows of bins of equal size."""
-    order = np.argsort(probabilities, kind="stable")
-    return [
-        (float(probabilities[r].mean()), float(labels[r].mean()), len(r))
-        for r in np.array_split(order, _CALIBRATION_BINS)
-        if len(r)
-    ]
-
-
-def _auc_parts(model: _Model) -> tuple[float, np.ndarray]:
-    """The AUC, and what each row adds to its error (DeLong et al. 1988)."""
-    from scipy import stats
-
-    is_one, p = model.labels == 1, model.compared
-    ones, zeros = int(is_one.sum()), int((~is_one).sum())
-    ranks = stats.rankdata(p)
-    within = np.zeros(len(p))
-    for side in (is_one, ~is_one):
-        within[side] = stats.rankdata(p[side])
-    # Share of the other side's rows that lie below.
-    below = (ranks - within) / np.where(is_one, zeros, ones)
-    won = np.where(is_one, below, 1 - below)
-    auc = float(won[is_one].mean())
-    return auc, (won - auc) * len(p) / np.where(is_one, ones, zeros)
-
-
-def _parts(
-    one: _Model, other: _Model | None, slices: Mapping[str, np.ndarray]
-) -> dict[str, tuple[float, np.ndarray]]:
-    """Each figure that has an interval, and what each row adds to its error.
-
-    To first order all are means of these, so that one resample serves all.
-    """
-    size = len(one.labels)
-    found: dict[str, tuple[float, np.ndarray]] = {}
-
-    def mean(name: str, values: np.ndarray, rows: Any = np.s_[:]) -> None:
-        centre, parts = values[rows].mean(), np.zeros(size)
-        parts[rows] = (values[rows] - centre) * size / len(values[rows])
-        found[name] = float(centre), parts
-
-    if one.is_ranked():
-        offset, _ = predictions.calibration(one.labels, one.compared)
-        p = np.clip(one.compared, 1e-7, 1 - 1e-7)
-        p = 1 / (1 + (1 - p) / p * math.exp(-offset))
-        found["offset"] = offset, (one.labels - p) / np.mean(p * (1 - p))
-    if other is None:
-        return found
-    change = one.means["log_loss"] - other.means["log_loss"]
-    mean("log_loss", change)
-    mean("churn", one.means["churn"])
-    if one.is_ranked():
-        (auc, parts), (base, others) = _auc_parts(one), _auc_parts(other)
-        found["auc"] = auc - base, parts - others
-    if "negative_flips" in one.means:
-        flips = one.means["negative_flips"] * 1.0 - one.means["positive_flips"]
-        mean("net_flips", flips)
-    for name, rows in slices.items():
-        mean(_SLICE + name, change, rows)
-    return found
-
-
-def _estimates(
-    found: Sequence[Mapping[str, tuple[float, np.ndarray]]], confidence: float
-) -> dict[str, Any]:
-    """Returns each figure's mean over retrains and its interval.
-
-    By a paired bootstrap: a row is drawn a Poisson number of times, the same in
-    all retrains and for all figures (Chamandy et al. 2012, "Estimating
-    Uncertainty for Massive Data Streams"), and then retrains are drawn. The
-    intervals of slices are as wide as the worst of all slices needs them, by
-    the same draws (max-t: Romano and Wolf 2005, "Exact and Approximate Stepdown
-    Methods").
-    """
-    names = list(found[0])
-    if not names:  # Of classes, without a version before.
-        return {}
-    values = np.array([[one[name][0] for name in names] for one in found])
-    parts = np.array([[one[name][1] for name in names] for one in found])
-    retrains, _, size = parts.shape
-    rng = np.random.default_rng(0)
-    blocks = min(size, _MOST_BLOCKS)
-    starts = np.linspace(0, size, blocks, endpoint=False).astype(np.int64)
-    shuffled = parts[..., rng.permutation(size)]
-    sums = np.add.reduceat(shuffled, starts, axis=2) / size
-    drawn = np.empty((_NUM_RESAMPLES, len(names)))
-    for row in drawn:
-        of_each = sums @ rng.poisson(1, blocks) + values
-        row[:] = of_each[rng.integers(0, retrains, retrains)].mean(axis=0)
-    means, errors = values.mean(axis=0), drawn.std(axis=0)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail], axis=0)
-    of_slices = np.array([name.startswith(_SLICE) for name in names])
-    if of_slices.any():
-        scaled = np.abs(drawn - means) / np.maximum(errors, 1e-12)
-        most = np.quantile(scaled[:, of_slices].max(axis=1), confidence)
-        low = np.where(of_slices, means - most * errors, low)
-        high = np.where(of_slices, means + most * errors, high)
-    return {
-        name: {"value": value, "interval": ends}
-        for name, value, ends in zip(
-            names, means.tolist(), np.c_[low, high].tolist(), strict=True
-        )
-    }
-
-
 def verdict(
     gate: Gate,
     *,
@@ -301,8 +131,8 @@ def verdict(
                 f"same rows in the same order; received {len(labels)} and "
                 f"{len(other.labels)} rows, or other labels. Retrain it."
             )
-    before = None if promoted is None else _Model(promoted)
-    models = [_Model(one, before) for one in candidate]
+    before = None if promoted is None else figures.Model(promoted)
+    models = [figures.Model(one, before) for one in candidate]
     labels = models[0].labels
     for name, rows in masks.items():
         if rows.shape != labels.shape:
@@ -311,7 +141,7 @@ def verdict(
                 f"held-out rows; received shape {rows.shape} of {name!r}."
             )
 
-    def figures(rows: Any) -> dict[str, Any]:
+    def of_both(rows: Any) -> dict[str, Any]:
         return {
             "candidate": predictions.means([m.figures(rows) for m in models]),
             "promoted": before.figures(rows) if before else None,
@@ -320,10 +150,11 @@ def verdict(
     judged = {
         k: r for k, r in masks.items() if r.sum() >= gate.least_slice_rows
     }
-    parts = [_parts(one, before, judged) for one in models]
-    estimates = _estimates(parts, gate.confidence)
+    estimates = figures.estimates(
+        models, before, judged, confidence=gate.confidence
+    )
     data = (lineage or {}).get("data", {})
-    overall, lacked = figures(np.s_[:]), 0.0
+    overall, lacked = of_both(np.s_[:]), 0.0
     if before and "offset" in estimates:
         lacked = overall["promoted"]["offset"]
         known = [
@@ -346,19 +177,21 @@ def verdict(
         "retrains": len(models),
         "figures": overall,
         "estimates": {
-            k: v for k, v in estimates.items() if not k.startswith(_SLICE)
+            k: v
+            for k, v in estimates.items()
+            if not k.startswith(figures.SLICE)
         },
         "slices": {
             name: {
                 "rows": int(rows.sum()),
-                "log_loss": estimates.get(_SLICE + name),
-                "figures": figures(rows),
+                "log_loss": estimates.get(figures.SLICE + name),
+                "figures": of_both(rows),
             }
             for name, rows in masks.items()
             if rows.any()
         },
         "curves": {
-            name: curve(labels, model.compared)
+            name: figures.curve(labels, model.compared)
             for name, model in (("candidate", models[0]), ("promoted", before))
             if model and model.is_binary
         },
@@ -403,7 +236,7 @@ def _beyond(
         ),
     ]
     for name in estimates:
-        if name.startswith(_SLICE):
+        if name.startswith(figures.SLICE):
             what = f"In {name} the log loss has changed by"
             limits.append((what, name, gate.slice_log_loss, 1))
     if gate.calibration is not None:
