@@ -61,9 +61,9 @@ class Gate:
         least_slice_rows: A smaller slice is not judged. Default 100.
         least_rows: Rows of the new span as a share of the earlier spans'
             median. Default 0.7.
-        drift: The share of a column's rows that may change their value from
-            one span to the next; half more than before is always allowed.
-            Default 0.3.
+        drift: How far a column may move from one span to the next: about the
+            share of its rows that change their value. Half more than before
+            is always allowed. Default 0.3.
         label_drift: The same for the label rates of its values, beside a shift
             of all: in standard deviations of the label. Default 0.12.
         false_alarms: The chance, at most, that good training rows are found to
