@@ -1,24 +1,15 @@
-"""A line: promoted versions of one model, a pointer to the one served, a log.
+"""A line: promoted versions of one model, and the candidates to follow them.
 
-    line.json                     what is retrained
-    models.config                 the pointer, for TensorFlow Serving to follow
-    versions/<N>/                 promoted SavedModels, which never change
-    candidates/<N>/               what a retrain made
-    events/<NNNNNN>-<what>.json   what happened: one file an event
+    versions/<N>/     promoted SavedModels, which never change
+    candidates/<N>/   what a retrain made
 
-The first line of models.config is the event that wrote it, so that the pointer
-moves by one write, and a killed command's event can be written later. Numbers
-are never used twice. Needs neither TensorFlow nor Keras.
+Numbers are never used twice. Needs neither TensorFlow nor Keras.
 """
 
 import contextlib
-import functools
-import json
 import os
 import re
 import tempfile
-import time
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
@@ -26,31 +17,15 @@ from typing import Any
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import versions
+from tfdistill.line import journal
 from tfdistill.line import locks
 from tfdistill.line import promotion
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
-POINTER = "models.config"
+POINTER = journal.POINTER
 LINEAGE = "lineage.json"
-_SETTINGS, _FORMAT = "line.json", 1
-# A ModelServerConfig in protocol buffers' text format.
-_CONFIG = """\
-model_config_list {{
-  config {{
-    name: {}
-    base_path: {}
-    model_platform: "tensorflow"
-    model_version_policy {{ specific {{ versions: {} }} }}
-  }}
-}}
-"""
-_MAX_BYTES = 64 * 1024 * 1024
-_EVENT = re.compile(r"([0-9]{6,})-([a-z_]+)\.json")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-_MAX_BEFORE = 100
-# The pointer and the log are locked for milliseconds.
-_WAIT_SECS = 10.0
 _DISK = filesystem.LocalFileSystem()
 BusyError = locks.BusyError
 RefusedError = promotion.RefusedError
@@ -86,6 +61,7 @@ class Line:
         self.is_local = isinstance(self._files, filesystem.LocalFileSystem)
         own = os.path.abspath(workdir) if workdir else None
         self._work = self.root if self.is_local else own
+        self._journal = journal.Journal(self._files, self.root)
         self._is_working = False
 
     @classmethod
@@ -119,49 +95,29 @@ class Line:
                 "The name of a line must consist of letters, digits, '_', '.' "
                 f"and '-'; received {name!r}. Pass --name=NAME."
             )
-        settings = {
-            **{"format": _FORMAT, "name": name, "workload": workload},
-            **{"overrides": dict(overrides or {}), "served_from": served_from},
-        }
-        path = f"{line.root}/{_SETTINGS}"
-        if (found := line._json(path)) not in (None, settings):
-            raise ValueError(
-                f"{path} must be absent, or say {settings}; it is of another "
-                f"line: {found}. Choose another directory; a line's settings "
-                "are changed by hand in that file."
-            )
-        line._files.make_dirs(line.root)
-        with line._writing("init") as add:
-            line._write(path, settings)
-            if not line.pointer():
-                add(version=None, before=[], why="")
+        line._journal.init(
+            name=name,
+            workload=workload,
+            overrides=dict(overrides or {}),
+            served_from=served_from,
+        )
         return line
 
     def settings(self) -> dict[str, Any]:
         """Returns what line.json says; ValueError if this is no line."""
-        path = f"{self.root}/{_SETTINGS}"
-        found = self._json(path)
-        if found is None or found.get("format") != _FORMAT:
-            raise ValueError(
-                f"{path} must be the settings of a line, in format {_FORMAT}; "
-                f"received {found or 'no such file'}. Make a line with "
-                f"tfdistill line init {self.root} my_workload.py."
-            )
-        return found
+        return self._journal.settings()
 
     def pointer(self) -> dict[str, Any]:
         """Returns the event that moved the pointer last; empty if none did."""
-        if not (text := _read(self._files, f"{self.root}/{POINTER}")):
-            return {}
-        first = text.partition(b"\n")[0].removeprefix(b"#")
-        if (found := untrusted.json_object(first)) is None:
-            raise ValueError(
-                f"{self.root}/{POINTER} must begin with # and the event of its "
-                f"last change; received {first[:80]!r}. It was changed by "
-                "another program: take the newest event that has `version` for "
-                "it."
-            )
-        return found
+        return self._journal.pointer()
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        """Returns what happened, oldest first: all of it, or of some kinds."""
+        return self._journal.events(*kinds)
+
+    def note(self, what: str, **fields: Any) -> dict[str, Any]:
+        """Adds an event to the log, with its number and the time."""
+        return self._journal.note(what, **fields)
 
     def promoted(self) -> int | None:
         """Returns the promoted version's number: one read, of one whole file.
@@ -228,7 +184,7 @@ class Line:
         if self._work:
             places[self.candidate_path(number)] = _DISK
         for place, files in places.items():
-            text = _read(files, f"{place}/{LINEAGE}")
+            text = journal.read(files, f"{place}/{LINEAGE}")
             if (found := untrusted.json_object(text)) is not None:
                 return found
         raise ValueError(
@@ -264,7 +220,7 @@ class Line:
             span: Name of the data.
             again: Whether to make another one, whatever there is.
         """
-        with self._writing("retrain") as add:
+        with self._journal.writing("retrain") as add:
             parent, kept = self.promoted(), self.history()
             for event in [] if again else reversed(self.events("retrain")):
                 number = event["number"]
@@ -299,9 +255,9 @@ class Line:
             return
         self.settings()
         with locks.of_file(f"{self.work}/candidates/.lock", what):
-            with self._writing(what):
+            with self._journal.writing(what):
                 directory = f"{self.work}/versions"
-                for name in _names(_DISK, directory):
+                for name in journal.names(_DISK, directory):
                     if name.startswith(promotion.ASIDE):
                         _DISK.remove_tree(f"{directory}/{name}")
             self._is_working = True
@@ -362,7 +318,7 @@ class Line:
                 ),
                 extra=extra,
             )
-            with self._writing("promote") as add:
+            with self._journal.writing("promote") as add:
                 if self.promoted() != current:
                     raise RefusedError(
                         f"Version {self.promoted()} is promoted, and {current} "
@@ -422,7 +378,7 @@ class Line:
             RefusedError: If there is no such version.
             BusyError: If another process moves the pointer.
         """
-        with self._writing("rollback") as add:
+        with self._journal.writing("rollback") as add:
             now = self.pointer()
             before, current = now.get("before", []), now.get("version")
             is_done = (
@@ -437,7 +393,7 @@ class Line:
                     f"{current}: {names}; received {to or 'no number'}."
                 )
             to = to or before[-1]
-            if not _names(self._files, self.version_path(to)):
+            if not journal.names(self._files, self.version_path(to)):
                 raise RefusedError(
                     f"{self.version_path(to)} was removed: go back to another "
                     "version, or retrain."
@@ -446,116 +402,3 @@ class Line:
             undone = [*before[at + 1 :], current]
             add(version=to, before=before[:at], why=why, undone=undone)
         return True
-
-    def events(self, *kinds: str) -> list[dict[str, Any]]:
-        """Returns what happened, oldest first: all of it, or of some kinds."""
-        found = []
-        for number, what, name in sorted(self._events()):
-            if not kinds or what in kinds:
-                event = self._json(f"{self.root}/events/{name}")
-                if event is None:
-                    raise ValueError(
-                        f"{self.root}/events/{name} must be event {number}, as "
-                        "JSON; it is not. Remove it."
-                    )
-                found.append(event)
-        return found
-
-    def note(self, what: str, **fields: Any) -> dict[str, Any]:
-        """Adds an event to the log, with its number and the time."""
-        # Who notes may see the line in another place than who serves it.
-        with self._writing(what, points=False) as add:
-            return add(**fields)
-
-    def _events(self) -> list[tuple[int, str, str]]:
-        names = _names(self._files, f"{self.root}/events")
-        matches = [m for name in names if (m := _EVENT.fullmatch(name))]
-        return [(int(match[1]), match[2], match[0]) for match in matches]
-
-    @contextlib.contextmanager
-    def _writing(
-        self, what: str, *, points: bool = True
-    ) -> Iterator[Callable[..., dict[str, Any]]]:
-        """Lets one process at a time write, and repairs what a killed one left.
-
-        What it yields adds an event to the log. One that has `before`, which
-        were promoted in turn, moves the pointer first: to its `version`.
-        """
-        if what != "init":
-            self.settings()
-        if self.is_local:
-            lock = locks.of_file(
-                f"{self.root}/.lock", what, wait_secs=_WAIT_SECS
-            )
-        else:
-            lock = locks.in_store(self._files, self.root, what)
-        with lock as confirm:
-            if now := self.pointer():
-                self._point(now, confirm)  # The line, or its settings, is new.
-                if now["event"] not in {
-                    number for number, *_ in self._events()
-                }:
-                    self._write_event(now)
-            for place in (self.root, f"{self.root}/events"):
-                for name in _names(self._files, place) if self.is_local else ():
-                    if name.endswith(".part"):
-                        self._files.remove(f"{place}/{name}")
-            yield functools.partial(self._add, what, confirm)
-
-    def _add(
-        self, what: str, confirm: Callable[[], None], **fields: Any
-    ) -> dict[str, Any]:
-        number = 1 + max((number for number, *_ in self._events()), default=0)
-        event = {"event": number, "what": what, "time": time.time(), **fields}
-        if "before" in event:
-            event["before"] = before = event["before"][-_MAX_BEFORE:]
-            event["previous"] = before[-1] if before else None
-            self._point(event, confirm)
-        else:
-            confirm()
-        self._write_event(event)
-        self._files.sync(f"{self.root}/events")
-        return event
-
-    def _point(
-        self, event: Mapping[str, Any], confirm: Callable[[], None]
-    ) -> None:
-        """Writes models.config, if it says anything else; see `_writing`."""
-        path = f"{self.root}/{POINTER}"
-        text, number = "model_config_list {}\n", event["version"]
-        if number is not None:
-            settings = self.settings()
-            base = settings["served_from"] or f"{self.root}/versions"
-            names = map(json.dumps, (settings["name"], base))
-            text = _CONFIG.format(*names, number)
-        text = f"# {json.dumps(event)}\n{text}"
-        if text.encode() != _read(self._files, path):
-            confirm()
-            self._files.write(path, [text.encode()])
-            self._files.sync(self.root)
-
-    def _write_event(self, event: Mapping[str, Any]) -> None:
-        name = f"{event['event']:06}-{event['what']}.json"
-        self._write(f"{self.root}/events/{name}", event)
-
-    def _write(self, path: str, value: Mapping[str, Any]) -> None:
-        text = json.dumps(value, indent=1) + "\n"
-        self._files.write(path, [text.encode()])
-
-    def _json(self, path: str) -> dict[str, Any] | None:
-        return untrusted.json_object(_read(self._files, path))
-
-
-def _read(files: filesystem.FileSystem, path: str) -> bytes:
-    """Returns what is in a file; nothing if there is none."""
-    try:
-        return filesystem.read(files, path, max_bytes=_MAX_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
-        return b""
-
-
-def _names(files: filesystem.FileSystem, directory: str) -> list[str]:
-    try:
-        return files.list_dir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
