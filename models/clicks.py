@@ -67,7 +67,8 @@ def daily(
     log_seed: int = 0,
     rows_per_day: int = 8000,
     num_days: int = 30,
-    learning_rate: float = 1e-3,
+    learning_rate: float = 2e-3,
+    fresh_learning_rate: float = 1e-3,
     batch_size: int = 512,
     epochs: int = 2,
     fresh_epochs: int = 5,
@@ -75,7 +76,7 @@ def daily(
     embedding_dim: int = 8,
     hidden_units: Sequence[int] = (64, 32),
     churn_budget: float = 0.0,
-    teacher_weight: float = 2.0,
+    teacher_weight: float = 0.5,
     every_steps: int = 20,
     refresh_every_steps: int = 5,
 ) -> tfdistill.Workload:
@@ -83,7 +84,8 @@ def daily(
 
     `spans` are days, such as day_00; a fifth of the last day's rows are held
     out. `num_steps` of 0 are `epochs` passes over their rows if training
-    continues from a promoted version, and `fresh_epochs` from new weights.
+    continues from a promoted version, and `fresh_epochs` from new weights,
+    with `fresh_learning_rate`.
     """
     log = click_log.generate(log_seed, rows_per_day, num_days=num_days)
     days = [click_log.day_of(name, num_days) for name in spans or ["day_0"]]
@@ -93,7 +95,7 @@ def daily(
     return _workload(
         train,
         held_out,
-        learning_rate=learning_rate,
+        learning_rate=learning_rate if continues else fresh_learning_rate,
         embedding_dim=embedding_dim,
         hidden_units=hidden_units,
         batch_size=batch_size,
