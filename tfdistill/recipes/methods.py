@@ -111,8 +111,8 @@ def retrain(
     """Continues from a promoted version, and is taught by it.
 
     `promoted` is its directory in a line. With a churn budget, the weight of
-    the distillation follows the churn; else it is `teacher_weight`, by default
-    the workload's own. 0 is a warm start alone.
+    the distillation follows the churn, from 1 or less; else it stays at
+    `teacher_weight`, by default the workload's own. 0 is a warm start alone.
     """
     if teacher_weight is None:
         teacher_weight = _last_weight(workload)
@@ -138,7 +138,9 @@ def retrain(
     weight: Any = teacher_weight
     if workload.churn_budget and teacher_weight:
         weight = tfdistill.schedules.ChurnBudget(
-            workload.churn_budget, teacher=PROMOTED
+            workload.churn_budget,
+            teacher=PROMOTED,
+            initial_weight=min(1.0, teacher_weight),
         )
     taught = dataclasses.replace(
         begins, teachers=teachers, distillation_weight=weight
