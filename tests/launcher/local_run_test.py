@@ -283,12 +283,13 @@ def test_runs_are_numbered_and_the_last_one_can_be_resumed(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").write_text("import sys; print(sys.argv[1:])\n")
     never_meet = "--start-timeout-secs=0"
-    for arguments in ([], ["--resume"], []):
+    for arguments in (["--num-groups=2"], ["--resume"], []):
         arguments = [*arguments, never_meet, "a.py", "--x", "b.py"]
         assert cli.main(arguments) == 0
     log = tmp_path / "runs" / "1" / "logs" / "group_0_worker_0.log"
     assert log.read_text() == "['--x', 'b.py']\n"
-    assert len([*log.parent.glob("group_0_worker_0*log")]) == 2
+    for group in range(2):
+        assert len([*log.parent.glob(f"group_{group}_worker_0*log")]) == 2
     assert (tmp_path / "runs" / "last").resolve().name == "2"
 
 

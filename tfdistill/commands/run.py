@@ -16,6 +16,7 @@ from tfdistill.commands import recipe_options
 from tfdistill.launcher import fields
 from tfdistill.launcher import local_cluster
 from tfdistill.recipes import outputs
+from tfdistill.status import run_events
 from tfdistill.system import programs
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def _add_options(options: programs.Flags) -> None:
     )
     options.add(
         "resume",
-        f"resume the run in --workdir, or in ./{RUNS}/{LAST}",
+        f"resume the run in --workdir, or in ./{RUNS}/{LAST}, with as many "
+        "groups and tasks as it had",
         False,
     )
     fields.add(options, local_cluster.LocalCluster, without=("workdir",))
@@ -93,7 +95,29 @@ def _workdir(options: programs.Options) -> str:
             f"there is no run to resume in {found}. Leave out --resume to "
             "start a new run, or pass the directory of the run: --workdir=DIR"
         )
+    _keep_sizes(options, found / "logs" / run_events.NAME)
     return str(found.resolve())
+
+
+def _keep_sizes(options: programs.Options, events: pathlib.Path) -> None:
+    """Resumes as many groups and tasks as ran, unless the options say more."""
+    started = [x for x in run_events.read(events) if x["event"] == "start"]
+    tasks = {x["task"] for x in started}
+    given = {x.partition("=")[0].replace("_", "-") for x in _own(options)}
+    for name, size in (
+        ("num_groups", len({x["group"] for x in started})),
+        ("workers_per_group", sum("group_0_worker_" in x for x in tasks)),
+        ("ps_per_group", sum("group_0_ps_" in x for x in tasks)),
+    ):
+        if tasks and f"--{name.replace('_', '-')}" not in given:
+            setattr(options, name, size)
+
+
+def _own(options: programs.Options) -> list[str]:
+    """Returns what was typed before the script or command."""
+    num_own = len(options.given) - len(options.command)
+    num_own += options.command[:1] == [programs.PYTHON]
+    return options.given[:num_own]
 
 
 def _topology(
@@ -128,9 +152,8 @@ def _commands(options: programs.Options) -> "outcome.Commands":
     """Returns what can be typed after this run."""
     from tfdistill.status import result as outcome
 
-    num_own = len(options.given) - len(options.command)
-    num_own += options.command[:1] == [programs.PYTHON]
-    own, task = options.given[:num_own], options.given[num_own:]
+    own = _own(options)
+    task = options.given[len(own) :]
     if own[-1:] == ["--"]:
         own, task = own[:-1], ["--", *task]
     kept, skips = list[str](), False
