@@ -236,6 +236,55 @@ def test_it_does_so_on_servers(tmp_path, monkeypatch):
     servers.assert_same(_all_of(model), _all_of(old), rtol=0, atol=0)
     assert int(model.optimizer.iterations) == 0
     assert float(model.optimizer.learning_rate) == pytest.approx(0.05)
-    monkeypatch.setattr(servers, "SIZES", (12, 5))
+    monkeypatch.setattr(servers, "SIZES", (10, 5))
     with pytest.raises(ValueError, match="table/table"):
-        _on_servers(tmp_path / "more", tmp_path / "old")
+        _on_servers(tmp_path / "less", tmp_path / "old")
+
+
+def _held(model, dense_slots, table_slots):
+    """Dense weights and their slots; by field, rows of ids 0 to 10, 0 to 4."""
+    table, *dense = servers.weights(model)
+    slots = [
+        np.concatenate([of[name] for of in table_slots]) for name in ("m", "v")
+    ]
+    rows = [_by_id(t, servers.SIZES) for t in (table, *slots)]
+    known = [t[:n] for a, b in rows for t, n in ((a, 11), (b, 5))]
+    return [*dense, *map(np.asarray, dense_slots), *known], rows
+
+
+def test_servers_go_on_from_replicas_and_the_other_way(tmp_path, monkeypatch):
+    def trained(directory, warm=None, **kwargs):
+        begun = []
+        model = servers.model(
+            servers.student(keras.layers.BatchNormalization(), **kwargs),
+            keras.optimizers.Adam(0.05),
+        )
+
+        def note(batch, logs):
+            slots = [slots for *_, slots in model.trainer.table_slots]
+            begun.append(_held(model, _slots(model.optimizer), slots)[0])
+
+        backup = tfdistill.callbacks.Backup(
+            directory, every_steps=6, warm_start=warm
+        )
+        noted = keras.callbacks.LambdaCallback(
+            on_train_batch_begin=note, on_train_batch_end=note
+        )
+        data = servers.batches()
+        model.fit(data, epochs=1, verbose=0, callbacks=[noted, backup])
+        return begun
+
+    expected = trained(tmp_path / "old", num_shards=1)[-1]
+    monkeypatch.setattr(servers, "SIZES", (13, 5))
+    with monkeypatch.context() as patch:
+        servers.pretend(patch)
+        backup, model = _on_servers(tmp_path / "new", tmp_path / "old", seed=1)
+        update = model.trainer.update
+        slots = [v for s in update.dense_slots for v in s.values()]
+        found, (_, *of_tables) = _held(model, slots, update.shard_slots)
+        servers.assert_same(found, expected, rtol=0, atol=0)
+        # Ids that are new.
+        assert not any(fields[0][11:].any() for fields in of_tables)
+        backup.on_quiet(steps.TrainingPoint(step=7, epoch=1, batch=0))
+    found = trained(tmp_path / "more", tmp_path / "new", num_shards=3)[0]
+    servers.assert_same(found, expected, rtol=0, atol=0)

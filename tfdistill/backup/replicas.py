@@ -95,41 +95,37 @@ class ReplicaState:
         model, optimizer = self._model, self._model.optimizer
         keys = {id(v): k for k, v in {**self._shared, **self._own}.items()}
         weights = {id(v) for v in model.weights}
-        carried: dict[str, dict[str, str]] = {
-            "trainable": {k: v.path for k, v in self._trainable.items()},
-            "other": {
-                k: v.path for k, v in self._own.items() if id(v) in weights
-            },
-            "optimizer": {
-                keys[id(v)]: v.path
-                for v in warm_start.slots_of(
-                    optimizer, list(self._trainable.values())
-                )
-            },
-            "table": {},
-        }
         parts: dict[int, tuple[Any, dict[str, list[str]]]] = {}
+        of_tables = set()
         for index, (layer, shard, slots) in enumerate(
             self._model.trainer.table_slots
         ):
             _, found = parts.setdefault(id(layer), (layer, {}))
-            variable = layer.shards[shard]
-            found.setdefault("", []).append(keys[id(variable)])
+            of_tables.add(key := keys[id(layer.shards[shard])])
+            found.setdefault("", []).append(key)
             for name in slots:
-                key = f"table/{index}/{name}"
-                carried["table"][key] = f"{variable.path}/{name}"
-                found.setdefault(name, []).append(key)
-        tables = [
-            {
-                **embedding_layer.order_of(layer),
-                "parts": list(found.values()),
-            }
-            for layer, found in parts.values()
-        ]
+                found.setdefault(name, []).append(f"table/{index}/{name}")
+        dense = {k: v for k, v in self._trainable.items() if k not in of_tables}
         return {
             "optimizer": type(keras_internals.inner(optimizer)).__name__,
-            "carried": carried,
-            "tables": tables + warm_start.keras_tables(model, keys),
+            "carried": {
+                "weights": {k: v.path for k, v in dense.items()},
+                "others": {
+                    k: v.path for k, v in self._own.items() if id(v) in weights
+                },
+                "slots": {
+                    keys[id(v)]: v.path
+                    for v in warm_start.slots_of(
+                        optimizer, list(dense.values())
+                    )
+                },
+            },
+            "tables": [
+                embedding_layer.order_of(layer)
+                | {"parts": list(found.values())}
+                for layer, found in parts.values()
+            ],
+            "embeddings": warm_start.keras_tables(model, keys),
         }
 
     # ---- out ----
@@ -228,10 +224,14 @@ class ReplicaState:
             moved |= move.values(
                 read, lambda key: self._copies(self._shared[key])[0]
             )
-        for key, source in warm.sources.items():
-            value = moved[key] if key in moved else read(source)
+        for key in (*moved, *warm.sources):
+            value = moved[key] if key in moved else read(warm.sources[key])
             if key in self._own:
-                self._assign_own(self._own[key], value)
+                # On servers there is one.
+                by_replica = value.ndim > len(self._own[key].shape)
+                self._assign_own(
+                    self._own[key], value if by_replica else value[None]
+                )
                 continue
             for copy in self._copies(self._shared[key]):
                 copy.assign(value)
@@ -404,9 +404,7 @@ class FitBackup(keras.callbacks.Callback):
             self._start_warm(self._warm)
 
     def _start_warm(self, other: backup_store.Chosen) -> None:
-        warm = warm_start.planned(
-            other, self._state, can_move=not self._on_servers
-        )
+        warm = warm_start.planned(other, self._state)
         with backup_store.together(self._store, self._gather):
             self._state.begin_with(warm)
         _log.warning(

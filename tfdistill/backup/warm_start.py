@@ -80,19 +80,22 @@ class Move:
     theirs: Mapping[str, Any]
     ours: Mapping[str, Any]
 
-    @property
-    def keys(self) -> set[str]:
-        """The keys of ours."""
-        return {key for part in self.ours["parts"] for key in part}
+    def fits(self, specs: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether each field of it has at least as many ids as before.
 
-    @property
-    def is_possible(self) -> bool:
-        """Whether each field of it has at least as many ids as before."""
+        And rows and slots of the same kind. `specs` are theirs and ours.
+        """
         before, now = self.theirs["sizes"], self.ours["sizes"]
-        shapes = [
-            [len(p) for p in t["parts"]] for t in (self.theirs, self.ours)
+        kinds = [
+            [
+                (found[keys[0]]["shape"][1:], found[keys[0]]["dtype"])
+                for keys in table["parts"]
+            ]
+            for found, table in zip(
+                specs, (self.theirs, self.ours), strict=True
+            )
         ]
-        same = len(before) == len(now) and shapes[0] == shapes[1]
+        same = len(before) == len(now) and kinds[0] == kinds[1]
         return same and all(b <= n for b, n in zip(before, now, strict=True))
 
     def values(
@@ -118,7 +121,7 @@ class Move:
         for before, now in zip(
             self.theirs["parts"], self.ours["parts"], strict=True
         ):
-            shards = [current(key).numpy() for key in now]
+            shards = [np.asarray(current(key)) for key in now]
             whole = np.concatenate(shards)
             whole[targets] = np.concatenate([read(key) for key in before])[
                 sources
@@ -140,11 +143,8 @@ class WarmStart:
     moves: Sequence[Move]
 
 
-def planned(chosen: store.Chosen, state: Any, *, can_move: bool) -> WarmStart:
-    """Returns what to begin with; ValueError if the backup does not fit.
-
-    `can_move`: whether a table may have more rows than it had.
-    """
+def planned(chosen: store.Chosen, state: Any) -> WarmStart:
+    """Returns what to begin with; ValueError if the backup does not fit."""
     theirs, ours = chosen.host.get("layout", {}), state.layout()
     if theirs.get("optimizer") != ours["optimizer"]:
         raise _refused(
@@ -152,45 +152,59 @@ def planned(chosen: store.Chosen, state: Any, *, can_move: bool) -> WarmStart:
             f"is of the optimizer {theirs.get('optimizer')}, and this training "
             f"has {ours['optimizer']}",
         )
-    tables = [t["tables"] for t in (theirs, ours)]
-    moves = [
-        Move(before, now)
-        for before, now in zip(*tables, strict=False)
-        if any(before[k] != now[k] for k in ("sizes", "sharding"))
-    ]
-    moved = {k for m in moves if can_move and m.is_possible for k in m.keys}
     specs = chosen.host["variables"], state.specs()
-    sources, different = {}, []
-    for kind in {**ours["carried"], **theirs["carried"]}:
-        pairs = itertools.zip_longest(
-            *(list(t["carried"].get(kind, {}).items()) for t in (theirs, ours))
-        )
-        for before, now in pairs:
-            is_same = before and now
-            if is_same:
+    sources, moves, different = {}, [], []
+    moved: set[str] = set()
+    for before, now in zip(*_both("embeddings", theirs, ours), strict=False):
+        move = Move(before, now)
+        if before["sizes"] != now["sizes"] and move.fits(specs):
+            moves.append(move)
+            moved |= {key for part in now["parts"] for key in part}
+    for kind in ours["carried"]:
+        for before, now in itertools.zip_longest(
+            *(list(t["carried"][kind].items()) for t in (theirs, ours))
+        ):
+            if now and now[0] in moved:
+                continue
+            if before and now and specs[0][before[0]] == specs[1][now[0]]:
                 sources[now[0]] = before[0]
-                was, this = specs[0][before[0]], specs[1][now[0]]
-                if now[0] in moved:
-                    was, this = (
-                        {**s, "shape": s["shape"][1:]} for s in (was, this)
-                    )
-                is_same = was == this
-            if not is_same:
+            else:
                 different.append((now or before)[1])
-    blocked = [m for m in moves if not m.keys <= moved]
-    names = {k: n for kind in ours["carried"].values() for k, n in kind.items()}
-    different += [names[key] for m in blocked for key in sorted(m.keys)]
+    for before, now in itertools.zip_longest(*_both("tables", theirs, ours)):
+        if not (before and now and Move(before, now).fits(specs)):
+            different.append((now or before)["name"])
+            continue
+        pairs = [
+            (own, other)
+            for parts in zip(now["parts"], before["parts"], strict=True)
+            for own, other in itertools.zip_longest(*parts)
+        ]
+        if _order(before) == _order(now) and all(
+            None not in (own, other) and specs[0][other] == specs[1][own]
+            for own, other in pairs
+        ):
+            sources |= dict(pairs)
+        else:
+            moves.append(Move(before, now))
     if different:
         some = ", ".join(list(dict.fromkeys(different))[:5])
         raise _refused(chosen, f"differs from this training's in {some}")
     return WarmStart(chosen.version.path, sources, moves)
 
 
+def _both(name: str, *layouts: Mapping[str, Any]) -> list[list[Any]]:
+    return [layout.get(name, []) for layout in layouts]
+
+
+def _order(table: Mapping[str, Any]) -> tuple[Any, ...]:
+    return table["sizes"], table["sharding"]
+
+
 def _refused(chosen: store.Chosen, why: str) -> ValueError:
     return ValueError(
         "`warm_start` must be of the same variables and optimizer, except that "
-        "without parameter servers a table of embeddings may have more rows "
-        f"than it had; received {chosen.version.path}, which {why}. Train from "
+        "a table of embeddings may have more rows than it had; received "
+        f"{chosen.version.path}, which {why}. Train from "
         "new weights, without `warm_start`, and learn from the old model's "
         "predictions: teachers.FixedTeacher(old_model)."
     )

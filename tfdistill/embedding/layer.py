@@ -532,6 +532,7 @@ def layers_of(model: keras.Layer) -> list[ShardedEmbedding]:
 def order_of(layer: ShardedEmbedding) -> dict[str, Any]:
     """Returns, as JSON, what the stored order of a table's ids follows from."""
     return {
+        "name": f"{layer.path}/table",
         "sizes": np.atleast_1d(layer.input_dim).tolist(),
         "sharding": layer.layout.sharding,
     }

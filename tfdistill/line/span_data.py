@@ -66,7 +66,14 @@ def predictor(version: str, objective: Any) -> Callable[[Rows], Any]:
     def predict(rows: Rows) -> Any:
         inputs, labels = rows
         batches = tf.data.Dataset.from_tensor_slices(inputs).batch(_BATCH_ROWS)
-        found = [np.asarray(loaded.serve(batch)) for batch in batches]
+        try:
+            found = [np.asarray(loaded.serve(batch)) for batch in batches]
+        except tf.errors.InvalidArgumentError as error:
+            raise ValueError(
+                f"{version} must be able to predict the new rows, also those "
+                "with ids that it does not know (`oov_index` of a "
+                f"ShardedEmbedding): {error.message}"
+            ) from error
         logits = np.concatenate(found).astype(np.float64)
         return objective.predictions(logits, np.asarray(labels))
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdistill.embedding import layer as embedding_layer
@@ -222,19 +223,20 @@ class ServerState:
 
     def layout(self) -> dict[str, Any]:
         """Returns what a later training may begin with."""
-        carried = {
-            key: self._names.get(key, key)
-            for key in (*self._dense, *self._tables)
-            if not key.startswith(("step", "optimizer/", "others/"))
-        }
-        statistics = {
-            f"others/{i}": v.path
-            for i, v in enumerate(self._variables.others)
-            if id(v) in self._variables.weights
-        }
+        dense = [k for k in self._dense if k.startswith("trainable/")]
         return {
             "optimizer": self._variables.optimizer_kind,
-            "carried": {"server": carried, "others": statistics},
+            "carried": {
+                "weights": {
+                    k: self._names[k] for k in dense if k.count("/") == 1
+                },
+                "others": {
+                    f"others/{i}": v.path
+                    for i, v in enumerate(self._variables.others)
+                    if id(v) in self._variables.weights
+                },
+                "slots": {k: self._names[k] for k in dense if k.count("/") > 1},
+            },
             "tables": [
                 {
                     **embedding_layer.order_of(layer),
@@ -278,11 +280,26 @@ class ServerState:
             server_bundle.read_rows(snapshot, key, shards)
 
     def begin_with(self, warm: Any) -> None:
-        """Reads what `write` wrote of another training's."""
+        """Reads another training's values; rows that move, by this process."""
         prefix = self.read(warm.path)
-        reader = tf.train.load_checkpoint(prefix)
+        read = tf.train.load_checkpoint(prefix).get_tensor
         for key, source in warm.sources.items():
-            if key in self._dense:
-                self._dense[key].assign(reader.get_tensor(source))
-            else:
+            if key in self._tables:
                 server_bundle.read_rows(prefix, source, self._tables[key])
+                continue
+            value, variable = read(source), self._dense[key]
+            if value.ndim > len(variable.shape):  # One of each replica.
+                value = value.mean(axis=0)
+            variable.assign(value)
+        for move in warm.moves:
+            found = move.values(
+                read, lambda key: tf.concat(list(self._tables[key]), axis=0)
+            )
+            for key, rows in found.items():
+                shards = self._tables[key]
+                sizes = [int(shard.shape[0]) for shard in shards]
+                ends = np.cumsum(sizes)[:-1]
+                for shard, own in zip(
+                    shards, np.split(rows, ends), strict=True
+                ):
+                    shard.assign(own)

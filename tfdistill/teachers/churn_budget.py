@@ -261,6 +261,8 @@ class ChurnBudget(steps.SteppedCallback):
             f"The churn to the teacher is {self.churn:.4g}, with a budget of "
             f"{self.target:.4g} and the weight at {self.weight:.3g}"
         )
+        if self._anchor is None:
+            said += ", and without a last step, as its variables are others"
         if not replicas.is_chief(self.model.distribute_strategy):
             return
         if self.churn <= self.target:
