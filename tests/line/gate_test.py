@@ -333,6 +333,14 @@ def test_good_rows_raise_no_more_false_alarms_than_stated():
     assert alarms <= 4  # 1.2 are expected.
 
 
+def test_a_column_may_lose_its_worth_from_day_to_day():
+    *earlier, now = (_lineage(_span(day)) for day in range(5))
+    for age, one in enumerate([*earlier, now]):
+        for part in one["data"].values():
+            part["columns"]["ad"]["worth"] = [0.05 * 0.6**age, 0.001]
+    assert not data_summary.compare(now, earlier, gate=gate_lib.Gate())
+
+
 def test_a_column_may_be_ignored():
     broken = _lineage(_break("drifted", *_span(4)))
     gate = gate_lib.Gate(ignored_columns=("numbers[0]",))

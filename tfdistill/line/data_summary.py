@@ -297,7 +297,9 @@ def _faults(
                 f"other {what} in the rows trained on than in those held out "
                 f"(mean {_mean(column)} and {_mean(beside)})."
             )
-    worths = [one["worth"] for one in (*past, beside or {}) if "worth" in one]
+    # It moves with the model and the days.
+    recent = (*past[-2:], beside or {})
+    worths = [one["worth"] for one in recent if "worth" in one]
     if worths and "worth" in column:
         (usual, error), (worth, own) = pooled(worths), column["worth"]
         sigmas = float(stats.norm.isf(11 / 12 * level))

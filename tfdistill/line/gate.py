@@ -63,7 +63,7 @@ class Gate:
             median. Default 0.7.
         drift: How far a column may move from one span to the next: about the
             share of its rows that change their value. Half more than before
-            is always allowed. Default 0.3.
+            is always allowed. Default 0.35.
         label_drift: The same for the label rates of its values, beside a shift
             of all: in standard deviations of the label. Default 0.12.
         false_alarms: The chance, at most, that good training rows are found to
@@ -88,7 +88,7 @@ class Gate:
     net_flips: float | None = 0.01
     least_slice_rows: int = 100
     least_rows: float = 0.7
-    drift: float = 0.3
+    drift: float = 0.35
     label_drift: float = 0.12
     false_alarms: float = 0.03
     ignored_columns: Sequence[str] = ()
