@@ -16,6 +16,7 @@ from tests.programs import commands
 from tfdistill.commands import line as command
 from tfdistill.held_out import predictions
 from tfdistill.line import store
+from tfdistill.recipes import outputs
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -88,6 +89,9 @@ def test_a_model_is_retrained_from_the_one_that_serves(
         rest = lineage["examples"] - controls[name]["examples"]
         assert 0 <= rest <= 128, name
     assert controls["fresh_full"]["examples"] > lineage["examples"]
+    # Evaluated often enough to tell when it was as good.
+    full = outputs.group_dir("clicks/candidates/2/controls/fresh_full_0", 0)
+    assert sum("val_log_loss" in r for r in outputs.read_records(full)) >= 20
     assert controls["warm_start"]["churn"] < controls["fresh"]["churn"]
 
     assert _line("judge") == 0

@@ -140,8 +140,8 @@ def _controls(report: Mapping[str, Any]) -> list[str]:
         "A training from new weights did not become as good in all of its "
         "steps."
         if saved is None
-        else f"A training from new weights took {saved:,} steps more to become "
-        "as good.",
+        else "A training from new weights, evaluated 20 times, was as good "
+        f"{abs(saved):,} steps {'later' if saved >= 0 else 'earlier'}.",
     ]
 
 

@@ -341,7 +341,7 @@ def train_controls(line: store.Line, number: int) -> dict[str, Any]:
     # Of each, its trainings, and their groups.
     planned: dict[str, tuple[list[recipes.Recipe], int]] = {
         "fresh": ([_in_steps(fresh, lineage["steps"])], 1),
-        "fresh_full": ([fresh], 1),
+        "fresh_full": ([_in_steps(fresh, fresh.workload().num_steps, 20)], 1),
         "warm_start": ([taught(teacher_weight=0.0)], 1),
         "pair": ([taught(2, with_peers=True)], 2),
         "ensemble": ([half, other], 1),
@@ -370,13 +370,15 @@ def train_controls(line: store.Line, number: int) -> dict[str, Any]:
     return found
 
 
-def _in_steps(recipe: recipes.Recipe, num_steps: int) -> recipes.Recipe:
-    """Returns a recipe that takes this many steps, and evaluates at the end."""
-    steps = max(1, num_steps)
+def _in_steps(
+    recipe: recipes.Recipe, num_steps: int, num_evaluations: int = 1
+) -> recipes.Recipe:
+    """Returns a recipe of these steps, but for what evaluations leave over."""
+    every = max(1, num_steps // num_evaluations)
     return recipe.changed(
         {
-            "num_steps": steps,
-            "evaluate_every_steps": steps,
+            "num_steps": max(1, num_steps // every) * every,
+            "evaluate_every_steps": every,
             "steps_per_execution": 1,
         }
     )
@@ -385,7 +387,7 @@ def _in_steps(recipe: recipes.Recipe, num_steps: int) -> recipes.Recipe:
 def _steps_saved(fresh: pathlib.Path, lineage: Mapping[str, Any]) -> int | None:
     """Returns how many more steps a fresh training took to be as good.
 
-    None if it never was.
+    By its evaluations; None if it never was.
     """
     for record in outputs.read_records(outputs.group_dir(fresh, 0)):
         loss = record.get("val_log_loss")
