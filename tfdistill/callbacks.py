@@ -24,8 +24,10 @@ from tfdistill.cluster import method
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import claim
+from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
+from tfdistill.exports import key_frames
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
@@ -144,6 +146,8 @@ class StudentExporter(steps.Exporter):
         variables_dtype: str | None = None,
         schema: Mapping[str, Any] | None = None,
         offset_steps: int | None = None,
+        key_every: int = 1,
+        choose: deltas.Chooser | None = None,
     ) -> None:
         """Writes nothing yet.
 
@@ -162,11 +166,19 @@ class StudentExporter(steps.Exporter):
                 `every_steps`, >= 0 and less than that. Default: the groups
                 take turns, `group * every_steps // num_groups`, unless another
                 callback of `fit` mixes the versions of one step.
+            key_every: Every so many versions, and the last, are whole. Those
+                between are deltas, for teachers only: the rows that changed
+                since the whole one, from which `Peers` get the same bits. Not
+                under parameter servers. Default 1: all are whole.
+            choose: Picks which changes of dense floats go into a delta, such
+                as `contrib.TopOfChunks()`; what it leaves out is offered again.
+                Default: all go.
 
         Raises:
             ValueError: An argument is not as above.
         """
         super().__init__()
+        self._key_frames = key_frames.KeyFrames(key_every, choose)
         every_steps = method.every_steps(every_steps)
         self._schedule = steps.EverySteps(every_steps)
         _check_offset(offset_steps, every_steps)
@@ -261,6 +273,10 @@ class StudentExporter(steps.Exporter):
         self._schedule = steps.EverySteps(
             self.every_steps, offset_steps=self._offset(cluster)
         )
+        if replicas.on_servers(strategy) or steps.first(
+            self._others, steps.Mixer
+        ):
+            self._key_frames.refuse_deltas()
         self._schedule.start(self.step)
         self._peers = [g for g in cluster.peers if g != self.group]
         self._looks_for_earlier = self._looks_for_twins = self.step == 0
@@ -339,7 +355,10 @@ class StudentExporter(steps.Exporter):
         if self._worker is None or not self.exchange.enabled:
             return
         model = self.codistilled
-        if self.step == self._last_step:
+        # What is waited for is whole, also if a delta of the step went before.
+        whole = wait_secs > 0
+        may_be_delta = self._key_frames.every > 1
+        if self.step == self._last_step and not (whole and may_be_delta):
             return
         if not wait_secs and not self._pause.is_over:
             self.totals["skipped"] += 1
@@ -351,7 +370,8 @@ class StudentExporter(steps.Exporter):
         snapshot = self._writer.snapshot(values)
         step, extras = self.step, self._extras()
         submitted = self._worker.submit(
-            lambda: self._write(snapshot, step, extras), wait_secs=wait_secs
+            lambda: self._write(snapshot, step, extras, whole),
+            wait_secs=wait_secs,
         )
         if submitted:
             self._last_step = step
@@ -373,14 +393,18 @@ class StudentExporter(steps.Exporter):
         return found
 
     def _write(
-        self, snapshot: saved_model.Snapshot, step: int, extras: dict[str, Any]
+        self,
+        snapshot: saved_model.Snapshot,
+        step: int,
+        extras: dict[str, Any],
+        whole: bool,
     ) -> None:
         # Here, since the training must not wait for it.
         if self._looks_for_earlier:
             self._looks_for_earlier = False
             self._tell_of_an_earlier_run()
         with self.writes.measured():
-            self._publish(snapshot, step, extras)
+            self._publish(snapshot, step, extras, whole)
         began = extras.get(_BEGAN_FIELD)
         if self._looks_for_twins and began:
             # The later of two groups finds what the other has just published.
@@ -420,13 +444,20 @@ class StudentExporter(steps.Exporter):
             )
 
     def _publish(
-        self, snapshot: saved_model.Snapshot, step: int, extras: dict[str, Any]
+        self,
+        snapshot: saved_model.Snapshot,
+        step: int,
+        extras: dict[str, Any],
+        whole: bool,
     ) -> None:
         writer: Any = self._writer
         graph = writer.graph
         try:
-            version = self.exchange.publish(
-                lambda directory: writer.write(directory, snapshot),
+            version = self._key_frames.publish(
+                self.exchange,
+                writer,
+                snapshot,
+                whole=whole,
                 group=self.group,
                 step=step,
                 graph_fingerprint=graph.fingerprint,
@@ -445,8 +476,9 @@ class StudentExporter(steps.Exporter):
             _log.info("Version %d was published before.", step)
         except claim.ERRORS:
             pass  # Logged once, and raised in the training thread.
-        except versions.ExportError as error:
-            cause, goes_on = error.__cause__, ", training continues"
+        except (versions.ExportError, server_bundle.NotFiniteError) as error:
+            cause = error.__cause__ or error
+            goes_on = ", training continues"
             if isinstance(cause, server_bundle.NotFiniteError):
                 # No fault of the storage: it ends the training, elsewhere.
                 self.model.trainer.not_finite = f"{cause.name} at step {step}"

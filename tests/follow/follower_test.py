@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.cases import waits
+from tfdistill.exchange import deltas
 from tfdistill.exchange import versions
 from tfdistill.follow import agreement
 from tfdistill.follow import follower
@@ -22,17 +23,29 @@ _WAIT_SECS = 30.0
 class _Manifest:
     graph_fingerprint = "f"
 
+    def __init__(self, step, frame):
+        self.step = step
+        self.extras = {deltas.KEY_EVERY_FIELD: 4}
+        if frame is not None:
+            self.extras[deltas.FIELD] = {"frame": frame}
+
 
 class _Exchange:
     """One peer's versions in memory, and what goes wrong with them."""
 
-    def __init__(self, *steps):
+    def __init__(self, *steps, place="memory"):
         self.published = list(steps)
+        # Of deltas, the key frame.
+        self.frames = {}
+        self._place = place
+        if place == "memory":
+            self.deltas = _Exchange(place="deltas")
         self.on_latest = lambda: None
         self.errors = {}
 
     def _version(self, step):
-        return versions.Version(1, step, f"memory/{step}", _Manifest())
+        manifest = _Manifest(step, self.frames.get(step))
+        return versions.Version(1, step, f"{self._place}/{step}", manifest)
 
     def latest(self, group, *, newer_than=-1, wanted=lambda version: True):
         found = sorted(self.published, reverse=True)
@@ -124,7 +137,7 @@ def test_another_group_is_followed_from_its_first_version():
     groups = {1: [40, 50], 2: [10]}
     exchange = _Exchange()
     exchange._version = lambda step: versions.Version(
-        2 if step < 40 else 1, step, f"memory/{step}", _Manifest()
+        2 if step < 40 else 1, step, f"memory/{step}", _Manifest(step, None)
     )
 
     def read(version):
@@ -342,8 +355,9 @@ class _Collective:
 class _Group:
     """Workers whose background threads run whenever `rng` says so."""
 
-    def __init__(self, rng, num_workers):
-        self.rng = rng
+    def __init__(self, rng, num_workers, *, with_deltas=False):
+        self.rng, self._with_deltas = rng, with_deltas
+        self.taken = []
         self.exchanges = [_Exchange() for _ in range(num_workers)]
         self.readers, self.agreements, self.collectives = [], [], []
         self.cannot_load = []
@@ -354,13 +368,19 @@ class _Group:
             def read(version, cannot_read=cannot_read):
                 if version.step in cannot_read:
                     raise screen.Refused("cannot read")
-                return version.step
+                return version.path
 
             # Each look at the clock is later than any pause of before.
             clock = itertools.count(
                 0.0, 2 * follower._LONGEST_PAUSE_SECS
             ).__next__
-            reader = _reader(exchange, read=read, alone=False, clock=clock)
+            reader = _reader(
+                exchange,
+                read=read,
+                alone=False,
+                clock=clock,
+                deltas_of="f" if with_deltas else "",
+            )
             self.readers.append(reader)
             self.cannot_load.append(cannot_load)
             self.collectives.append(_Collective())
@@ -380,7 +400,14 @@ class _Group:
             self.readers[index].stage()
 
     def publish(self, step):
+        frame = self.exchanges[0].published[-1:]
+        is_delta = frame and self._with_deltas and self.rng.random() < 0.8
         for exchange in self.exchanges:
+            if is_delta:
+                exchange = exchange.deltas
+                exchange.frames[step] = frame[0]
+                if self.rng.random() < 0.1:
+                    continue  # Lost, for this worker.
             exchange.published.append(step)
             while len(exchange.published) > 3:
                 exchange.published.pop(0)
@@ -410,7 +437,7 @@ class _Group:
             news = [found.ready for found in news]
         for reader, ready in zip(self.readers, news, strict=True):
             if ready:
-                reader.take()
+                self.taken.append(reader.take().values)
             self.background()
 
     def _confirm(self, index):
@@ -442,11 +469,15 @@ def no_warnings():
 
 
 @pytest.mark.usefixtures("no_warnings")
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_workers_never_differ_and_never_go_back(num_workers):
-    swaps = rejections = 0
+@pytest.mark.parametrize(
+    ("num_workers", "with_deltas"), [(1, False), (3, False), (3, True)]
+)
+def test_workers_never_differ_and_never_go_back(num_workers, with_deltas):
+    swaps = rejections = num_deltas = 0
     for seed in range(100):
-        group = _Group(random.Random(seed), num_workers)
+        group = _Group(
+            random.Random(seed), num_workers, with_deltas=with_deltas
+        )
         before, step = -1, 0
         for _ in range(20):
             if group.rng.random() < 0.5:
@@ -461,10 +492,13 @@ def test_workers_never_differ_and_never_go_back(num_workers):
             assert current.pop() >= before, f"seed {seed}"
             swaps += group.readers[0].current != before
             before = group.readers[0].current
+            assert len({*group.taken[-num_workers:]}) <= 1
         rejections += len(group.readers[0].rejected)
+        num_deltas += sum("deltas" in path for path in group.taken)
     # Otherwise nothing was tried.
     assert swaps > 160
     assert rejections > 60
+    assert num_deltas > 100 * with_deltas - 1
 
 
 @pytest.mark.usefixtures("no_warnings")

@@ -5,6 +5,8 @@ and they may change, or leave, with any release.
 """
 
 from tfdistill.contrib.batch_scaler import BatchScaler
+from tfdistill.contrib.choosers import LocalMaximum
+from tfdistill.contrib.choosers import TopOfChunks
 from tfdistill.contrib.merge_barrier import MergeBarrier
 from tfdistill.contrib.mutual_learning import OtherStudents
 from tfdistill.contrib.quasi_global import QuasiGlobalMomentum
@@ -13,9 +15,11 @@ from tfdistill.contrib.sampled import SampledOutput
 
 __all__ = [
     "BatchScaler",
+    "LocalMaximum",
     "MergeBarrier",
     "OtherStudents",
     "QuasiGlobalMomentum",
     "SampledOutput",
+    "TopOfChunks",
     "dirichlet_shard",
 ]

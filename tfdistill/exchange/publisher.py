@@ -8,6 +8,7 @@ trusted, and links are not followed. Needs neither TensorFlow nor Keras.
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import tempfile
@@ -16,12 +17,14 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
 from tfdistill.exchange import claim as group_claim
 from tfdistill.exchange import commit
+from tfdistill.exchange import deltas
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import notes
@@ -102,6 +105,20 @@ class Exchange:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Exchange":
         """Returns this one: a tuner copies callbacks, not what they open."""
         return self
+
+    @functools.cached_property
+    def deltas(self) -> "Exchange":
+        """Its deltas: an exchange below it, where no version is looked for."""
+        found = Exchange(
+            f"{self.root}/deltas" if self.enabled else None,
+            max_to_keep=self._retention.max_to_keep,
+            min_keep_secs=self._retention.min_keep_secs,
+            key=None,
+            file_system=self._file_system,
+            clock=self._retention.clock,
+        )
+        found.signer, found.incarnation = self.signer, self.incarnation
+        return found
 
     def notes(self, group: int) -> notes.Notes:
         """Returns the notes that a group's processes leave for others."""
@@ -251,6 +268,23 @@ class Exchange:
         path = self.version_path(group, step)
         return versions.Version(group, step, path, checked)
 
+    def publish_delta(
+        self, blocks: Iterable[bytes], *, group: int, **described: Any
+    ) -> versions.Version:
+        """Publishes a delta, of `deltas.Encoder`, as `publish` does a version.
+
+        Under the claim of the group, if there is one.
+        """
+        claim = self._publisher(group).claim
+        self.deltas._publisher(group).claim = claim
+        return self.deltas.publish(
+            lambda directory: filesystem.LocalFileSystem().write(
+                f"{directory}/{deltas.FILE_NAME}", blocks
+            ),
+            group=group,
+            **described,
+        )
+
     def _publisher(self, group: int) -> commit.GroupPublisher:
         if not self.enabled:
             raise versions.ExportError(
@@ -266,8 +300,18 @@ class Exchange:
     def _prune(self, group: int) -> None:
         try:
             self._publisher(group).prune(self.steps(group))
+            if "deltas" in vars(self):
+                # A delta's frame is older, so the oldest's are not before it.
+                oldest = min(self.listed(group), default=-1)
+                self.deltas._remove_until(group, oldest)
         except OSError as error:
             _log.warning("Could not prune group %d: %s", group, error)
+
+    def _remove_until(self, group: int, last: int) -> None:
+        for step in self.listed(group):
+            if step <= last:
+                path = self.version_path(group, step)
+                commit.try_to_remove_version(self._file_system, path)
 
     def open(self, group: int, step: int) -> versions.Version:
         """Returns a version by reading its manifest, and nothing else of it.

@@ -160,19 +160,8 @@ class SavedModelWriter:
         The directory, a path or URL, exists and is empty. ValueError if a
         value is NaN or infinite.
         """
-        held = [
-            (variable, value)
-            for variable, value in zip(
-                self.graph.variables, snapshot, strict=True
-            )
-            if value is not None
-        ]
-        check_finite([v for _, v in held], [v.path for v, _ in held])
+        values = self.stored(snapshot)
         with tf.device("CPU:0"):
-            values = [
-                None if value is None else tf.cast(value, dtype)
-                for value, dtype in zip(snapshot, self._dtypes, strict=True)
-            ]
             if self._files is None:
                 self._files, self._object_graph = self._write_graph(
                     directory, values
@@ -184,6 +173,22 @@ class SavedModelWriter:
                     file.write(content)
             tf.io.gfile.makedirs(f"{directory}/variables")
             self._write_values(f"{directory}/variables/variables", values)
+
+    def stored(self, snapshot: Snapshot) -> Snapshot:
+        """Returns the values that `write` writes; raises as it does."""
+        held = [
+            (variable, value)
+            for variable, value in zip(
+                self.graph.variables, snapshot, strict=True
+            )
+            if value is not None
+        ]
+        check_finite([v for _, v in held], [v.path for v, _ in held])
+        with tf.device("CPU:0"):
+            return [
+                None if value is None else tf.cast(value, dtype)
+                for value, dtype in zip(snapshot, self._dtypes, strict=True)
+            ]
 
     def _write_values(self, prefix: str, values: Snapshot) -> None:
         keys = list(self.variables)
@@ -287,7 +292,7 @@ def read_variables(
     """
     keys = [key for key in variables if only is None or key in only]
     found = checkpoints.contents(directory)
-    _check_contents(found, variables)
+    check_contents(found, variables)
     values = checkpoints.read(directory, {k: found[k][1] for k in keys})
     for key, value in zip(keys, values, strict=True):
         # The files may have changed meanwhile.
@@ -297,10 +302,11 @@ def read_variables(
     return values
 
 
-def _check_contents(
+def check_contents(
     found: Mapping[str, tuple[tf.TensorShape, tf.DType]],
     variables: Mapping[str, Mapping[str, Any]],
 ) -> None:
+    """Checks the shapes and kinds that were found against those expected."""
     for key, expected in variables.items():
         if key not in found:
             raise ValueError(f"variable {key} is missing.")

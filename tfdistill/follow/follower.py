@@ -6,6 +6,7 @@ and checks it in the background); once all have it, all swap it in at the same
 step. A version that any worker cannot use is rejected by all.
 """
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.system import background
@@ -26,6 +28,8 @@ PENDING, READY, FAILED = 0, 1, -1
 # one for a moment: what contradicts a version must be seen twice.
 _LOOKS_TO_BE_SURE = 2
 _CONTRADICTIONS = versions.CorruptVersionError, versions.VersionNotFoundError
+# Of deltas of one key frame, how many bad ones are enough.
+_MOST_BAD_DELTAS = 2
 # How often reading a version is tried, and the pause between two tries while
 # the storage is away.
 _MOST_TRIES = 5
@@ -78,6 +82,7 @@ class Follower:
         read: Callable[[versions.Version], Any],
         alone: bool,
         screen: Callable[[versions.Version], None] = lambda version: None,
+        deltas_of: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Touches no storage.
@@ -88,7 +93,8 @@ class Follower:
         decides for itself, without workers beside it. A version is given up
         when reading it has failed five times. If it was the storage that
         failed, a newer version must be in sight, too: until then it is tried
-        again, after longer and longer pauses.
+        again, after longer and longer pauses. `read` takes the deltas of the
+        graph with the fingerprint `deltas_of` as well.
         """
         self.group = group
         self.current = -1
@@ -99,6 +105,9 @@ class Follower:
         self._read = read
         self._screen = screen
         self._alone = alone
+        self._deltas_of = deltas_of
+        # The key frame of the version in use, if its group publishes deltas.
+        self.frame: int | None = None
         self._lock = threading.Lock()
         self._proposal = -1
         self._announced = -1
@@ -114,10 +123,8 @@ class Follower:
     def look(self) -> None:
         """Looks for the newest version that is neither in use nor rejected."""
         # What is proposed already is not opened again, until it is announced.
-        newest = self._exchange.latest(
-            self.group,
-            newer_than=max(self.current, self.newest),
-            wanted=self._is_usable,
+        newest = self._latest(
+            max(self.current, self.newest), wanted=self._is_usable
         )
         with self._lock:
             # Again: it may have been taken or rejected while the storage was
@@ -126,6 +133,41 @@ class Follower:
                 self._proposal = newest.step
             if self._alone and self._announced < 0:
                 self._announce(self._beyond_current())
+
+    def _latest(
+        self, newer_than: int, *, wanted: Callable[[versions.Version], bool]
+    ) -> versions.Version | None:
+        """Returns the newest version or, if deltas are read, delta."""
+        found = self._exchange.latest(
+            self.group, newer_than=newer_than, wanted=wanted
+        )
+        if self.frame is None:
+            return found
+        delta = self._exchange.deltas.latest(
+            self.group,
+            newer_than=found.step if found else newer_than,
+            wanted=lambda each: self._is_readable(each) and wanted(each),
+        )
+        return delta or found
+
+    def _is_readable(self, delta: versions.Version) -> bool:
+        frame = deltas.frame_of(delta.manifest)
+        if frame is None or delta.manifest.graph_fingerprint != self._deltas_of:
+            return False
+        return sum(step > frame for step in self.rejected) < _MOST_BAD_DELTAS
+
+    def _open(
+        self, group: int, step: int
+    ) -> tuple[publisher.Exchange, versions.Version]:
+        """Opens a version where it is: a delta before a frame of its step.
+
+        So all workers take the same: the delta was there first.
+        """
+        if self.frame is not None or (self._deltas_of and self.current < 0):
+            with contextlib.suppress(versions.VersionNotFoundError):
+                place = self._exchange.deltas
+                return place, place.open(group, step)
+        return self._exchange, self._exchange.open(group, step)
 
     def _is_usable(self, version: versions.Version) -> bool:
         step = version.step
@@ -142,9 +184,9 @@ class Follower:
                 return
         staged, failure = None, None
         try:
-            version = self._exchange.open(group, step)
+            place, version = self._open(group, step)
             self._screen(version)
-            with self._exchange.readable(version) as readable:
+            with place.readable(version) as readable:
                 staged = Staged(version, self._read(readable))
         except Exception as error:  # TensorFlow's readers raise many kinds.
             failure = self._judged(step, error)
@@ -170,7 +212,7 @@ class Follower:
 
     def _has_newer(self, step: int) -> bool:
         try:
-            newer = self._exchange.latest(self.group, newer_than=step)
+            newer = self._latest(step, wanted=lambda version: True)
         except OSError:
             return False
         return newer is not None
@@ -225,6 +267,7 @@ class Follower:
         with self._lock:
             self.group, self.current = group, -1
             self.rejected, self._proposal = {}, -1
+            self.frame = None
             self._announce(-1)
 
     def announce(self, step: int) -> None:
@@ -247,6 +290,9 @@ class Follower:
                     f"group {self.group}: no version is ready to be taken."
                 )
             self.current = staged.version.step
+            self.frame = None
+            if staged.fingerprint == self._deltas_of:
+                self.frame = deltas.frame_of(staged.version.manifest)
             self._announce(-1)
             return staged
 

@@ -10,8 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistill.cluster import identity
+from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
+from tfdistill.exports import key_frames
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.follow import follower as follower_lib
@@ -225,15 +227,18 @@ class Peer(teacher.Teacher):
                 student.merits[self.canary] = self._merit
         self.is_judged = not self._merit or not self._merit.can_compare
         may_differ = self._options.allow_other_graphs
+        self._screen = screen.Screen(
+            graph,
+            schema=self._options.schema,
+            only_own="" if may_differ else _OTHER_GRAPH,
+        )
         self.follower = follower_lib.Follower(
             self.exchange,
             self._first_group,
             read=self._read,
-            screen=screen.Screen(
-                graph,
-                schema=self._options.schema,
-                only_own="" if may_differ else _OTHER_GRAPH,
-            ),
+            screen=self._screen,
+            # Rows on servers are read from whole versions only.
+            deltas_of="" if student.on_servers else graph.fingerprint,
             alone=student.num_workers == 1,
         )
         self.follower.wanted = lambda step: not student.in_burn_in(step)
@@ -257,10 +262,29 @@ class Peer(teacher.Teacher):
         )
         # A read that was given up may be under way still.
         with self._reading, self._reads.measured():
-            values = self._own_place.read(version, expected)
+            if deltas.is_delta(version.manifest):
+                values = self._patched(version)
+            else:
+                values = self._own_place.read(version, expected)
         if is_own:
             self._try_out(functools.partial(self._own_place.try_out, values))
         return values
+
+    def _patched(self, delta: versions.Version) -> saved_model.Snapshot:
+        """Reads a delta, over the values in place or those of its key frame."""
+        expected = self._writer.variables
+        frame: Any = deltas.frame_of(delta.manifest)
+        if frame is not None and frame == self.follower.frame:
+            try:
+                held = self._own_place.variables
+                return key_frames.read_delta(delta, held, expected)
+            except deltas.DeltaError as error:
+                _log.info("Reading key frame %d again: %s", frame, error)
+        whole = self.exchange.open(delta.group, frame)
+        self._screen(whole)
+        with self.exchange.readable(whole) as readable:
+            values = self._own_place.read(readable, expected)
+        return key_frames.read_delta(delta, values, expected)
 
     def _try_out(self, predict: Any) -> None:
         """Has a version predict the canary batch, if there is one."""

@@ -1,0 +1,150 @@
+"""Bytes of deltas between versions, against whole ones.
+
+Trains a recipe in one process and publishes a version at its interval: once
+more than a key frame and all of its deltas. Each delta is read back, and must
+be the student's weights to the bit. TFDISTILL_DATA names the data.
+"""
+
+import tempfile
+import time
+from typing import Any
+
+import keras
+
+import tfdistill
+from benchmarks import measure
+from launch import recipes
+from tfdistill import contrib
+from tfdistill.exchange import deltas
+from tfdistill.exports import key_frames
+from tfdistill.exports import saved_model
+from tfdistill.exports import student_graph
+from tfdistill.system import programs
+
+# Of a whole version's bytes to those of an exact delta, at least.
+_TARGET = 3.5
+
+
+class _Versions(keras.callbacks.Callback):
+    """Publishes the student and reads what it published."""
+
+    def __init__(self, exchange: Any, every_steps: int, **kwargs: Any) -> None:
+        super().__init__()
+        self._exchange, self._every = exchange, every_steps
+        self._publisher = key_frames.KeyFrames(**kwargs)
+        self._is_exact = kwargs.get("choose") is None
+        self._writer: Any = None
+        self._held: Any = None
+        self._step = 0
+        self.sizes: dict[bool, list[int]] = {True: [], False: []}
+        self.secs: dict[bool, list[float]] = {True: [], False: []}
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Publishes and reads, if a version is due."""
+        self._step += 1
+        if self._step % self._every:
+            return
+        if self._writer is None:
+            spec = {i.name: i for i in self.model.inputs}
+            graph = student_graph.StudentGraph(self.model, spec)
+            self._writer = saved_model.SavedModelWriter(graph)
+        writer = self._writer
+        snapshot = writer.snapshot()
+        start = time.perf_counter()
+        version = self._publisher.publish(
+            self._exchange,
+            writer,
+            snapshot,
+            whole=False,
+            extras={},
+            group=0,
+            step=self._step,
+            variables=writer.variables,
+        )
+        is_delta = deltas.is_delta(version.manifest)
+        self.secs[is_delta].append(time.perf_counter() - start)
+        self.sizes[is_delta].append(version.num_bytes)
+        if not is_delta:
+            self._held = snapshot
+            return
+        with self._exchange.deltas.readable(version) as delta:
+            self._held = key_frames.read_delta(
+                delta, self._held, writer.variables
+            )
+        for held, value in zip(self._held, snapshot, strict=True):
+            is_same = held.numpy().tobytes() == value.numpy().tobytes()
+            if self._is_exact and not is_same:
+                raise RuntimeError(f"Version {self._step} is not the student.")
+
+
+def _measure(options: Any, choose: Any) -> dict[str, Any]:
+    keras.utils.set_random_seed(0)
+    recipe = recipes.get(options.recipe)
+    workload = recipe.workload()
+    model = workload.model()
+    train, _ = workload.data(
+        tfdistill.Cluster(), batch_size=workload.batch_size
+    )
+    every = options.every_steps or workload.every_steps
+    model.compile(workload.optimizer(), workload.loss)
+    with tempfile.TemporaryDirectory() as root:
+        published = _Versions(
+            tfdistill.Exchange(root, key=None),
+            every,
+            every=options.key_every,
+            choose=choose,
+        )
+        num_versions = options.key_every * options.frames
+        model.fit(
+            train.repeat(),
+            steps_per_epoch=every * num_versions,
+            callbacks=[published],
+            verbose=0,
+        )
+    frames, found = (published.sizes[kind] for kind in (False, True))
+    full, delta = max(frames), sum(found) / len(found)
+    mean = (sum(frames) + sum(found)) / num_versions
+    return {
+        "every_steps": every,
+        "versions": num_versions,
+        "full_bytes": full,
+        "delta_bytes": round(delta),
+        "first_and_last_delta_bytes": [found[0], found[options.key_every - 2]],
+        "delta_ratio": round(full / delta, 2),
+        "version_ratio": round(full / mean, 2),
+        "full_secs": round(min(published.secs[False]), 3),
+        "delta_secs": round(min(published.secs[True]), 3),
+    }
+
+
+def run(options: Any, record: dict[str, Any]) -> None:
+    """Measures each chooser."""
+    sides = {
+        "exact": None,
+        "top_of_chunks": contrib.TopOfChunks(),
+        "local_maximum": contrib.LocalMaximum(),
+    }
+    found = {}
+    for name, choose in sides.items():
+        found[name] = _measure(options, choose)
+        measure.log(f"{name}: {found[name]}")
+    record.update(
+        benchmark="deltas",
+        config=vars(options),
+        **found,
+        met=found["exact"]["delta_ratio"] >= _TARGET,
+    )
+
+
+def _add_options(options: programs.Flags) -> None:
+    options.add("recipe", "whose student and data", "criteo_small")
+    options.add("every_steps", "steps between versions; 0: the recipe's", 0)
+    options.add("key_every", "versions for each whole one", 10, quick=3)
+    options.add("frames", "whole versions", 2)
+
+
+PROGRAM = measure.program("deltas", __doc__, define=_add_options, run=run)
+main = PROGRAM.main
+
+if __name__ == "__main__":
+    PROGRAM.start()
