@@ -129,6 +129,7 @@ def read_delta(
     results = deltas.patched(
         delta.manifest.extras[deltas.FIELD], content, arrays
     )
-    values = [tf.constant(results[key]) for key in variables]
+    with tf.device("CPU:0"):
+        values = [tf.constant(results[key]) for key in variables]
     saved_model.check_finite(values, list(variables))
     return values
