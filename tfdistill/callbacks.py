@@ -168,8 +168,9 @@ class StudentExporter(steps.Exporter):
                 callback of `fit` mixes the versions of one step.
             key_every: Every so many versions, and the last, are whole. Those
                 between are deltas, for teachers only: the rows that changed
-                since the whole one, from which `Peers` get the same bits. Not
-                under parameter servers. Default 1: all are whole.
+                since the whole one, from which `Peers` get the same bits. On
+                parameter servers groups read only whole ones, and their own
+                tables pass through the coordinator. Default 1: all are whole.
             choose: Picks which changes of dense floats go into a delta, such
                 as `contrib.TopOfChunks()`; what it leaves out is offered again.
                 Default: all go.
@@ -273,9 +274,7 @@ class StudentExporter(steps.Exporter):
         self._schedule = steps.EverySteps(
             self.every_steps, offset_steps=self._offset(cluster)
         )
-        if replicas.on_servers(strategy) or steps.first(
-            self._others, steps.Mixer
-        ):
+        if steps.first(self._others, steps.Mixer):
             self._key_frames.refuse_deltas()
         self._schedule.start(self.step)
         self._peers = [g for g in cluster.peers if g != self.group]

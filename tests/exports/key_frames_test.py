@@ -12,6 +12,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill.contrib import TopOfChunks
+from tfdistill.embedding import layer
 from tfdistill.exchange import deltas
 
 _KEY_EVERY = 4
@@ -197,6 +198,18 @@ def test_a_version_that_was_in_use_before_is_read_by_its_frame(exchange):
     kernels = [_teacher(late)[1], versions[5][1]]
     assert 0 < np.mean(kernels[0] == kernel) < 1
     assert not np.array_equal(*kernels)
+
+
+def test_tables_on_servers_are_written_and_compared_alike(
+    exchange, monkeypatch
+):
+    """Their rows are no part of a snapshot, and change while it is written."""
+    model, values = _following(exchange), {}
+    monkeypatch.setattr(layer.LogicalTable, "is_on_servers", True)
+    _publish(exchange, values.__setitem__, 3)
+    cases.load(model, 3)
+    assert exchange.deltas.steps(1) == [2, 3]
+    _assert_same_bits(_teacher(model), values[3])
 
 
 def test_a_new_training_in_the_process_begins_with_a_key_frame(exchange):

@@ -44,8 +44,8 @@ class KeyFrames:
         """Raises a ValueError if not every version is whole."""
         if self.every > 1:
             raise ValueError(
-                "Versions that are mixed, and those of parameter servers, must "
-                f"be whole, key_every=1; received {self.every}."
+                "Versions that are mixed must be whole, key_every=1; received "
+                f"{self.every}."
             )
 
     def publish(
@@ -78,6 +78,13 @@ class KeyFrames:
         # must see the same.
         if not whole and step in other.listed(described["group"]):
             raise versions.VersionExistsError(f"Step {step} is there already.")
+        # From servers, too: what is compared must be what was written.
+        snapshot = [
+            variable.value if value is None else value
+            for variable, value in zip(
+                writer.graph.variables, snapshot, strict=True
+            )
+        ]
         stored: Any = zip(
             writer.variables, writer.stored(snapshot), strict=True
         )
