@@ -1,7 +1,6 @@
 """Tests that a task cannot outlive its launcher, nor its children itself."""
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -139,17 +138,3 @@ time.sleep(600)
         process.kill()
         process.wait(LIMIT_SECS)
     waits.until(lambda: not any(tasks.alive(pid) for pid in pids))
-
-
-@pytest.mark.skipif(
-    not os.path.exists("/proc/self/autogroup"), reason="needs autogroups"
-)
-def test_gives_way_to_tasks_that_train_while_it_starts(start):
-    task = start(*_python("import time\n" + WAIT))
-    waits.until(lambda: task.read() or task.pid)
-
-    def nice():
-        return pathlib.Path(f"/proc/{task.pid}/autogroup").read_text().split()
-
-    waits.until(lambda: nice()[-1] == "10")
-    waits.until(lambda: nice()[-1] == "0")

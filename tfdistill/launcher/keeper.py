@@ -28,8 +28,6 @@ from typing import Literal
 
 # Time that processes left behind by an ended task get to end by themselves.
 LINGER_SECS = 1.0
-# A task that starts gives way to those that train: so long, and so much.
-START_SECS, _START_NICE = 10.0, 10
 _ON_LINUX = sys.platform == "linux"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -100,33 +98,14 @@ class Keeper:
         return "keeper"
 
     def _keep(self) -> None:
-        start, nice = time.monotonic(), self._set_nice(_START_NICE)
-        while self._code is None and self._wait(None if nice == 0 else 0.5):
+        while self._code is None and self._wait():
             self._reap()
-            is_new = time.monotonic() - start < START_SECS
-            nice = self._set_nice(_START_NICE if is_new else 0)
         deadline = time.monotonic() + LINGER_SECS
         while self._code is not None and time.monotonic() < deadline:
             if not self._left_behind() or not self._wait(0.05):
                 break
             self._reap()
         self._kill_all()
-
-    def _set_nice(self, value: int) -> int | None:
-        """Sets the priority of the task's session beside others; None: not yet.
-
-        Unlike that of a process, anybody may raise it again (autogroup in
-        sched(7)), but not at every moment. Where it cannot be set, it is 0.
-        """
-        path = f"/proc/{self._task}/autogroup"
-        if not os.path.exists(path):
-            return 0
-        try:
-            with open(path, "w") as file:
-                file.write(str(value))
-        except OSError:
-            return None
-        return value
 
     def _forward(self, number: int, frame: object) -> None:
         if self._task and self._code is None:
