@@ -109,7 +109,7 @@ def run(
                 _json(candidate.lineage(chosen, number, warm_start)),
             )
         if controls:
-            train_controls(line, number)
+            train_controls(line, number, **topology)
     return number
 
 
@@ -301,7 +301,9 @@ def _train(
 # ---- controls ----
 
 
-def train_controls(line: store.Line, number: int) -> dict[str, Any]:
+def train_controls(
+    line: store.Line, number: int, **topology: Any
+) -> dict[str, Any]:
     """Trains what a candidate is compared with, each on as many examples.
 
     `fresh`: from new weights, on all spans. `fresh_full`: the same in as many
@@ -310,8 +312,9 @@ def train_controls(line: store.Line, number: int) -> dict[str, Any]:
     it. `ensemble`: the mean of two warm starts. The last two take half of the
     steps for each group.
 
-    Returns, and writes to controls.json, the figures of each on the held-out
-    rows, its churn to the promoted version, and its examples.
+    All on clusters of the same `topology`. Returns, and writes to
+    controls.json, the figures of each on the held-out rows, its churn to the
+    promoted version, and its examples.
     """
     directory = pathlib.Path(line.candidate_path(number))
     path = directory / gate.CONTROLS
@@ -353,7 +356,7 @@ def train_controls(line: store.Line, number: int) -> dict[str, Any]:
         members, groups = [], []
         for index, training in enumerate(trainings):
             place = directory / "controls" / f"{name}_{index}"
-            _train(training, place, num_groups=num_groups)
+            _train(training, place, num_groups=num_groups, **topology)
             members.append(predictions.read(outputs.group_dir(place, 0)))
             groups += outputs.read_results(place)["groups"]
         student = type(members[0]).mean(members) if members[1:] else members[0]

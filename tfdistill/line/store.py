@@ -390,7 +390,8 @@ class Line:
                 names = ", ".join(map(str, before)) or "none"
                 raise RefusedError(
                     "A line goes back to a version that was promoted before "
-                    f"{current}: {names}; received {to or 'no number'}."
+                    f"{current or 'now'}: {names}; received "
+                    f"{to or 'no number'}."
                 )
             to = to or before[-1]
             if not journal.names(self._files, self.version_path(to)):
