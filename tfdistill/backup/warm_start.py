@@ -155,14 +155,16 @@ def planned(chosen: store.Chosen, state: Any) -> WarmStart:
     specs = chosen.host["variables"], state.specs()
     sources, moves, different = {}, [], []
     moved: set[str] = set()
-    for before, now in zip(*_both("embeddings", theirs, ours), strict=False):
+    for before, now in zip(
+        *(t.get("embeddings", []) for t in (theirs, ours)), strict=False
+    ):
         move = Move(before, now)
         if before["sizes"] != now["sizes"] and move.fits(specs):
             moves.append(move)
             moved |= {key for part in now["parts"] for key in part}
     for kind in ours["carried"]:
         for before, now in itertools.zip_longest(
-            *(list(t["carried"][kind].items()) for t in (theirs, ours))
+            *(list(t["carried"].get(kind, {}).items()) for t in (theirs, ours))
         ):
             if now and now[0] in moved:
                 continue
@@ -170,16 +172,18 @@ def planned(chosen: store.Chosen, state: Any) -> WarmStart:
                 sources[now[0]] = before[0]
             else:
                 different.append((now or before)[1])
-    for before, now in itertools.zip_longest(*_both("tables", theirs, ours)):
+    for before, now in itertools.zip_longest(
+        *(t["tables"] for t in (theirs, ours))
+    ):
         if not (before and now and Move(before, now).fits(specs)):
-            different.append((now or before)["name"])
+            different.append((now or before).get("name", "tables"))
             continue
         pairs = [
             (own, other)
             for parts in zip(now["parts"], before["parts"], strict=True)
             for own, other in itertools.zip_longest(*parts)
         ]
-        if _order(before) == _order(now) and all(
+        if all(before[k] == now[k] for k in ("sizes", "sharding")) and all(
             None not in (own, other) and specs[0][other] == specs[1][own]
             for own, other in pairs
         ):
@@ -190,14 +194,6 @@ def planned(chosen: store.Chosen, state: Any) -> WarmStart:
         some = ", ".join(list(dict.fromkeys(different))[:5])
         raise _refused(chosen, f"differs from this training's in {some}")
     return WarmStart(chosen.version.path, sources, moves)
-
-
-def _both(name: str, *layouts: Mapping[str, Any]) -> list[list[Any]]:
-    return [layout.get(name, []) for layout in layouts]
-
-
-def _order(table: Mapping[str, Any]) -> tuple[Any, ...]:
-    return table["sizes"], table["sharding"]
 
 
 def _refused(chosen: store.Chosen, why: str) -> ValueError:
