@@ -166,11 +166,12 @@ class SavedModelWriter:
                 self._files, self._object_graph = self._write_graph(
                     directory, values
                 )
-            for name, content in self._files.items():
-                path = f"{directory}/{name}"
-                tf.io.gfile.makedirs(path.rpartition("/")[0])
-                with tf.io.gfile.GFile(path, "wb") as file:
-                    file.write(content)
+            else:
+                for name, content in self._files.items():
+                    path = f"{directory}/{name}"
+                    tf.io.gfile.makedirs(path.rpartition("/")[0])
+                    with tf.io.gfile.GFile(path, "wb") as file:
+                        file.write(content)
             tf.io.gfile.makedirs(f"{directory}/variables")
             self._write_values(f"{directory}/variables/variables", values)
 
