@@ -193,8 +193,7 @@ class ChurnBudget(steps.SteppedCallback):
         )
         teacher = _named(model.teachers, self._teacher)
         self._theirs = self._predicted(teacher.predict)
-        self._anchor = self._anchor_of(teacher)
-        self._run = self._runner(self._anchor)
+        self._anchor, self._run = self._anchored(teacher)
         self._forget()
         self._take(self._measured(self._snapshot()))
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
@@ -209,17 +208,22 @@ class ChurnBudget(steps.SteppedCallback):
             1 if self._num_steps else _DEFAULT_STEPS
         )
 
-    def _anchor_of(self, teacher: fixed.FixedTeacher) -> list[Any] | None:
-        """Returns the teacher's values, if the student could have them."""
-        if keras_internals.moving_averages(self.model.optimizer):
-            return None  # These take the place of the weights later.
-        found = teacher.values(self._writer)
+    def _anchored(
+        self, teacher: fixed.FixedTeacher
+    ) -> tuple[list[Any] | None, Callable[..., Any]]:
+        """Returns the teacher's values, and what runs the student between.
+
+        No values if the student could not have them.
+        """
+        # Averages take the place of the weights later.
+        averages = keras_internals.moving_averages(self.model.optimizer)
+        found = None if averages else teacher.values(self._writer)
+        run = self._runner(found)
         if found is not None:
-            run = self._runner(found)
             same = self._predicted(lambda x: run(found, x, 0.0))
             if np.abs(same - self._theirs).max() > _SAME:
-                return None
-        return found
+                return None, self._runner(None)
+        return found, run
 
     def _runner(self, anchor: list[Any] | None) -> Callable[..., Any]:
         """Returns what runs the student on values, inputs and a share.
