@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdistill.embedding import layer as embedding_layer
@@ -298,8 +297,7 @@ class ServerState:
             for key, rows in found.items():
                 shards = self._tables[key]
                 sizes = [int(shard.shape[0]) for shard in shards]
-                ends = np.cumsum(sizes)[:-1]
                 for shard, own in zip(
-                    shards, np.split(rows, ends), strict=True
+                    shards, tf.split(rows, sizes), strict=True
                 ):
                     shard.assign(own)
