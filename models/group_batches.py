@@ -1,5 +1,7 @@
 """Batches of a group's own share of the training examples."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 import tfdistill
@@ -15,21 +17,30 @@ def check_size(batch_size: int, *, num_examples: int, examples: str) -> None:
         )
 
 
-def shuffled_indices(
+def shuffled(
     num_examples: int,
     cluster: tfdistill.Cluster,
     *,
     batch_size: int,
     seed: int,
     examples: str,
+    read: Callable[[tf.data.Dataset, int], tf.data.Dataset],
 ) -> tf.data.Dataset:
-    """Returns endless full batches of indices of a group's examples.
+    """Returns endless full batches of a group's examples; resumable.
 
-    int64 `[batch_size]`, in the order that the seed and the group
-    choose.
+    `read` makes them of batches of indices, int64 `[batch_size]`, in the order
+    that the seed and the group choose, and of the first one's number.
     """
     check_size(batch_size, num_examples=num_examples, examples=examples)
-    indices = data.shuffled_indices(
-        num_examples, seed=seed, group=cluster.group
-    )
-    return indices.batch(batch_size, drop_remainder=True)
+
+    def batches(first: int) -> tf.data.Dataset:
+        indices = data.shuffled_indices(
+            num_examples,
+            seed=seed,
+            group=cluster.group,
+            first=first * batch_size,
+        )
+        rows = indices.batch(batch_size, drop_remainder=True)
+        return read(rows, first).prefetch(tf.data.AUTOTUNE)
+
+    return data.resumable(batches)

@@ -142,23 +142,20 @@ def make_datasets(
         return found[:, :-1], found[:, -1]
 
     begin, size = _share(num_train - sequence_length, cluster, mode)
-    train = group_batches.shuffled_indices(
+    train = group_batches.shuffled(
         size,
         cluster,
         batch_size=batch_size,
         seed=seed,
         examples="positions",
+        read=lambda rows, _: rows.map(lambda starts: gather(starts + begin)),
     )
-    train = train.map(lambda starts: gather(starts + begin))
     num_positions = last - first - sequence_length
     _check_length("num_validation", num_validation, 0, num_positions)
     drawn = np.random.default_rng(_POSITIONS_SEED).permutation(num_positions)
     asked = tf.data.Dataset.from_tensor_slices(first + drawn[:num_validation])
     asked = asked.batch(batch_size).map(gather)
-    return (
-        train.prefetch(tf.data.AUTOTUNE),
-        asked.cache().prefetch(tf.data.AUTOTUNE),
-    )
+    return train, asked.cache().prefetch(tf.data.AUTOTUNE)
 
 
 def make_schema(

@@ -108,5 +108,7 @@ def test_the_order_depends_on_seed_and_group_alone():
     assert epochs(2, seed=1) == expected
     assert epochs(2, seed=2) != expected
     assert epochs(2, seed=1, group=1) != expected
-    resumed = data.shuffled_indices(20, seed=1).skip(25).take(15)
+    resumed = data.shuffled_indices(20, seed=1, first=25).take(15)
     assert elements(resumed) == expected[1][5:]
+    with pytest.raises(ValueError, match="received -1"):
+        data.shuffled_indices(20, seed=1, first=-1)

@@ -59,7 +59,7 @@ def test_the_same_data_on_every_worker_and_again():
         kwargs = {"batch_size": 64, "seed": seed}
         return _datasets(cluster(), **kwargs)[0]
 
-    cases.check_order(make, num_batches=12, skip=5)
+    cases.check_order(make, num_batches=12)
 
 
 @pytest.mark.parametrize("mode", ["disjoint", "shared"])

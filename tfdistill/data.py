@@ -5,6 +5,7 @@ that each group shuffles its own way cannot be cut into disjoint parts.
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -22,6 +23,7 @@ __all__ = [
     "at_workers_share",
     "checked",
     "group_shard",
+    "resumable",
     "shuffled_indices",
 ]
 
@@ -140,24 +142,25 @@ def at_workers_share(
 
 
 def shuffled_indices(
-    num_examples: int, *, seed: int, group: int = 0
+    num_examples: int, *, seed: int, group: int = 0, first: int = 0
 ) -> tf.data.Dataset:
     """Returns an endless data set of indices, each epoch in a new order.
 
     The order depends only on the arguments, not on global seeds or on how
-    often it was read: all workers of a group see the same one, and `skip(n)`
-    continues a run exactly.
+    often it was read: all workers of a group see the same one, and `first=n`
+    continues a run exactly, as `skip(n)` does, but at once.
 
     Args:
         num_examples: Indices run from 0 to `num_examples - 1`; >= 1.
         seed: Seed of the run.
         group: Groups get different orders. Default 0.
+        first: Indices to leave out, >= 0, of any number of epochs. Default 0.
 
     Returns:
         A data set of int64 scalars.
 
     Raises:
-        ValueError: If there are no examples.
+        ValueError: If there are no examples, or `first` is negative.
 
     Example:
         >>> epoch = shuffled_indices(4, seed=1).take(4)
@@ -168,6 +171,8 @@ def shuffled_indices(
         raise ValueError(
             f"`num_examples` must be >= 1; received {num_examples}."
         )
+    if first < 0:
+        raise ValueError(f"`first` must be >= 0; received {first}.")
     base = tf.constant([seed, group], tf.int64)
 
     @tf.autograph.experimental.do_not_convert
@@ -178,8 +183,59 @@ def shuffled_indices(
         )
         return tf.data.Dataset.from_tensor_slices(order)
 
-    epochs = tf.data.Dataset.range(tf.int64.max)
-    return epochs.flat_map(epoch_indices)
+    epoch, left_out = divmod(first, num_examples)
+    epochs = tf.data.Dataset.range(epoch, tf.int64.max)
+    indices = epochs.flat_map(epoch_indices)
+    return indices.skip(left_out) if left_out else indices
+
+
+def resumable(make: Callable[[int], tf.data.Dataset]) -> tf.data.Dataset:
+    """Returns `make(0)`, which a resumed `fit` reads as `make(n)`.
+
+    Of any other data set, a `fit` that resumes after n batches reads these
+    once more to reach the next, which at 20 ms a batch takes half an hour
+    after 90,000 steps.
+
+    Args:
+        make: Makes the data set from a number of batches on, with the elements
+            of `make(0).skip(number)`. What is random in it depends on that
+            number alone, not on what was drawn before.
+
+    Returns:
+        The data set. Pass it to `fit` as it is: what a transformation makes of
+        it is as any other data set.
+
+    Example:
+        >>> def batches(first):
+        ...     rows = shuffled_indices(4, seed=1, first=2 * first)
+        ...     return rows.batch(2)
+        >>> train = resumable(batches)
+    """
+    return _remade(make(0), make)
+
+
+def _remade(dataset: tf.data.Dataset, make: Any) -> tf.data.Dataset:
+    dataset._from_batch = make
+    return dataset
+
+
+def from_batch(dataset: Any, number: int) -> tf.data.Dataset | None:
+    """Makes a `resumable` data set from a batch on; None of any other."""
+    make = vars(dataset).get("_from_batch")
+    return make and make(number)
+
+
+def _with_options(
+    dataset: tf.data.Dataset, options: tf.data.Options
+) -> tf.data.Dataset:
+    """Sets options; what is `resumable` remains so."""
+    result, make = (
+        dataset.with_options(options),
+        vars(dataset).get("_from_batch"),
+    )
+    if make is None:
+        return result
+    return _remade(result, lambda first: make(first).with_options(options))
 
 
 def _is_reshuffled(dataset: tf.data.Dataset) -> bool:
@@ -207,7 +263,7 @@ def by_element(dataset: tf.data.Dataset) -> tf.data.Dataset:
     ):
         return dataset
     options.experimental_distribute.auto_shard_policy = policy.DATA
-    return dataset.with_options(options)
+    return _with_options(dataset, options)
 
 
 def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -218,4 +274,4 @@ def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """
     options = tf.data.Options()
     options.autotune.enabled = False
-    return dataset.with_options(options)
+    return _with_options(dataset, options)

@@ -220,16 +220,21 @@ def _in_memory(train: Any, validation: Any) -> Callable[..., tuple[Any, Any]]:
             )
         # Made once, outside the traced function: not constants of its graph.
         own = tf.nest.map_structure(tf.constant, own)
-        batches = data.shuffled_indices(
-            len(leaves[0]), seed=seed, group=cluster.group
-        ).batch(batch_size, drop_remainder=True)
 
         @tf.autograph.experimental.do_not_convert  # A tenth of a start.
         def read(rows: Any) -> Any:
             return tf.nest.map_structure(lambda x: tf.gather(x, rows), own)
 
-        batches = batches.map(read)
+        def batches(first: int) -> tf.data.Dataset:
+            rows = data.shuffled_indices(
+                len(leaves[0]),
+                seed=seed,
+                group=cluster.group,
+                first=first * batch_size,
+            ).batch(batch_size, drop_remainder=True)
+            return rows.map(read).prefetch(tf.data.AUTOTUNE)
+
         held_out = tf.data.Dataset.from_tensor_slices(validation)
-        return batches.prefetch(tf.data.AUTOTUNE), held_out.batch(batch_size)
+        return data.resumable(batches), held_out.batch(batch_size)
 
     return open_data

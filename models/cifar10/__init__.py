@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -137,20 +138,17 @@ def make_datasets(
     train = _first(train, num_train, "num_train")
     test = _first(test, num_test, "num_test")
     train = tfdistill_data.group_shard(train, cluster, mode=mode)
-    batches = group_batches.shuffled_indices(
+    train_batches = group_batches.shuffled(
         len(train[1]),
         cluster,
         batch_size=batch_size,
         seed=seed,
         examples="images",
+        read=_augmented(train, seed=seed, group=cluster.group),
     )
-    train_batches = _augmented(batches, train, seed=seed, group=cluster.group)
     validation = tf.data.Dataset.from_tensor_slices(test)
     validation = validation.batch(batch_size).map(_to_float)
-    return (
-        train_batches.prefetch(tf.data.AUTOTUNE),
-        validation.prefetch(tf.data.AUTOTUNE),
-    )
+    return train_batches, validation.prefetch(tf.data.AUTOTUNE)
 
 
 def _first(
@@ -167,12 +165,9 @@ def _first(
 
 
 def _augmented(
-    batches: tf.data.Dataset,
-    arrays: files.Arrays,
-    *,
-    seed: int,
-    group: int,
-) -> tf.data.Dataset:
+    arrays: files.Arrays, *, seed: int, group: int
+) -> Callable[[tf.data.Dataset, int], tf.data.Dataset]:
+    """Returns what makes images of batches of indices from a step on."""
     # Made once, outside the traced function: not a constant of its graph.
     images, labels = (tf.constant(np.asarray(array)) for array in arrays)
     # Another pair of numbers than the one that orders the images.
@@ -183,7 +178,9 @@ def _augmented(
         pixels = augment(tf.gather(images, rows), seed=fold)
         return _to_float(pixels, tf.gather(labels, rows))
 
-    return batches.enumerate().map(read, num_parallel_calls=tf.data.AUTOTUNE)
+    return lambda batches, first: batches.enumerate(first).map(
+        read, num_parallel_calls=tf.data.AUTOTUNE
+    )
 
 
 def augment(images: tf.Tensor, *, seed: tf.Tensor) -> tf.Tensor:

@@ -65,9 +65,21 @@ def train_batches(
 
         return parts.batch(_WINDOW_PARTS).enumerate().map(mix)
 
-    windows = tf.data.Dataset.range(tf.int64.max).flat_map(epoch_windows)
-    batches = windows.prefetch(1).rebatch(batch_size, drop_remainder=True)
-    return batches.prefetch(tf.data.AUTOTUNE)
+    def batches(first: int) -> tf.data.Dataset:
+        epoch, left_out = divmod(first * batch_size, len(own_rows))
+        epochs = tf.data.Dataset.range(epoch, tf.int64.max)
+        windows = epochs.flat_map(epoch_windows).prefetch(1)
+        # Of a batch that began in the epoch before, rows to be left out.
+        filled, number = -left_out % batch_size, -(-left_out // batch_size)
+        odd = tf.nest.map_structure(
+            lambda spec: tf.zeros([filled, *spec.shape[1:]], spec.dtype),
+            windows.element_spec,
+        )
+        rows = tf.data.Dataset.from_tensors(odd).concatenate(windows)
+        full = rows.rebatch(batch_size, drop_remainder=True)
+        return full.skip(number).prefetch(tf.data.AUTOTUNE)
+
+    return tfdistill_data.resumable(batches)
 
 
 def validation_batches(

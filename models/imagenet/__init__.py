@@ -172,8 +172,10 @@ def make_datasets(
         image, label = example
         return images.random_crop(image, size=image_size, seed=fold), label
 
-    train = encoded.map(crop, num_parallel_calls=auto)
-    train = train.batch(batch_size, drop_remainder=True)
+    def batches(first: int) -> tf.data.Dataset:
+        cropped = encoded(first * batch_size).map(crop, num_parallel_calls=auto)
+        return cropped.batch(batch_size, drop_remainder=True).prefetch(auto)
+
     validation = source.validation().map(
         lambda image, label: (
             images.central_crop(image, size=image_size),
@@ -182,7 +184,7 @@ def make_datasets(
         num_parallel_calls=auto,
     )
     validation = validation.batch(batch_size)
-    return train.prefetch(auto), validation.prefetch(auto)
+    return tfdistill_data.resumable(batches), validation.prefetch(auto)
 
 
 def make_schema(

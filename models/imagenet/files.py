@@ -24,6 +24,8 @@ _FILES_AT_ONCE = 16
 
 # Leaves out what other workers of the group read.
 Share = Callable[[tf.data.Dataset], tf.data.Dataset]
+# Makes them from an image's number on.
+Images = Callable[[int], tf.data.Dataset]
 
 
 def find(path: str | os.PathLike[str] | None) -> "Folders | Prepared":
@@ -75,11 +77,11 @@ class Folders:
         mode: str,
         seed: int,
         share: Share,
-    ) -> tuple[tf.data.Dataset, int]:
+    ) -> tuple[Images, int]:
         """Returns a group's images, endless and shuffled, and their number.
 
-        Elements are (number from 0, (image, label)); each epoch is exactly
-        shuffled. `share` is applied as soon as the numbers are known.
+        Elements are (number, (image, label)), from a number on; each epoch is
+        exactly shuffled. `share` is applied as soon as the numbers are known.
         """
         arrays = data.group_shard(self._files("train"), cluster, mode=mode)
         paths, labels = (tf.constant(array) for array in arrays)
@@ -87,11 +89,13 @@ class Folders:
         def read(number: tf.Tensor, index: tf.Tensor) -> tuple[tf.Tensor, Any]:
             return number, (tf.io.read_file(paths[index]), labels[index])
 
-        indices = data.shuffled_indices(
-            len(arrays[1]), seed=seed, group=cluster.group
-        )
-        own = share(indices.enumerate())
-        images = own.map(read, num_parallel_calls=_FILES_AT_ONCE)
+        def images(first: int) -> tf.data.Dataset:
+            indices = data.shuffled_indices(
+                len(arrays[1]), seed=seed, group=cluster.group, first=first
+            )
+            own = share(indices.enumerate(first))
+            return own.map(read, num_parallel_calls=_FILES_AT_ONCE)
+
         return images, len(arrays[1])
 
     def validation(self) -> tf.data.Dataset:
@@ -154,7 +158,7 @@ class Prepared(data_files.Prepared):
         mode: str,
         seed: int,
         share: Share,
-    ) -> tuple[tf.data.Dataset, int]:
+    ) -> tuple[Images, int]:
         """Returns a group's images, each epoch in another order.
 
         Disjoint parts lie one after the other in the files, so that a group
@@ -185,8 +189,13 @@ class Prepared(data_files.Prepared):
                 reshuffle_each_iteration=False,
             )
 
-        epochs = tf.data.Dataset.range(tf.int64.max)
-        return share(epochs.flat_map(epoch_of).enumerate()), num_images
+        def numbered(first: int) -> tf.data.Dataset:
+            epoch, left_out = divmod(first, num_images)
+            epochs = tf.data.Dataset.range(epoch, tf.int64.max)
+            rest = epochs.flat_map(epoch_of).skip(left_out)
+            return share(rest.enumerate(first))
+
+        return numbered, num_images
 
     def validation(self) -> tf.data.Dataset:
         """Returns the validation images in the order of the files."""

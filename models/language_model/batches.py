@@ -33,14 +33,16 @@ def train_batches(
     """
     first, last = share(tokens, cluster, mode=mode)
     num_windows = _num_windows(last - first, sequence_length, "train")
-    batches = group_batches.shuffled_indices(
+    return group_batches.shuffled(
         num_windows,
         cluster,
         batch_size=batch_size,
         seed=seed,
         examples="windows",
+        read=lambda batches, _: _windows(
+            batches, tokens, "train", first, sequence_length
+        ),
     )
-    return _windows(batches, tokens, "train", first, sequence_length)
 
 
 def validation_batches(
@@ -56,7 +58,8 @@ def validation_batches(
     number = tokens.num_tokens["validation"]
     num_windows = _num_windows(number, sequence_length, "validation")
     batches = tf.data.Dataset.range(num_windows).batch(batch_size)
-    return _windows(batches, tokens, "validation", 0, sequence_length)
+    windows = _windows(batches, tokens, "validation", 0, sequence_length)
+    return windows.prefetch(tf.data.AUTOTUNE)
 
 
 def share(
@@ -116,4 +119,4 @@ def _windows(
         found = tf.cast(tf.gather(stream, starts + offsets), tf.int32)
         return found[:, :-1], found[:, 1:]
 
-    return batches.map(read).prefetch(tf.data.AUTOTUNE)
+    return batches.map(read)

@@ -154,6 +154,20 @@ def test_it_ends_as_if_it_had_never_stopped(name, stops, tmp_path):
         assert cases.times_seen(model) == {CASES[name].epochs}
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_data_that_can_begin_anywhere_are_not_read_again(
+    replicas, tmp_path, two_replicas
+):
+    strategy, begun = two_replicas if replicas == 2 else None, []
+    case = cases.Case(data=lambda: cases.resumable(begun))
+    whole, *_ = cases.train(case, strategy=strategy)
+    cases.train(case, tmp_path, strategy=strategy, stop_after=10)
+    model, *_ = cases.train(case, tmp_path, strategy=strategy)
+    assert begun == [0, 0, 0, 9]
+    found, expected = (cases.values(m, strategy) for m in (model, whole))
+    cases.assert_same(found, expected)
+
+
 @pytest.fixture(scope="module")
 def stopped_on_two_replicas(tmp_path_factory, two_replicas):
     """The backups of a training that was stopped after 10 steps."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import waits
+from tfdistill import data
 
 NUM_EXAMPLES, BATCH, SEED = 22, 4, 5
 Results = dict[str, np.ndarray]
@@ -101,6 +102,20 @@ def endless() -> tf.data.Dataset:
 def unknown() -> tf.data.Dataset:
     """Ends, but does not say when."""
     return numbered().shuffle(10).filter(lambda *_: True).batch(BATCH)
+
+
+def resumable(begun: list[int]) -> tf.data.Dataset:
+    """Endless; notes from what batches on it was made."""
+    x, y = numbered().batch(NUM_EXAMPLES).get_single_element()
+
+    def batches(first: int) -> tf.data.Dataset:
+        begun.append(first)
+        rows = data.shuffled_indices(NUM_EXAMPLES, seed=1, first=first * BATCH)
+        return rows.batch(BATCH).map(
+            lambda i: (tf.gather(x, i), tf.gather(y, i))
+        )
+
+    return data.resumable(batches)
 
 
 class Seen(keras.layers.Layer):
@@ -206,8 +221,8 @@ def train(
     backup = tfdistill.callbacks.Backup(
         directory or "unused", every_steps=every_steps, warm_start=warm_start
     )
-    data = case.data()
-    x = {"x": data} if isinstance(data, tf.data.Dataset) else data
+    x = case.data()
+    x = {"x": x} if isinstance(x, tf.data.Dataset) else x
     try:
         model.fit(
             **x,

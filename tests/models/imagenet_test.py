@@ -129,7 +129,7 @@ def test_groups_see_their_part_and_labels_stay_with_images(places):
     assert sorted(seen[0] | seen[1]) == list(range(24))
 
 
-def test_the_same_batches_on_every_worker(places):
+def test_the_same_batches_on_every_worker_wherever_they_begin(places):
     def make(seed):
         kwargs = {"batch_size": 5, "seed": seed, **places}
         return imagenet.make_datasets(cluster(), **kwargs)[0]

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from tfdistill import data
 from tfdistill.backup import interval
 from tfdistill.backup import replicas
 from tfdistill.backup import store
@@ -189,7 +190,11 @@ class Backup(steps.SteppedCallback):
             return
         self._data = keras_internals.EpochData(iterator)
         if self.point:
-            self._data.go_to(dict(self.point.data), batch=self.point.batch)
+            self._data.go_to(
+                dict(self.point.data),
+                batch=self.point.batch,
+                from_batch=data.from_batch,
+            )
 
     def end(self) -> None:
         """Waits for a backup that is being written."""

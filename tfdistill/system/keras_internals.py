@@ -352,11 +352,28 @@ class EpochData:
             "num_batches": self._it._num_batches,
         }
 
-    def go_to(self, position: dict[str, Any], *, batch: int) -> None:
-        """Resumes the first epoch at `position`, at its batch `batch`."""
-        self._it._enumerate_iterator = lambda: self._resumed(position, batch)
+    def go_to(
+        self,
+        position: dict[str, Any],
+        *,
+        batch: int,
+        from_batch: Callable[[Any, int], Any],
+    ) -> None:
+        """Resumes the first epoch at `position`, at its batch `batch`.
 
-    def _resumed(self, position: dict[str, Any], batch: int) -> Iterator[Any]:
+        `from_batch` makes a data set anew from a batch on, or returns None if
+        it must be read up to there.
+        """
+        self._it._enumerate_iterator = lambda: self._resumed(
+            position, batch, from_batch
+        )
+
+    def _resumed(
+        self,
+        position: dict[str, Any],
+        batch: int,
+        from_batch: Callable[[Any, int], Any],
+    ) -> Iterator[Any]:
         it, current = self._it, iter(())
         del it._enumerate_iterator
         # Each iterator moves the seeds of shuffles on, read or not.
@@ -365,7 +382,13 @@ class EpochData:
         if position["iterators"]:
             is_read = batch or position["is_kept"]
             done = position["batches"] if is_read else 0
-            current = _iterator_after(it._get_iterator(), done)
+            whole_data, source = it._get_iterator(), it.data_adapter
+            made = from_batch(source.get_tf_dataset(), done) if done else None
+            if made is None:
+                current = _iterator_after(whole_data, done)
+            else:
+                strategy = it._distribute_strategy
+                current = iter(strategy.experimental_distribute_dataset(made))
         it._steps_seen = position["batches"]
         it._num_batches = it._num_batches or position["num_batches"]
         it._current_iterator = current if position["is_kept"] else None
