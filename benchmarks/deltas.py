@@ -1,8 +1,10 @@
-"""Bytes of deltas between versions, against whole ones.
+"""Bytes of deltas between versions, against whole ones, and of fewer bits.
 
 Trains a recipe in one process and publishes a version at its interval: once
 more than a key frame and all of its deltas. Each delta is read back, and must
-be the student's weights to the bit. TFDISTILL_DATA names the data.
+be what was written, to the bit. What rounding costs is measured on the held-out
+data: the last version's KL divergence from the student, and both log losses.
+TFDISTILL_DATA names the data.
 """
 
 import tempfile
@@ -10,6 +12,8 @@ import time
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 import tfdistill
 from benchmarks import measure
@@ -17,6 +21,7 @@ from launch import recipes
 from tfdistill import contrib
 from tfdistill.exchange import deltas
 from tfdistill.exports import key_frames
+from tfdistill.exports import quantized
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.system import programs
@@ -28,13 +33,18 @@ _TARGET = 3.5
 class _Versions(keras.callbacks.Callback):
     """Publishes the student and reads what it published."""
 
-    def __init__(self, exchange: Any, every_steps: int, **kwargs: Any) -> None:
+    def __init__(
+        self, exchange: Any, every_steps: int, dtype: str | None, **kwargs: Any
+    ) -> None:
         super().__init__()
+        self._dtype = dtype
         self._exchange, self._every = exchange, every_steps
         self._publisher = key_frames.KeyFrames(**kwargs)
         self._is_exact = kwargs.get("choose") is None
         self._writer: Any = None
-        self._held: Any = None
+        self._variables: Any = None
+        self.graph: Any = None
+        self.held: Any = None
         self._step = 0
         self.sizes: dict[bool, list[int]] = {True: [], False: []}
         self.secs: dict[bool, list[float]] = {True: [], False: []}
@@ -46,8 +56,11 @@ class _Versions(keras.callbacks.Callback):
             return
         if self._writer is None:
             spec = {i.name: i for i in self.model.inputs}
-            graph = student_graph.StudentGraph(self.model, spec)
-            self._writer = saved_model.SavedModelWriter(graph)
+            self.graph = student_graph.StudentGraph(self.model, spec)
+            self._variables = saved_model.SavedModelWriter(self.graph).variables
+            self._writer = saved_model.SavedModelWriter(
+                self.graph, variables_dtype=self._dtype
+            )
         writer = self._writer
         snapshot = writer.snapshot()
         start = time.perf_counter()
@@ -64,25 +77,52 @@ class _Versions(keras.callbacks.Callback):
         is_delta = deltas.is_delta(version.manifest)
         self.secs[is_delta].append(time.perf_counter() - start)
         self.sizes[is_delta].append(version.num_bytes)
+        written = writer.stored(snapshot)
         if not is_delta:
-            self._held = snapshot
+            self.held = saved_model.joined(written, self._variables)
             return
         with self._exchange.deltas.readable(version) as delta:
-            self._held = key_frames.read_delta(
-                delta, self._held, writer.variables
-            )
-        for held, value in zip(self._held, snapshot, strict=True):
-            is_same = held.numpy().tobytes() == value.numpy().tobytes()
-            if self._is_exact and not is_same:
-                raise RuntimeError(f"Version {self._step} is not the student.")
+            self.held = key_frames.read_delta(delta, self.held, self._variables)
+        for key, value in zip(self._variables, self.held, strict=True):
+            for name, held in quantized.parts_of(key, value).items():
+                is_same = (
+                    held.numpy().tobytes() == written[name].numpy().tobytes()
+                )
+                if self._is_exact and not is_same:
+                    raise RuntimeError(f"Version {self._step} is another.")
 
 
-def _measure(options: Any, choose: Any) -> dict[str, Any]:
+def _cost(versions: _Versions, dataset: Any) -> dict[str, Any]:
+    """Compares what is held with the student, in nats for each example."""
+    student = [tf.convert_to_tensor(v.value) for v in versions.graph.variables]
+    held = [tf.convert_to_tensor(value) for value in versions.held]
+    found = []
+    for x, y in dataset:
+        logs = [_log_shares(versions.graph(v, x)) for v in (student, held)]
+        labels = np.asarray(y).astype("int64").reshape(-1, 1)
+        losses = [-np.take_along_axis(log, labels, axis=-1) for log in logs]
+        kl = np.sum(np.exp(logs[0]) * (logs[0] - logs[1]), axis=-1)
+        found.append([kl, *(loss[:, 0] for loss in losses)])
+    kl, own, rounded = (float(column.mean()) for column in np.hstack(found))
+    return {"kl": kl, "loss": own, "rounded_loss": rounded}
+
+
+def _log_shares(logits: Any) -> np.ndarray:
+    """Returns log probabilities; one logit is that of the second class."""
+    logits = np.asarray(logits, "float64")
+    if logits.shape[-1] == 1:
+        logits = np.hstack([np.zeros_like(logits), logits])
+    return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+
+
+def _measure(
+    options: Any, choose: Any = None, dtype: str | None = None
+) -> dict[str, Any]:
     keras.utils.set_random_seed(0)
     recipe = recipes.get(options.recipe)
     workload = recipe.workload()
     model = workload.model()
-    train, _ = workload.data(
+    train, held_out = workload.data(
         tfdistill.Cluster(), batch_size=workload.batch_size
     )
     every = options.every_steps or workload.every_steps
@@ -91,6 +131,7 @@ def _measure(options: Any, choose: Any) -> dict[str, Any]:
         published = _Versions(
             tfdistill.Exchange(root, key=None),
             every,
+            dtype,
             every=options.key_every,
             choose=choose,
         )
@@ -109,24 +150,31 @@ def _measure(options: Any, choose: Any) -> dict[str, Any]:
         "versions": num_versions,
         "full_bytes": full,
         "delta_bytes": round(delta),
+        "mean_bytes": round(mean),
         "first_and_last_delta_bytes": [found[0], found[options.key_every - 2]],
         "delta_ratio": round(full / delta, 2),
         "version_ratio": round(full / mean, 2),
         "full_secs": round(min(published.secs[False]), 3),
         "delta_secs": round(min(published.secs[True]), 3),
+        **(_cost(published, held_out) if dtype else {}),
     }
 
 
 def run(options: Any, record: dict[str, Any]) -> None:
-    """Measures each chooser."""
-    sides = {
-        "exact": None,
-        "top_of_chunks": contrib.TopOfChunks(),
-        "local_maximum": contrib.LocalMaximum(),
+    """Measures each chooser, or a dtype of versions."""
+    sides: dict[str, dict[str, Any]] = {
+        "exact": {},
+        "top_of_chunks": {"choose": contrib.TopOfChunks()},
+        "local_maximum": {"choose": contrib.LocalMaximum()},
     }
+    if options.dtype:
+        sides = {"exact": {}, options.dtype: {"dtype": options.dtype}}
     found = {}
-    for name, choose in sides.items():
-        found[name] = _measure(options, choose)
+    for name, side in sides.items():
+        found[name] = _measure(options, **side)
+        # Against whole versions of floats.
+        ratio = found["exact"]["full_bytes"] / found[name]["mean_bytes"]
+        found[name]["ratio"] = round(ratio, 2)
         measure.log(f"{name}: {found[name]}")
     record.update(
         benchmark="deltas",
@@ -141,6 +189,7 @@ def _add_options(options: programs.Flags) -> None:
     options.add("every_steps", "steps between versions; 0: the recipe's", 0)
     options.add("key_every", "versions for each whole one", 10, quick=3)
     options.add("frames", "whole versions", 2)
+    options.add("dtype", "bfloat16, int8 or int4, in place of choosers", "")
 
 
 PROGRAM = measure.program("deltas", __doc__, define=_add_options, run=run)

@@ -28,6 +28,7 @@ from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import key_frames
+from tfdistill.exports import quantized
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
@@ -159,7 +160,10 @@ class StudentExporter(steps.Exporter):
             group: This group's index. Defaults to that of the cluster which
                 the model's strategy was made for; see `make_strategy`.
             variables_dtype: `"bfloat16"` halves the bytes that travel.
-                Defaults to the variables' own dtypes.
+                `"int8"` takes a quarter and `"int4"` an eighth, and scales,
+                for floats of two axes or more: one for each row of a table,
+                else for each index of the last axis. A teacher holds them as
+                they are. Defaults to the variables' own dtypes.
             schema: What labels, vocabularies and columns mean, hashed into
                 each version; see `screen.digests`. Default: nothing.
             offset_steps: Steps by which exports come after the multiples of
@@ -180,6 +184,12 @@ class StudentExporter(steps.Exporter):
         """
         super().__init__()
         self._key_frames = key_frames.KeyFrames(key_every, choose)
+        self._is_quantized = variables_dtype in quantized.DTYPES
+        if self._is_quantized and choose is not None:
+            raise ValueError(
+                "`choose` picks changes of floats; received it with "
+                f"variables_dtype={variables_dtype!r}. Leave one of them out."
+            )
         every_steps = method.every_steps(every_steps)
         self._schedule = steps.EverySteps(every_steps)
         _check_offset(offset_steps, every_steps)
@@ -276,6 +286,11 @@ class StudentExporter(steps.Exporter):
         )
         if steps.first(self._others, steps.Mixer):
             self._key_frames.refuse_deltas()
+            if self._is_quantized:
+                raise ValueError(
+                    "Versions that are mixed must be floats; received "
+                    f"variables_dtype={self._variables_dtype!r}."
+                )
         self._schedule.start(self.step)
         self._peers = [g for g in cluster.peers if g != self.group]
         self._looks_for_earlier = self._looks_for_twins = self.step == 0

@@ -55,6 +55,18 @@ def randomize(model: keras.Model, seed: int) -> None:
             variable.assign(rng.uniform(0.1, 1.0, variable.shape))
 
 
+def rounded(value: Any, dtype: str, *, by_row: bool = False) -> np.ndarray:
+    """What "int8" or "int4" leaves of a weight, in NumPy."""
+    value = np.asarray(value, "float32")
+    if value.ndim < 2:
+        return value
+    axes = tuple(range(1, value.ndim) if by_row else range(value.ndim - 1))
+    largest = np.abs(value).max(axis=axes, keepdims=True)
+    scale = largest / np.float32({"int8": 127, "int4": 7}[dtype])
+    scale[scale == 0] = 1
+    return np.rint(value / scale) * scale + np.float32(0)
+
+
 def input_spec(*shape: int, dtype: Any = tf.float32) -> tf.TensorSpec:
     return tf.TensorSpec([None, *(shape or (NUM_FEATURES,))], dtype)
 

@@ -14,6 +14,7 @@ from tfdistill import contrib
 from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
+from tfdistill.exports import quantized
 
 _DENSE = ("kernel", "half")
 _KEY = b"0123456789abcdef"
@@ -50,6 +51,20 @@ def _trained(values, rng):
     new["scalar"] += 1
     new["flags"][rng.integers(11)] ^= True
     return new
+
+
+def _written(values, dtype):
+    """What a version with this dtype of weights holds, by checkpoint key."""
+    if dtype is None:
+        return values
+    found = {f"model_variables/{name}": v for name, v in values.items()}
+    for name, by_row in (("table", True), ("kernel", False)):
+        key = f"model_variables/{name}"
+        value = np.nan_to_num(found.pop(key))
+        form = quantized.Form(key, value.shape, "float32", dtype, by_row)
+        parts = form.encode(value)
+        found |= {key: part.numpy() for key, part in parts.items()}
+    return {key.replace("/", "_"): value for key, value in found.items()}
 
 
 def _assert_same_bits(found, expected):
@@ -96,16 +111,18 @@ def _read(exchange, version, held=None):
     return deltas.patched(version.manifest.extras[deltas.FIELD], content, held)
 
 
+@pytest.mark.parametrize("dtype", [None, "int8", "int4"])
 def test_200_versions_are_those_of_full_reads_for_readers_that_miss_some(
-    tmp_path,
+    tmp_path, dtype
 ):
     """One hears all of them, one half, one joins each time at the frame."""
     exchange = publisher.Exchange(tmp_path, key=_KEY, min_keep_secs=0.0)
-    group, values = _Group(exchange), _values()
+    group, trained = _Group(exchange), _values()
     rng = np.random.default_rng(1)
     readers, num_deltas, frame = [{}, {}], 0, {}
     for _ in range(200):
-        values = _trained(values, rng)
+        trained = _trained(trained, rng)
+        values = _written(trained, dtype)
         version = group.publish(values)
         is_delta = deltas.is_delta(version.manifest)
         num_deltas += is_delta

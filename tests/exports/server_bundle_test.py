@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cases import codistillation as cases
+from tfdistill.exports import quantized
 from tfdistill.exports import server_bundle
 
 DIM = 4
@@ -74,6 +76,25 @@ def test_it_fills_one_half_of_each_shard(tmp_path):
     found = np.concatenate([both[half] for both in halves])
     np.testing.assert_array_equal(found, _table())
     assert all((both[1 - half] == -1).all() for both in halves)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_rows_are_quantized_and_widened_where_they_are(tmp_path, dtype):
+    values = np.random.default_rng(0).normal(size=[9, DIM]).astype("float32")
+    values[4] = 0.0
+    key = "model_variables/0"
+    form = quantized.Form(key, [9, DIM], tf.float32, dtype, by_row=True)
+    bundle = server_bundle.BundleWriter(f"{tmp_path}/some")
+    bundle.add_rows(key, _shards(5, 4, values=values), encode=form.encode)
+    bundle.finish()
+    reader = tf.train.load_checkpoint(f"{tmp_path}/some")
+    for name, expected in form.encode(values).items():
+        np.testing.assert_array_equal(reader.get_tensor(name), expected)
+    shards = _shards(2, 7, values=np.zeros([9, DIM]))
+    assert server_bundle.read_rows(f"{tmp_path}/some", key, shards)
+    found = np.concatenate([shard.numpy() for shard in shards])
+    rounded = cases.rounded(values, dtype, by_row=True)
+    np.testing.assert_array_equal(found, rounded)
 
 
 @pytest.mark.parametrize("row", [0, 8])

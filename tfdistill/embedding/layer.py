@@ -468,10 +468,10 @@ class ShardedEmbedding(keras.layers.Layer):
         rows = self.layout.storage_rows(tf.reshape(in_table, [-1]))
         layout = self.layout.with_shards(len(sources))
         on_devices = self._on_devices and not replaced
-        is_remote = on_devices or isinstance(sources[0], table_rows.OwnRows)
+        is_remote = on_devices or getattr(sources[0], "is_remote", False)
         if training is False and len(sources) == 1 and not is_remote:
             # No gradient is wanted.
-            found = tf.gather(sources[0], layout.as_index(rows))
+            found = table_rows.gather(sources[0], layout.as_index(rows))
             return tf.cast(found, self.compute_dtype)
         return table_rows.look_up(
             sources,

@@ -126,8 +126,13 @@ class RowLayout:
 
 
 class OwnRows:
-    """A source of rows that gathers them by itself, where they are."""
+    """A source of rows that gathers them by itself, where they are.
 
+    Attributes:
+        is_remote: Whether that may be on another task.
+    """
+
+    is_remote = True
     dtype: tf.DType
     shape: tf.TensorShape
 
@@ -154,7 +159,9 @@ def look_up(
     """
     distinct, positions = tf.unique(storage_rows)
     if len(sources) == 1:
-        rows = _gather(sources[0], layout.as_index(distinct), on_devices)
+        rows = gather(
+            sources[0], layout.as_index(distinct), on_device=on_devices
+        )
         return _expand(rows, positions, dtype)
     shards, local_rows = layout.split(distinct)
     num_shards = len(sources)
@@ -163,14 +170,17 @@ def look_up(
         tf.range(tf.size(distinct)), shards, num_shards
     )
     found = [
-        _gather(source, part, on_devices)
+        gather(source, part, on_device=on_devices)
         for source, part in zip(sources, parts, strict=True)
     ]
     rows = tf.dynamic_stitch(places, found)
     return _expand(rows, positions, dtype)
 
 
-def _gather(source: Any, rows: tf.Tensor, on_device: bool) -> tf.Tensor:
+def gather(
+    source: Any, rows: tf.Tensor, *, on_device: bool = False
+) -> tf.Tensor:
+    """Returns rows of one source, which may be read on its own device."""
     if isinstance(source, OwnRows):
         return source.gather_rows(rows)
     if not on_device:

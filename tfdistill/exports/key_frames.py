@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdistill.embedding import layer
@@ -14,6 +15,7 @@ from tfdistill.exchange import deltas
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
+from tfdistill.exports import quantized
 from tfdistill.exports import saved_model
 
 
@@ -85,28 +87,34 @@ class KeyFrames:
                 writer.graph.variables, snapshot, strict=True
             )
         ]
-        stored: Any = zip(
-            writer.variables, writer.stored(snapshot), strict=True
-        )
-        values = {key: value.numpy() for key, value in stored}
+        stored = writer.stored(snapshot)
+        values = {key: value.numpy() for key, value in stored.items()}
         if encoder and not whole:
             extras[deltas.FIELD], blocks = encoder.encode(values)
             return exchange.publish_delta(blocks, **described)
         version = exchange.publish(
             lambda path: writer.write(path, snapshot), **described
         )
-        pairs = zip(writer.variables, writer.graph.variables, strict=True)
+        choose = _changed if writer.is_quantized else self._choose
+        pairs = zip(writer.variables, writer.graph.variables, strict=False)
         dense = [
             key
             for key, variable in pairs
             if not isinstance(variable, layer.LogicalTable)
             and tf.as_dtype(variable.dtype).is_floating
+            and (len(variable.shape) > 1 or not writer.is_quantized)
         ]
         self._writer = writer
         self._encoder = deltas.Encoder(
-            step, values, choose=self._choose, chosen=dense
+            step, values, choose=choose, chosen=dense
         )
         return version
+
+
+def _changed(change: np.ndarray, residue: np.ndarray) -> np.ndarray:
+    """Chooses all numbers that changed: few of a kernel's do, in most rows."""
+    del residue
+    return np.flatnonzero(change)
 
 
 def read_delta(
@@ -125,9 +133,14 @@ def read_delta(
         for key, spec in found.items()
     }
     saved_model.check_contents(shapes, variables)
+    parts: dict[str, Any] = {}
+    for key, value in zip(variables, held, strict=True):
+        parts.update(quantized.parts_of(key, value))
+    if parts.keys() != found.keys():
+        raise deltas.DeltaError("what is held has other variables, or scales.")
     arrays = {
         key: tf.cast(value, found[key]["dtype"]).numpy()
-        for key, value in zip(variables, held, strict=True)
+        for key, value in parts.items()
     }
     file_system, root = filesystem.for_root(delta.path)
     content = filesystem.read(
@@ -137,6 +150,7 @@ def read_delta(
         delta.manifest.extras[deltas.FIELD], content, arrays
     )
     with tf.device("CPU:0"):
-        values = [tf.constant(results[key]) for key in variables]
+        tensors = {key: tf.constant(value) for key, value in results.items()}
+        values = saved_model.joined(tensors, variables)
     saved_model.check_finite(values, list(variables))
     return values

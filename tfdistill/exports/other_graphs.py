@@ -49,6 +49,9 @@ class FrozenFunction:
         self.input_spec, self.output_spec = input_spec, output_spec
         # To assign new values to, if `SavedModelWriter` wrote them.
         self.variables = list(getattr(self._loaded, "model_variables", ()))
+        if self.variables:
+            scales = getattr(self._loaded, "scales", {})
+            self.variables += [scales[n] for n in sorted(scales, key=int)]
         wanted = signature.structured_input_signature[1]
         self._inputs = match(
             {name: spec.shape for name, spec in wanted.items()},
@@ -82,14 +85,17 @@ class FrozenFunction:
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
 
+    def fits(self, values: Sequence[Any]) -> bool:
+        """Whether the variables have the shapes and kinds of these values."""
+        return _kinds(self.variables) == _kinds(values)
+
     def check(self, values: Sequence[Any]) -> None:
-        """Refuses values of other shapes than the variables have."""
-        ours = [tuple(variable.shape) for variable in self.variables]
-        theirs = [tuple(value.shape) for value in values]
-        if ours != theirs:
+        """Refuses values of other shapes or kinds than the variables have."""
+        if not self.fits(values):
             raise ValueError(
-                f"its graph must have variables of the shapes {theirs}, as "
-                f"its manifest says; found {ours}."
+                "its graph must have variables of the shapes "
+                f"{_kinds(values)}, as its manifest says; found "
+                f"{_kinds(self.variables)}."
             )
 
     def infer(self, inputs: Any) -> list[tf.Tensor]:
@@ -113,6 +119,12 @@ class FrozenFunction:
         }
         outputs = self._signature(**fed)
         return [outputs[theirs] for theirs in self._outputs.values()]
+
+
+def _kinds(values: Sequence[Any]) -> list[Any]:
+    return [
+        (*v.shape, "float" if v.dtype.is_floating else v.dtype) for v in values
+    ]
 
 
 def match(

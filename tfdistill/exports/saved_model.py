@@ -17,38 +17,52 @@ import tensorflow as tf
 
 from tfdistill.embedding import layer
 from tfdistill.exports import checkpoints
+from tfdistill.exports import quantized
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 from tfdistill.system import keras_internals
 
 # None stands for a table on parameter servers, which is read as it is written.
-Snapshot = list[tf.Tensor | None]
+Snapshot = list[tf.Tensor | quantized.Quantized | None]
 
 
 def _served(
     graph: student_graph.StudentGraph,
-    values: Snapshot,
-    dtypes: Sequence[tf.DType],
+    stored: Mapping[str, tf.Tensor],
+    forms: Sequence[quantized.Form],
 ) -> tuple[tf.Module, Any]:
     """Returns what the SavedModel holds, and `serving_default`.
 
-    A value of None stands for a table on parameter servers, whose rows are
-    written another way.
+    What is not in `stored` belongs to a table on parameter servers, whose rows
+    are written another way.
     """
     module = tf.Module()
+    parts = {}
     with tf.init_scope():
-        module.model_variables = [
-            _stand_in(variable, dtype)
-            if value is None
-            else tf.Variable(value, trainable=False, name=_name(variable))
-            for value, variable, dtype in zip(
-                values, graph.variables, dtypes, strict=True
-            )
-        ]
+        for variable, form in zip(graph.variables, forms, strict=True):
+            for key, spec in form.specs.items():
+                parts[key] = (
+                    tf.Variable(
+                        stored[key], trainable=False, name=_name(variable)
+                    )
+                    if key in stored
+                    else _stand_in(spec, _name(variable))
+                )
+    values = [
+        quantized.whole(form.key, parts, form.shape, form.dtype)
+        for form in forms
+    ]
+    module.model_variables = [parts[form.key] for form in forms]
+    if scales := {
+        str(index): value.scale
+        for index, value in enumerate(values)
+        if isinstance(value, quantized.Quantized)
+    }:
+        module.scales = scales
     # A SavedModel holds a table only if an attribute leads to it.
     module.tables = list(graph.tables)
     module.serve = tf.function(
-        lambda inputs: graph(module.model_variables, inputs),
+        lambda inputs: graph(values, inputs),
         input_signature=[graph.input_spec],
         autograph=False,
     )
@@ -70,14 +84,14 @@ def _served(
     )
 
 
-def _stand_in(table: layer.LogicalTable, dtype: tf.DType) -> tf.Variable:
+def _stand_in(spec: tf.TensorSpec, name: str) -> tf.Variable:
     """A variable of one row, in a graph that holds for any number of them."""
-    dim = table.shape[1]
+    dim = spec.shape[1]
     return tf.Variable(
-        tf.zeros([1, dim], dtype),
+        tf.zeros([1, dim], spec.dtype),
         shape=tf.TensorShape([None, dim]),
         trainable=False,
-        name=_name(table),
+        name=name,
     )
 
 
@@ -92,7 +106,13 @@ _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 class SavedModelWriter:
-    """Writes one student as a SavedModel, again and again."""
+    """Writes one student as a SavedModel, again and again.
+
+    Attributes:
+        graph: The student's.
+        is_quantized: Whether floats are written as numbers with scales.
+        variables: As in a manifest: shape and dtype by checkpoint key.
+    """
 
     def __init__(
         self,
@@ -103,30 +123,29 @@ class SavedModelWriter:
         """Prepares the writer; nothing is written or traced yet.
 
         With `variables_dtype="bfloat16"` half as much travels: float
-        variables are stored as bfloat16 and widened inside the graph.
+        variables are stored as bfloat16 and widened inside the graph. "int8"
+        and "int4" are for those of two axes or more; see `quantized`.
         """
-        if variables_dtype not in (None, "bfloat16"):
+        if variables_dtype not in (None, "bfloat16", *quantized.DTYPES):
             raise ValueError(
-                "`variables_dtype` must be None or 'bfloat16'; received "
-                f"{variables_dtype!r}."
+                "`variables_dtype` must be None, 'bfloat16', 'int8' or 'int4'; "
+                f"received {variables_dtype!r}."
             )
         self.graph = graph
-        self._dtypes = [
-            tf.as_dtype(variables_dtype)
-            if variables_dtype and tf.as_dtype(v.dtype).is_floating
-            else tf.as_dtype(v.dtype)
-            for v in graph.variables
+        self.is_quantized = variables_dtype in quantized.DTYPES
+        self._forms = [
+            _form(graph, index, variables_dtype)
+            for index in range(len(graph.variables))
         ]
-        # As in a manifest: shape and dtype by checkpoint key.
-        self.variables: dict[str, dict[str, Any]] = {
-            _KEY.format(index): {
-                "shape": list(variable.shape),
-                "dtype": dtype.name,
+        specs: dict[str, tf.TensorSpec] = {}
+        for form in self._forms:
+            specs.update(form.specs)
+        self.variables: dict[str, dict[str, Any]] = in_order(
+            {
+                key: {"shape": list(spec.shape), "dtype": spec.dtype.name}
+                for key, spec in specs.items()
             }
-            for index, (variable, dtype) in enumerate(
-                zip(graph.variables, self._dtypes, strict=True)
-            )
-        }
+        )
         self._files: dict[str, bytes] | None = None
         self._object_graph: tf.Tensor | None = None
 
@@ -160,11 +179,11 @@ class SavedModelWriter:
         The directory, a path or URL, exists and is empty. ValueError if a
         value is NaN or infinite.
         """
-        values = self.stored(snapshot)
+        stored = self.stored(snapshot)
         with tf.device("CPU:0"):
             if self._files is None:
                 self._files, self._object_graph = self._write_graph(
-                    directory, values
+                    directory, stored
                 )
             else:
                 for name, content in self._files.items():
@@ -173,10 +192,10 @@ class SavedModelWriter:
                     with tf.io.gfile.GFile(path, "wb") as file:
                         file.write(content)
             tf.io.gfile.makedirs(f"{directory}/variables")
-            self._write_values(f"{directory}/variables/variables", values)
+            self._write_values(f"{directory}/variables/variables", stored)
 
-    def stored(self, snapshot: Snapshot) -> Snapshot:
-        """Returns the values that `write` writes; raises as it does."""
+    def stored(self, snapshot: Snapshot) -> dict[str, tf.Tensor]:
+        """Returns what `write` writes, by key; raises as it does."""
         held = [
             (variable, value)
             for variable, value in zip(
@@ -185,39 +204,38 @@ class SavedModelWriter:
             if value is not None
         ]
         check_finite([v for _, v in held], [v.path for v, _ in held])
+        found: dict[str, tf.Tensor] = {}
         with tf.device("CPU:0"):
-            return [
-                None if value is None else tf.cast(value, dtype)
-                for value, dtype in zip(snapshot, self._dtypes, strict=True)
-            ]
+            for value, form in zip(snapshot, self._forms, strict=True):
+                if value is not None:
+                    found.update(form.encode(value))
+        return found
 
-    def _write_values(self, prefix: str, values: Snapshot) -> None:
-        keys = list(self.variables)
-        whole = {
-            k: v for k, v in zip(keys, values, strict=True) if v is not None
-        }
-        whole[_OBJECT_GRAPH] = self._object_graph
-        if len(whole) > len(keys):
+    def _write_values(
+        self, prefix: str, stored: Mapping[str, tf.Tensor]
+    ) -> None:
+        whole = {**stored, _OBJECT_GRAPH: self._object_graph}
+        if len(stored) == len(self.variables):
             checkpoints.write(prefix, whole)
             return
         bundle = server_bundle.BundleWriter(prefix)
         bundle.add(whole)
-        for key, variable, dtype in zip(
-            keys, self.graph.variables, self._dtypes, strict=True
+        for variable, form in zip(
+            self.graph.variables, self._forms, strict=True
         ):
-            if key not in whole:
+            if form.key not in stored:
                 shards = [shard.value for shard in variable.layer.shards]
-                bundle.add_rows(key, shards, dtype=dtype)
+                bundle.add_rows(form.key, shards, encode=form.encode)
         bundle.finish()
 
     def _write_graph(
-        self, directory: str, values: Snapshot
+        self, directory: str, stored: Mapping[str, tf.Tensor]
     ) -> tuple[dict[str, bytes], tf.Tensor]:
         """Lets TensorFlow write one SavedModel and keeps its graph's files.
 
         In the draft itself: a process that is killed leaves nothing elsewhere.
         """
-        module, signature = _served(self.graph, values, self._dtypes)
+        module, signature = _served(self.graph, stored, self._forms)
         tf.saved_model.save(module, directory, signatures=signature)
         (object_graph,) = checkpoints.read(
             directory, {_OBJECT_GRAPH: tf.string}
@@ -230,6 +248,22 @@ class SavedModelWriter:
                 with tf.io.gfile.GFile(path, "rb") as file:
                     files[path[len(directory) + 1 :]] = file.read()
         return files, object_graph
+
+
+def _form(
+    graph: student_graph.StudentGraph, index: int, dtype: str | None
+) -> quantized.Form:
+    """Returns how one of a graph's variables is written."""
+    variable = graph.variables[index]
+    own, rank = tf.as_dtype(variable.dtype), len(variable.shape)
+    stays = not own.is_floating or (dtype in quantized.DTYPES and rank < 2)
+    return quantized.Form(
+        _KEY.format(index),
+        list(variable.shape),
+        own,
+        own.name if dtype is None or stays else dtype,
+        by_row=dtype in quantized.DTYPES and graph.is_table(variable),
+    )
 
 
 def export_for_inference(
@@ -271,7 +305,8 @@ def export_for_inference(
 def check_finite(values: Sequence[Any], names: Sequence[str]) -> None:
     """Refuses floats that hold a NaN or an infinity; names the first."""
     for value, name in zip(values, names, strict=True):
-        tensor = tf.convert_to_tensor(value)
+        is_quantized = isinstance(value, quantized.Quantized)
+        tensor = tf.convert_to_tensor(value.limit if is_quantized else value)
         if tensor.dtype.is_floating and not bool(
             tf.reduce_all(tf.math.is_finite(tensor))
         ):
@@ -283,34 +318,68 @@ def read_variables(
     variables: Mapping[str, Mapping[str, Any]],
     *,
     only: Collection[str] | None = None,
+    widen: bool = True,
 ) -> Snapshot:
     """Reads a version's variables, in the order of the student's.
 
     `variables` are the shape and dtype expected by checkpoint key; floats of
     another width are accepted, and other variables are not. `only` some keys
-    are read if it says so, and all are checked. ValueError if a variable is
-    missing, is of another shape or kind, or is not finite.
+    are read if it says so, and all are checked. What is quantized is widened,
+    unless `widen` is False. ValueError if a variable is missing, is of another
+    shape or kind, or is not finite.
     """
     keys = [key for key in variables if only is None or key in only]
     found = checkpoints.contents(directory)
     check_contents(found, variables)
-    values = checkpoints.read(directory, {k: found[k][1] for k in keys})
-    for key, value in zip(keys, values, strict=True):
+    scales = found.keys() - variables.keys()
+    names = [n for key in keys for n in quantized.keys_of(key, scales)]
+    tensors = checkpoints.read(directory, {k: found[k][1] for k in names})
+    parts = dict(zip(names, tensors, strict=True))
+    for name, value in parts.items():
         # The files may have changed meanwhile.
-        if value.shape != found[key][0]:
-            raise ValueError(f"variable {key} is another than it was.")
+        if value.shape != found[name][0]:
+            raise ValueError(f"variable {name} is another than it was.")
+    values = joined(parts, {key: variables[key] for key in keys})
     check_finite(values, keys)
-    return values
+    return [*map(tf.convert_to_tensor, values)] if widen else values
+
+
+def joined(
+    parts: Mapping[str, Any], variables: Mapping[str, Mapping[str, Any]]
+) -> list[Any]:
+    """Joins what was read by key, in the order of the variables expected.
+
+    Scales that are expected as variables of their own are such.
+    """
+    scales = {k: v for k, v in parts.items() if k not in variables}
+    return [
+        quantized.whole(
+            key,
+            {**scales, key: parts[key]},
+            expected["shape"],
+            expected["dtype"],
+        )
+        for key, expected in variables.items()
+    ]
 
 
 def check_contents(
     found: Mapping[str, tuple[tf.TensorShape, tf.DType]],
     variables: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Checks the shapes and kinds that were found against those expected."""
+    """Checks the shapes and kinds that were found against those expected.
+
+    Instead of floats there may be numbers with scales; see `quantized`.
+    """
+    rest = found.keys() - variables.keys() - {_OBJECT_GRAPH}
     for key, expected in variables.items():
         if key not in found:
             raise ValueError(f"variable {key} is missing.")
+        names = quantized.keys_of(key, rest)
+        specs = {name: tf.TensorSpec(*found[name]) for name in names}
+        if len(names) > 1 and quantized.may_be(key, expected, specs):
+            rest -= specs.keys()
+            continue
         shape, dtype = found[key]
         kind = tf.as_dtype(expected["dtype"]).is_floating
         if shape.as_list() != list(expected["shape"]) or (
@@ -321,24 +390,27 @@ def check_contents(
                 f"{list(expected['shape'])}; received {dtype.name} "
                 f"{shape.as_list()}."
             )
-    if more := found.keys() - variables.keys() - {_OBJECT_GRAPH}:
+    if rest:
         raise ValueError(
             f"its checkpoint must hold the {len(variables)} variables of the "
-            f"student and no others; received {sorted(more)[:3]} besides."
+            f"student and no others; received {sorted(rest)[:3]} besides."
         )
 
 
 def in_order(
-    variables: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Mapping[str, Any]]:
+    variables: Mapping[str, Any],
+) -> dict[str, Any]:
     """Brings a manifest's variables into the order they were written in.
 
-    That is by the number in their keys; ValueError for other keys.
+    That is by the number in their keys, and then so the scales of some.
+    ValueError for other keys.
     """
-    keys = [_KEY.format(index) for index in range(len(variables))]
+    num_scales = sum(key.startswith("scales/") for key in variables)
+    keys = [_KEY.format(n) for n in range(len(variables) - num_scales)]
+    keys += [k for k in map(quantized.scale_key, keys) if k in variables]
     if variables.keys() != {*keys}:
         raise ValueError(
-            f"the manifest's variables must be numbered 0 to "
-            f"{len(variables) - 1}; received {sorted(variables)}."
+            f"the manifest's variables must be numbered from 0 on; received "
+            f"{sorted(variables)}."
         )
     return {key: variables[key] for key in keys}

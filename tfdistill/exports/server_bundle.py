@@ -5,6 +5,7 @@ writes its own to a part of its own, block by block, and the parts are merged
 into one TensorFlow checkpoint in which the table is a single tensor.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from tfdistill.embedding import rows as table_rows
 from tfdistill.exports import checkpoints
+from tfdistill.exports import quantized
 
 
 class NotFiniteError(ValueError):
@@ -46,12 +48,13 @@ class BundleWriter:
         key: str,
         shards: Sequence[tf.Variable],
         *,
-        dtype: tf.DType | None = None,
+        encode: Callable[[tf.Tensor], Mapping[str, tf.Tensor]] | None = None,
     ) -> None:
         """Writes variables as one tensor, each on the task that holds it.
 
-        They are `[rows_i, dim]` and follow one another. `dtype` is the
-        tensor's, by default theirs. ValueError if a value is NaN or infinite.
+        They are `[rows_i, dim]` and follow one another. `encode` returns the
+        tensors to write of some rows, by key; by default they are written as
+        they are. ValueError if a value is NaN or infinite.
         """
         num_rows = sum(int(shard.shape[0]) for shard in shards)
         dim = int(shards[0].shape[1])
@@ -61,13 +64,16 @@ class BundleWriter:
                 with tf.device(shard.device):
                     rows = tf.gather(shard, tf.range(first, last))
                     finite = tf.reduce_all(tf.math.is_finite(rows))
-                    rows = tf.cast(rows, dtype or rows.dtype)
-                    where = f"{num_rows} {dim} {start + first},{last - first}"
+                    parts = encode(rows) if encode else {key: rows}
+                    place = start + first, last - first
                     tf.raw_ops.SaveV2(
                         prefix=self._next_part(),
-                        tensor_names=[key],
-                        shape_and_slices=[f"{where}:0,{dim}"],
-                        tensors=[rows],
+                        tensor_names=list(parts),
+                        shape_and_slices=[
+                            _slice(num_rows, int(part.shape[1]), *place)
+                            for part in parts.values()
+                        ],
+                        tensors=list(parts.values()),
                     )
                 if not bool(finite):
                     raise NotFiniteError(key)
@@ -101,32 +107,49 @@ def read_rows(
 
     They are `[rows_i, dim]` and follow one another; `half`, 0 or 1, is which
     half of each one's rows to fill. `here`: only this process can read the
-    files, which sends the rows. Returns whether all values are finite; they
-    were written in any case.
+    files, which sends the rows. What is quantized by row is widened. Returns
+    whether all values are finite; they were written in any case.
     """
     parts = 1 if half is None else 2
     counts = [int(shard.shape[0]) // parts for shard in shards]
     dim = int(shards[0].shape[1])
     total, start, finite = sum(counts), 0, True
-    stored = tf.train.load_checkpoint(prefix).get_variable_to_dtype_map()[key]
+    reader = tf.train.load_checkpoint(prefix)
+    shapes = reader.get_variable_to_shape_map()
+    dtypes = reader.get_variable_to_dtype_map()
+    keys = quantized.keys_of(key, dtypes)
+    if any(shapes[name][0] != total for name in keys):
+        raise ValueError(f"{key} must have {total} rows, each with its scale.")
     for shard, count in zip(shards, counts, strict=True):
         offset = count * (half or 0)
         for first, last in _blocks(count, dim):
-            where = f"{total} {dim} {start + first},{last - first}:0,{dim}"
+            place = start + first, last - first
             with tf.device("CPU:0" if here else shard.device):
-                rows = tf.raw_ops.RestoreV2(
+                parts = tf.raw_ops.RestoreV2(
                     prefix=prefix,
-                    tensor_names=[key],
-                    shape_and_slices=[where],
-                    dtypes=[stored],
-                )[0]
+                    tensor_names=keys,
+                    shape_and_slices=[
+                        _slice(total, shapes[name][1], *place) for name in keys
+                    ],
+                    dtypes=[dtypes[name] for name in keys],
+                )
             with tf.device(shard.device):
+                rows = quantized.whole(
+                    key,
+                    dict(zip(keys, parts, strict=True)),
+                    [last - first, dim],
+                    shard.dtype,
+                )
                 rows = tf.cast(rows, shard.dtype)
                 all_finite = tf.reduce_all(tf.math.is_finite(rows))
                 table_rows.write_rows(shard, offset + first, rows)
             finite = finite and bool(all_finite)
         start += count
     return finite
+
+
+def _slice(num_rows: int, dim: int, first: int, count: int) -> str:
+    return f"{num_rows} {dim} {first},{count}:0,{dim}"
 
 
 def _blocks(num_rows: int, dim: int) -> list[tuple[int, int]]:

@@ -17,6 +17,8 @@ import keras
 import tensorflow as tf
 
 from tfdistill.embedding import layer
+from tfdistill.exports import quantized
+from tfdistill.system import keras_internals
 
 # What leaves the values of an output as they are, and what sums weighted ones.
 _SAME = frozenset(
@@ -137,19 +139,34 @@ class StudentGraph:
         contents = tables_fingerprint(self.tables)
         self.fingerprint = fingerprint(self._concrete, contents)
 
+    def is_table(self, variable: Any) -> bool:
+        """Whether rows of a variable are looked up by id."""
+        return isinstance(variable, layer.LogicalTable) or any(
+            isinstance(each, keras.layers.Embedding)
+            and any(variable is v for v in each.variables)
+            and variable.shape[:1] == (each.input_dim,)
+            for each in keras_internals.all_layers(self._student)
+        )
+
     def infer_from(self, values: Sequence[Any], inputs: Any) -> Any:
         """Runs the student's inference untraced, with tables in any shards.
 
         One value for each of `variables`; for a table, a tensor or a list of
-        sources as `layer.rows_from` takes them.
+        sources as `layer.rows_from` takes them; or the two parts of what is
+        quantized, of which a table's rows are widened once they are gathered.
         """
         mapping, rows = [], {}
         for variable, value in zip(self.variables, values, strict=True):
+            if isinstance(value, tuple):
+                stored, scale = value
+                value = quantized.Quantized(
+                    stored, scale, variable.shape, variable.dtype
+                )
             if isinstance(variable, layer.LogicalTable):
                 sources = value if isinstance(value, list) else [value]
                 rows[variable.layer] = sources
             else:
-                mapping.append((variable, value))
+                mapping.append((variable, tf.convert_to_tensor(value)))
         with (
             keras.StatelessScope(state_mapping=mapping),
             layer.rows_from(rows),
@@ -160,11 +177,18 @@ class StudentGraph:
         """Runs the student's inference with other values in its variables.
 
         One tensor or variable for each of `variables`, of its shape; floats
-        of another width are cast.
+        of another width are cast. What is quantized is widened in the graph,
+        or before it if the caller traces none.
         """
+        is_traced = not tf.executing_eagerly()
         # A variable itself would be traced again for each shape of inputs.
         cast = [
-            tf.cast(tf.convert_to_tensor(value), variable.dtype)
+            (
+                tf.convert_to_tensor(value.stored),
+                tf.convert_to_tensor(value.scale),
+            )
+            if isinstance(value, quantized.Quantized) and is_traced
+            else tf.cast(tf.convert_to_tensor(value), variable.dtype)
             for value, variable in zip(values, self.variables, strict=True)
         ]
         return self._function(cast, inputs)

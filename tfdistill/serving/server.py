@@ -104,7 +104,11 @@ class Followed:
         variables = saved_model.in_order(found.variables)
         values = saved_model.read_variables(version.path, variables)
         function = self.function
-        if function is None or found.graph_fingerprint != self._fingerprint:
+        if (
+            function is None
+            or found.graph_fingerprint != self._fingerprint
+            or not function.fits(values)
+        ):
             function = other_graphs.load_version(
                 self._exchange,
                 version,

@@ -254,6 +254,10 @@ class ServerCopy:
                 )
         return []
 
+    def fits(self, values: saved_model.Snapshot) -> bool:
+        """Whether it can hold them: they are in place, and widened."""
+        return True
+
     def try_out(self, values: Any, inputs: Any) -> list[Any]:
         """Runs the version in the half that is not in use, or the only one."""
         half = tf.constant((self.num_installs + 1) % self._num_halves, tf.int64)

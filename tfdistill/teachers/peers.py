@@ -298,9 +298,12 @@ class Peer(teacher.Teacher):
 
     @property
     def needs_graph(self) -> bool:
-        """Whether the staged version needs a graph that is not loaded."""
+        """Whether the staged version needs another graph, or variables."""
         staged = self.follower.staged
-        return staged is not None and staged.fingerprint != self._fingerprint
+        return staged is not None and not (
+            staged.fingerprint == self._fingerprint
+            and self._place.fits(staged.values)
+        )
 
     def load_graph(self) -> str | None:
         """Loads the staged version's graph; what is in use stays in use.
@@ -313,11 +316,17 @@ class Peer(teacher.Teacher):
         self._next = None
         try:
             with self._student.strategy.scope():
-                is_own = staged.fingerprint == self._graph.fingerprint
-                self._next = self._own_place if is_own else self._load(staged)
+                self._next = self._place_for(staged)
         except Exception as error:  # Loading raises whatever its code raises.
             return f"its graph cannot be used: {error}"
         return None
+
+    def _place_for(self, staged: follower_lib.Staged) -> Any:
+        if staged.fingerprint != self._graph.fingerprint:
+            return self._load(staged)
+        if self._own_place.fits(staged.values):
+            return self._own_place
+        return self._student.place(self.name, self._graph, staged.values)
 
     def _load(self, staged: follower_lib.Staged) -> other_graphs.FrozenFunction:
         """Loads a peer's own graph, and tries it out."""
@@ -345,6 +354,8 @@ class Peer(teacher.Teacher):
         if self._next is not None:
             self._place, self._next = self._next, None
             self._fingerprint = staged.fingerprint
+            if self._fingerprint == self._graph.fingerprint:
+                self._own_place = self._place
         self._place.install(staged.values)
         extras = staged.version.manifest.extras
         self._silence.arrived(step, extras.get(screen.INTERVAL_FIELD))
