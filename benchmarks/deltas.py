@@ -20,6 +20,7 @@ from benchmarks import measure
 from launch import recipes
 from tfdistill import contrib
 from tfdistill.exchange import deltas
+from tfdistill.exports import frozen
 from tfdistill.exports import key_frames
 from tfdistill.exports import quantized
 from tfdistill.exports import saved_model
@@ -82,7 +83,13 @@ class _Versions(keras.callbacks.Callback):
             self.held = saved_model.joined(written, self._variables)
             return
         with self._exchange.deltas.readable(version) as delta:
-            self.held = key_frames.read_delta(delta, self.held, self._variables)
+            self.held = key_frames.read_delta(
+                delta,
+                self.held,
+                self._variables,
+                place=self._exchange.bases,
+                namer=frozen.Namer(),
+            )
         for key, value in zip(self._variables, self.held, strict=True):
             for name, held in quantized.parts_of(key, value).items():
                 is_same = (

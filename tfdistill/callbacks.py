@@ -174,7 +174,10 @@ class StudentExporter(steps.Exporter):
                 between are deltas, for teachers only: the rows that changed
                 since the whole one, from which `Peers` get the same bits. On
                 parameter servers groups read only whole ones, and their own
-                tables pass through the coordinator. Default 1: all are whole.
+                tables pass through the coordinator. What is frozen, if that is
+                most of the student, such as a backbone beside LoRA weights,
+                is not in deltas: all groups publish it once. Default 1: all
+                are whole.
             choose: Picks which changes of dense floats go into a delta, such
                 as `contrib.TopOfChunks()`; what it leaves out is offered again.
                 Default: all go.

@@ -1,5 +1,6 @@
 """Key frames and deltas in a training: exporter, exchange and teachers."""
 
+import hashlib
 import os
 import pathlib
 import shutil
@@ -13,6 +14,7 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill.contrib import TopOfChunks
 from tfdistill.embedding import layer
+from tfdistill.exchange import bases
 from tfdistill.exchange import deltas
 from tfdistill.exports import saved_model
 
@@ -43,8 +45,27 @@ def _student(seed):
     return keras.Model(inputs, keras.layers.Dense(3)(hidden))
 
 
-def _following(exchange, **kwargs):
-    model = cases.codistill(_student(0), cases.peers(exchange), **kwargs)
+def _adapted(seed, backbone=7):
+    """Most of it is frozen: a table, and a kernel beside its LoRA weights."""
+    keras.utils.set_random_seed(backbone)
+    inputs = keras.Input((2,), dtype="int32")
+    table = keras.layers.Embedding(_ROWS, 6, trainable=False)
+    hidden = keras.layers.Flatten()(table(inputs))
+    hidden = keras.layers.BatchNormalization()(hidden)
+    dense = keras.layers.Dense(8, "tanh")
+    hidden = dense(keras.layers.Dropout(0.1)(hidden))
+    model = keras.Model(inputs, keras.layers.Dense(3)(hidden))
+    dense.enable_lora(2)
+    rng = np.random.default_rng(seed)
+    for variable in model.trainable_variables:
+        variable.assign(rng.normal(size=variable.shape))
+    return model
+
+
+def _following(exchange, student=None, **kwargs):
+    model = cases.codistill(
+        student or _student(0), cases.peers(exchange), **kwargs
+    )
     cases.prepare(model, _X, _Y)
     return model
 
@@ -75,9 +96,11 @@ class _Then(keras.callbacks.Callback):
         self._call(int(self.model.optimizer.iterations), values)
 
 
-def _publish(exchange, call, num_steps, **kwargs):
+def _publish(exchange, call, num_steps, student=None, **kwargs):
     """Trains group 1, a version a step."""
-    model = cases.codistill(_student(1), optimizer=keras.optimizers.Adagrad())
+    model = cases.codistill(
+        student or _student(1), optimizer=keras.optimizers.Adagrad()
+    )
     exporter = tfdistill.callbacks.StudentExporter(
         exchange, every_steps=1, group=1, key_every=_KEY_EVERY, **kwargs
     )
@@ -270,3 +293,174 @@ def test_what_needs_floats_refuses_what_is_quantized(exchange):
             choose=TopOfChunks(),
             variables_dtype="int8",
         )
+
+
+# ---- students of which most is frozen ----
+
+
+def _own_bytes(model):
+    """Bytes of variables that only the teacher holds, and of the student."""
+    ours = {id(v.value): v.value for v in model.student.variables}
+    theirs = [v for v in cases.teacher_variables(model) if id(v) not in ours]
+    return [
+        sum(v.numpy().nbytes for v in found)
+        for found in (theirs, ours.values())
+    ]
+
+
+def _assert_predicts_as_the_last_whole_one(model, exchange):
+    whole = tf.saved_model.load(exchange.latest(1).path)
+    infer = tf.function(model.teachers._teachers[0]._place.infer)
+    (found,) = infer(tf.constant(_X))
+    _assert_same_bits([found.numpy()], [whole.serve(tf.constant(_X)).numpy()])
+
+
+def _bases(exchange):
+    return sorted(pathlib.Path(exchange.bases.root).iterdir())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_what_is_frozen_is_published_once_and_shared(
+    exchange, replicas, two_replicas, monkeypatch
+):
+    """Nobody who has it reads it, or holds it twice; bits are those of fit."""
+    strategy = two_replicas if replicas == 2 else tf.distribute.get_strategy()
+    with strategy.scope():
+        model = _following(exchange, _adapted(0))
+    monkeypatch.setattr(bases.Bases, "read", None)
+    sizes = {}
+
+    def follow(step, values):
+        cases.load(model, step)
+        cases.fit(model, _X[:4], _Y[:4], batch_size=4)
+        _assert_same_bits(_teacher(model), values)
+        sizes[step] = model.teachers.status()[0]["last_bytes"]
+
+    exporter = _publish(exchange, follow, 6, _adapted(1))
+    assert exporter.totals["failed"] == 0 and not cases.quarantined(model)
+    own, students = _own_bytes(model)
+    assert own < students / 5
+    (base,) = _bases(exchange)
+    assert hashlib.sha256(base.read_bytes()).hexdigest() == base.name
+    assert max(sizes.values()) < base.stat().st_size / 5
+    # Whole ones are there for others, the first and the last among them.
+    assert exchange.steps(1)[-1] == 6
+    _assert_predicts_as_the_last_whole_one(model, exchange)
+
+
+@pytest.mark.parametrize("variables_dtype", [None, "bfloat16", "int8"])
+def test_a_teacher_of_another_backbone_holds_its_own(exchange, variables_dtype):
+    """Its base is read once; the student's stays the student's."""
+    model = _following(exchange, _adapted(0, backbone=8))
+    before = [v.numpy() for v in model.student.variables]
+    reads, read = [], bases.Bases.read
+
+    def counted(self, *args):
+        reads.append(args)
+        return read(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bases.Bases, "read", counted)
+
+        def follow(step, values):
+            cases.load(model, step)
+            if variables_dtype is None:
+                _assert_same_bits(_teacher(model), values)
+
+        _publish(
+            exchange, follow, 6, _adapted(1), variables_dtype=variables_dtype
+        )
+    assert len(reads) == 1 and model.teachers.generation == 1
+    _assert_predicts_as_the_last_whole_one(model, exchange)
+    if variables_dtype is None:
+        own, students = _own_bytes(model)
+        assert own == students
+    cases.fit(model, _X[:4], _Y[:4], batch_size=4)
+    frozen = model.graph.frozen
+    assert len(frozen) == 2
+    for index in frozen:
+        ours = model.student.variables[index].numpy()
+        _assert_same_bits([ours], [before[index]])
+
+
+@pytest.mark.parametrize("how", ["lost", "torn", "another"])
+def test_a_bad_base_is_refused_by_name_and_a_whole_version_is_read(
+    exchange, how
+):
+    model = _following(exchange, _adapted(0, backbone=8))
+
+    def follow(step, values):
+        (base,) = _bases(exchange)
+        if step == 2:
+            right = base.read_bytes()
+            base.write_bytes(right[:-1] + b"?" * (how == "another"))
+            if how == "lost":
+                base.unlink()
+            cases.load(model, 1)
+            assert base.name in cases.quarantined(model)[2]
+            assert "the same frozen weights" in cases.quarantined(model)[2]
+        elif step > 2:
+            # Once it holds the base, it needs it no longer.
+            cases.load(model, step)
+            _assert_same_bits(_teacher(model), values)
+            is_right = (
+                hashlib.sha256(base.read_bytes()).hexdigest() == base.name
+            )
+            assert is_right or how == "another"
+
+    _publish(exchange, follow, 4, _adapted(1))
+
+
+def test_frozen_weights_that_move_travel(exchange, caplog):
+    """As an average that something else than the optimizer keeps."""
+    student, model = _adapted(1), _following(exchange, _adapted(0))
+
+    def follow(step, values):
+        cases.load(model, step)
+        _assert_same_bits(_teacher(model), values)
+        if step in (2, 3, 4):
+            student.layers[1].embeddings.assign_add(np.ones([_ROWS, 6]))
+
+    _publish(exchange, follow, 6, student)
+    assert caplog.text.count("Weights that are frozen have changed") == 1
+    assert len(_bases(exchange)) == 1
+
+
+def test_a_student_that_is_no_longer_frozen_leaves_the_teacher_as_it_is(
+    exchange,
+):
+    model = _following(exchange, _adapted(0))
+    _publish(exchange, lambda *_: None, 2, _adapted(1))
+    cases.load(model, 2)
+    before = _teacher(model)
+    model.student.layers[1].trainable = True
+    model.compile(
+        keras.optimizers.SGD(1.0),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        distillation_loss=tfdistill.losses.ForwardKL(),
+    )
+    table = model.student.layers[1].embeddings.numpy()
+    cases.fit(model, _X[:4], _Y[:4], batch_size=4)
+    assert not np.array_equal(model.student.layers[1].embeddings, table)
+    _assert_same_bits(_teacher(model), before)
+
+
+def test_a_fit_follows_adapters_by_its_own_callbacks(exchange):
+    """In one process, as two groups do; the versions of one hold adapters."""
+    _publish(exchange, lambda *_: None, 3, _adapted(1))
+    model = _following(exchange, _adapted(0))
+    exporter = tfdistill.callbacks.StudentExporter(
+        exchange, every_steps=1, group=0, key_every=100
+    )
+    loader = tfdistill.callbacks.TeacherLoader(every_steps=1)
+    until = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: setattr(
+            model, "stop_training", model.teachers.status()[0]["step"] == 3
+        )
+    )
+    callbacks = [exporter, loader, until]
+    cases.fit(model, _X, _Y, epochs=200, batch_size=4, callbacks=callbacks)
+    assert model.teachers.status()[0]["step"] == 3
+    assert len(_bases(exchange)) == 1
+    own, students = _own_bytes(model)
+    assert own < students / 5

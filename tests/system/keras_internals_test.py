@@ -141,3 +141,16 @@ def test_an_epoch_is_whole_after_one_that_was_resumed(two_replicas):
     ]
     numbers = [int(number) for part in parts for number in part]
     assert sorted(numbers) == [*range(23)]
+
+
+def test_frozen_are_the_weights_that_could_be_trained():
+    """Not moving averages and seeds, which a step changes."""
+    frozen = keras.layers.Dense(4, trainable=False)
+    adapted, norm = keras.layers.Dense(4), keras.layers.BatchNormalization()
+    last = keras.layers.BatchNormalization(trainable=False)
+    inner = keras.Sequential([frozen, norm, keras.layers.Dropout(0.5)])
+    model = keras.Sequential([keras.Input((4,)), inner, adapted, last])
+    adapted.enable_lora(2)
+    found = {id(v) for v in keras_internals.frozen_weights(model)}
+    expected = [*frozen.weights, adapted._kernel, last.gamma, last.beta]
+    assert found == {id(v) for v in expected}

@@ -6,6 +6,10 @@ Written over those of the frame, or of any version between, they give the
 delta's version. So a reader needs one delta, and one that was lost costs
 nothing. A row that changed back is sent as well: a reader may hold what it was.
 
+A delta may have a base instead: the values of the variables that it does not
+name, which never change; exchange/bases.py. It then is one from zeros, and
+needs no frame.
+
 Arrays are bytes here, whatever their dtype. A row is what one index of the
 first axis holds, and a scalar is one row. Needs NumPy only.
 """
@@ -25,6 +29,8 @@ from tfdistill.exchange import manifest
 # Of a manifest's `extras`: what a delta holds; and, also of a key frame, how
 # often these come.
 FIELD, KEY_EVERY_FIELD = "delta", "key_every"
+# Of a delta: the name of its base.
+BASE = "base"
 FILE_NAME = "delta.bin"
 
 # From the changes of a variable's values since the version before, and what
@@ -48,6 +54,13 @@ def frame_of(found: manifest.Manifest) -> int | None:
     field = found.extras[FIELD]
     frame = field.get("frame") if isinstance(field, Mapping) else None
     return frame if type(frame) is int else None
+
+
+def base_of(found: manifest.Manifest) -> str | None:
+    """Returns the name of a delta's base; None if it has a frame instead."""
+    field = found.extras.get(FIELD)
+    base = field.get(BASE) if isinstance(field, Mapping) else None
+    return base if isinstance(base, str) else None
 
 
 class Encoder:

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
+from tfdistill.exchange import bases
 from tfdistill.exchange import claim as group_claim
 from tfdistill.exchange import commit
 from tfdistill.exchange import deltas
@@ -119,6 +120,16 @@ class Exchange:
         )
         found.signer, found.incarnation = self.signer, self.incarnation
         return found
+
+    @functools.cached_property
+    def bases(self) -> bases.Bases:
+        """What the versions of all groups name in place of holding it."""
+        return bases.Bases(
+            self._file_system,
+            self.root,
+            min_keep_secs=self._retention.min_keep_secs,
+            clock=self._retention.clock,
+        )
 
     def notes(self, group: int) -> notes.Notes:
         """Returns the notes that a group's processes leave for others."""
@@ -304,14 +315,35 @@ class Exchange:
                 # A delta's frame is older, so the oldest's are not before it.
                 oldest = min(self.listed(group), default=-1)
                 self.deltas._remove_until(group, oldest)
+            if "bases" in vars(self):
+                self.bases.prune(self._bases_named)
         except OSError as error:
             _log.warning("Could not prune group %d: %s", group, error)
 
     def _remove_until(self, group: int, last: int) -> None:
         for step in self.listed(group):
-            if step <= last:
+            if step <= last and self._base_of(group, step) is None:
                 path = self.version_path(group, step)
                 commit.try_to_remove_version(self._file_system, path)
+
+    def _base_of(self, group: int, step: int) -> str | None:
+        """Returns the base of a version, which needs no other version then."""
+        try:
+            return deltas.base_of(self.open(group, step).manifest)
+        except (versions.VersionNotFoundError, versions.CorruptVersionError):
+            return None
+
+    def _bases_named(self) -> set[str]:
+        names = map(
+            run_files.group_of, self._file_system.list_dir(self.deltas.root)
+        )
+        return {
+            base
+            for group in names
+            if group is not None
+            for step in self.deltas.listed(group)
+            if (base := self.deltas._base_of(group, step)) is not None
+        }
 
     def open(self, group: int, step: int) -> versions.Version:
         """Returns a version by reading its manifest, and nothing else of it.

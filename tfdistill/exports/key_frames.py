@@ -3,6 +3,8 @@
 What a delta is, and how it is written down: exchange/deltas.py.
 """
 
+import contextlib
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +13,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill.embedding import layer
+from tfdistill.exchange import bases
 from tfdistill.exchange import deltas
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
+from tfdistill.exports import frozen
 from tfdistill.exports import quantized
 from tfdistill.exports import saved_model
+
+_log = logging.getLogger(__name__)
 
 
 class KeyFrames:
@@ -41,6 +47,9 @@ class KeyFrames:
         self._choose = choose
         self._writer: saved_model.SavedModelWriter | None = None
         self._encoder: deltas.Encoder | None = None
+        # What is frozen, by key, and its base, when the encoder was made.
+        self._frozen: tuple[set[str], str] = (set(), "")
+        self._namer, self._moves = frozen.Namer(), False
 
     def refuse_deltas(self) -> None:
         """Raises a ValueError if not every version is whole."""
@@ -69,17 +78,6 @@ class KeyFrames:
             )
         step, extras = described["step"], described["extras"]
         extras[deltas.KEY_EVERY_FIELD] = self.every
-        encoder = self._encoder if self._writer is writer else None
-        # A later frame is of a training before this one.
-        if encoder and (
-            encoder.num_deltas >= self.every - 1 or encoder.frame >= step
-        ):
-            encoder = None
-        other = exchange.deltas if whole or not encoder else exchange
-        # An earlier attempt may have published it the other way: all readers
-        # must see the same.
-        if not whole and step in other.listed(described["group"]):
-            raise versions.VersionExistsError(f"Step {step} is there already.")
         # From servers, too: what is compared must be what was written.
         snapshot = [
             variable.value if value is None else value
@@ -88,10 +86,39 @@ class KeyFrames:
             )
         ]
         stored = writer.stored(snapshot)
-        values = {key: value.numpy() for key, value in stored.items()}
-        if encoder and not whole:
-            extras[deltas.FIELD], blocks = encoder.encode(values)
-            return exchange.publish_delta(blocks, **described)
+        values = {key: np.asarray(value) for key, value in stored.items()}
+        keys, base = self._find_base(writer, values)
+        encoder = self._encoder if self._writer is writer else None
+        # A later frame is of a training before this one.
+        if encoder and (
+            encoder.num_deltas >= self.every - 1
+            or encoder.frame >= step
+            or self._frozen != (keys, base)
+        ):
+            encoder = None
+        other = exchange.deltas if whole or not encoder else exchange
+        # An earlier attempt may have published it the other way: all readers
+        # must see the same.
+        if not whole and step in other.listed(described["group"]):
+            raise versions.VersionExistsError(f"Step {step} is there already.")
+        start = values
+        if base:
+            kept = {key: values.pop(key) for key in keys}
+            exchange.bases.publish(base, frozen.blocks(kept))
+            start = {key: np.zeros_like(v) for key, v in values.items()}
+        if base or (encoder and not whole):
+            made = encoder or deltas.Encoder(step, start)
+            field, blocks = made.encode(values)
+            field |= {deltas.BASE: base} if base else {}
+            # What must be whole may have been due, and there.
+            known = [versions.VersionExistsError] if whole else []
+            with contextlib.suppress(*known):
+                version = exchange.publish_delta(
+                    blocks,
+                    **{**described, "extras": {**extras, deltas.FIELD: field}},
+                )
+            if encoder and not whole:
+                return version
         version = exchange.publish(
             lambda path: writer.write(path, snapshot), **described
         )
@@ -104,11 +131,46 @@ class KeyFrames:
             and tf.as_dtype(variable.dtype).is_floating
             and (len(variable.shape) > 1 or not writer.is_quantized)
         ]
-        self._writer = writer
+        self._writer, self._frozen = writer, (keys, base)
         self._encoder = deltas.Encoder(
-            step, values, choose=choose, chosen=dense
+            step,
+            start,
+            choose=None if base else choose,
+            chosen=dense,
         )
         return version
+
+    def _find_base(
+        self,
+        writer: saved_model.SavedModelWriter,
+        values: Mapping[str, np.ndarray],
+    ) -> tuple[set[str], str]:
+        """Returns the keys of the frozen variables, and their base's name.
+
+        Nothing unless these are most of the bytes, and keep their values: each
+        version looks again.
+        """
+        variables = list(writer.variables)
+        found = {
+            key
+            for index in writer.graph.frozen
+            for key in quantized.keys_of(variables[index], writer.variables)
+        }
+        most = sum(value.nbytes for value in values.values()) / 2
+        num_bytes = sum(values[key].nbytes for key in found)
+        if self._choose or self._moves or num_bytes <= most:
+            return set(), ""
+        name = self._namer.name({key: values[key] for key in found})
+        keys, before = self._frozen
+        if self._writer is writer and keys == found and name != before:
+            self._moves = True
+            _log.warning(
+                "Weights that are frozen have changed since the last version: "
+                "something gives them values. So from now on versions hold "
+                "them, too, and are larger."
+            )
+            return set(), ""
+        return found, name
 
 
 def _changed(change: np.ndarray, residue: np.ndarray) -> np.ndarray:
@@ -121,11 +183,17 @@ def read_delta(
     delta: versions.Version,
     held: Sequence[Any],
     variables: Mapping[str, Mapping[str, Any]],
+    *,
+    place: bases.Bases,
+    namer: frozen.Namer,
 ) -> saved_model.Snapshot:
     """Returns a delta's values, from those of a version of its frame.
 
-    Both in the order of `variables`, the student's. ValueError if it does not
-    fit these, or is not finite; DeltaError if it does not fit what is held.
+    Both in the order of `variables`, the student's. Of a delta with a base,
+    from anything; None stands for a variable of which `held` has the base's
+    values. ValueError if it does not fit the student's, or is not finite;
+    DeltaError if it does not fit what is held; CorruptVersionError if its base
+    is missing or another.
     """
     found = delta.manifest.variables
     shapes = {
@@ -133,24 +201,47 @@ def read_delta(
         for key, spec in found.items()
     }
     saved_model.check_contents(shapes, variables)
+    field = delta.manifest.extras[deltas.FIELD]
+    base = deltas.base_of(delta.manifest)
     parts: dict[str, Any] = {}
     for key, value in zip(variables, held, strict=True):
         parts.update(quantized.parts_of(key, value))
-    if parts.keys() != found.keys():
+    if base is not None:
+        arrays = _zeros(field.get("variables"), found)
+    elif parts.keys() != found.keys():
         raise deltas.DeltaError("what is held has other variables, or scales.")
-    arrays = {
-        key: tf.cast(value, found[key]["dtype"]).numpy()
-        for key, value in parts.items()
-    }
+    else:
+        arrays = {
+            key: tf.cast(value, found[key]["dtype"]).numpy()
+            for key, value in parts.items()
+        }
     file_system, root = filesystem.for_root(delta.path)
     content = filesystem.read(
         file_system, f"{root}/{deltas.FILE_NAME}", max_bytes=delta.num_bytes
     )
-    results = deltas.patched(
-        delta.manifest.extras[deltas.FIELD], content, arrays
-    )
+    results = deltas.patched(field, content, arrays)
+    if base is not None:
+        left = {key: spec for key, spec in found.items() if key not in arrays}
+        results |= frozen.missing(place, base, parts, left, namer)
     with tf.device("CPU:0"):
         tensors = {key: tf.constant(value) for key, value in results.items()}
-        values = saved_model.joined(tensors, variables)
-    saved_model.check_finite(values, list(variables))
-    return values
+        sent = {key: spec for key, spec in variables.items() if key in tensors}
+        values = saved_model.joined(tensors, sent)
+    saved_model.check_finite(values, list(sent))
+    known = dict(zip(sent, values, strict=True))
+    return [known.get(key) for key in variables]
+
+
+def _zeros(
+    entries: Any, found: Mapping[str, Mapping[str, Any]]
+) -> dict[str, np.ndarray]:
+    """Returns what a delta with a base is written over."""
+    named = entries if isinstance(entries, Mapping) else {}
+    for key in found:
+        if len({part in named for part in quantized.keys_of(key, found)}) > 1:
+            raise deltas.DeltaError(f"its delta must have all of {key}.")
+    return {
+        key: np.zeros(spec["shape"], tf.as_dtype(spec["dtype"]).as_numpy_dtype)
+        for key, spec in found.items()
+        if key in named
+    }

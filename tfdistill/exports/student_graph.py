@@ -148,6 +148,14 @@ class StudentGraph:
             for each in keras_internals.all_layers(self._student)
         )
 
+    @property
+    def frozen(self) -> frozenset[int]:
+        """Which of `variables` are frozen now, by index; of tables, none."""
+        ids = {id(v) for v in keras_internals.frozen_weights(self._student)}
+        return frozenset(
+            index for index, v in enumerate(self.variables) if id(v) in ids
+        )
+
     def infer_from(self, values: Sequence[Any], inputs: Any) -> Any:
         """Runs the student's inference untraced, with tables in any shards.
 

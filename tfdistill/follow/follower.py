@@ -141,7 +141,7 @@ class Follower:
         found = self._exchange.latest(
             self.group, newer_than=newer_than, wanted=wanted
         )
-        if self.frame is None:
+        if not self._reads_deltas:
             return found
         delta = self._exchange.deltas.latest(
             self.group,
@@ -149,6 +149,12 @@ class Follower:
             wanted=lambda each: self._is_readable(each) and wanted(each),
         )
         return delta or found
+
+    @property
+    def _reads_deltas(self) -> bool:
+        """Whether there may be deltas: of what it has not seen, there may."""
+        is_first = bool(self._deltas_of) and self.current < 0
+        return is_first or self.frame is not None
 
     def _is_readable(self, delta: versions.Version) -> bool:
         frame = deltas.frame_of(delta.manifest)
@@ -163,7 +169,7 @@ class Follower:
 
         So all workers take the same: the delta was there first.
         """
-        if self.frame is not None or (self._deltas_of and self.current < 0):
+        if self._reads_deltas:
             with contextlib.suppress(versions.VersionNotFoundError):
                 place = self._exchange.deltas
                 return place, place.open(group, step)

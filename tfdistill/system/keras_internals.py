@@ -266,6 +266,20 @@ def all_layers(layer: keras.Layer) -> list[keras.Layer]:
     return list(layer._flatten_layers())
 
 
+def frozen_weights(model: keras.Model) -> list[Any]:
+    """Returns the weights that would be trained if they were not frozen.
+
+    Moving averages and seeds are not trained either, and change all the same:
+    only the list that a layer keeps a weight in tells the two apart.
+    """
+    return [
+        variable
+        for layer in all_layers(model)
+        for variable in layer._trainable_variables
+        if not variable.trainable
+    ]
+
+
 def export_signature(model: keras.Model) -> Any:
     """Returns the input signature with which `keras.Model.export` exports."""
     return export_utils.get_input_signature(model)

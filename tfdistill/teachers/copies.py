@@ -1,11 +1,13 @@
 """A model's inference on values that are not the model's: a teacher at work."""
 
+import copy
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdistill.exchange import versions
@@ -25,32 +27,85 @@ class Copy:
         self,
         graph: student_graph.StudentGraph,
         values: Sequence[Any] | None = None,
+        *,
+        shares: bool = False,
     ) -> None:
         """Makes them, by default all 0. Call it in the strategy's scope.
 
-        Of values that are quantized, it holds what these hold.
+        Of values that are quantized, it holds what these hold. If it `shares`,
+        the student's frozen variables are used where they are, for as long as
+        they have the values that are put in place.
         """
+        self._graph = graph
+        self._shared = set(graph.frozen) if shares else set()
         empty = [tf.zeros(v.shape, v.dtype) for v in graph.variables]
         self.variables = [
-            value.in_variables()
-            if isinstance(value, quantized.Quantized)
-            else tf.Variable(tf.cast(value, variable.dtype), trainable=False)
-            for value, variable in zip(
-                values or empty, graph.variables, strict=True
+            variable.value
+            if index in self._shared
+            else _holding(value, variable)
+            for index, (value, variable) in enumerate(
+                zip(values or empty, graph.variables, strict=True)
             )
         ]
-        self._graph = graph
+
+    def with_room_for(self, values: Sequence[Any]) -> "Copy":
+        """Returns a copy of the same graph that fits, in the strategy's scope.
+
+        Where values are None, it holds what this one does.
+        """
+        found = copy.copy(self)
+        found._shared = {i for i in self._shared if values[i] is None}
+        found.variables = [
+            ours if value is None else _holding(value, variable)
+            for ours, value, variable in zip(
+                self.variables, values, self._graph.variables, strict=True
+            )
+        ]
+        return found
+
+    def without_trained(self) -> "Copy":
+        """Returns one that shares nothing that the student trains by now."""
+        trained = self._shared - self._graph.frozen
+        return self.with_room_for(
+            [
+                tf.convert_to_tensor(variable) if index in trained else None
+                for index, variable in enumerate(self.variables)
+            ]
+        )
+
+    def without_shared(self, values: Sequence[Any]) -> list[Any]:
+        """Returns values, None for those which the student shares, bit by bit.
+
+        Any thread may call it.
+        """
+        return [
+            None if index in self._shared and _same(value, ours) else value
+            for index, (value, ours) in enumerate(
+                zip(values, self.variables, strict=True)
+            )
+        ]
 
     def fits(self, values: Sequence[Any]) -> bool:
-        """Whether these values are quantized as those that it holds."""
-        return quantized.forms(values) == quantized.forms(self.variables)
+        """Whether it can hold these values: in their form, and by itself."""
+        is_free = all(values[index] is None for index in self._shared)
+        forms = quantized.forms(self._filled(values))
+        return is_free and forms == quantized.forms(self.variables)
+
+    def _filled(self, values: Sequence[Any]) -> list[Any]:
+        return [
+            ours if value is None else value
+            for value, ours in zip(values, self.variables, strict=True)
+        ]
 
     def install(self, values: Iterable[Any]) -> None:
-        """Puts values in place, each in its variable's precision."""
+        """Puts values in place, each in its variable's precision.
+
+        None leaves what is there.
+        """
         for variable, value in zip(self.variables, values, strict=True):
-            if isinstance(variable, quantized.Quantized):
+            if isinstance(value, quantized.Quantized):
                 variable.assign(value)
-            else:
+            elif value is not None:
                 variable.assign(tf.cast(value, variable.dtype))
 
     def infer(self, inputs: Any) -> list[tf.Tensor]:
@@ -58,11 +113,26 @@ class Copy:
         return self.try_out(self.variables, inputs)
 
     def try_out(self, values: Sequence[Any], inputs: Any) -> list[tf.Tensor]:
-        """Runs other values, outside of the step."""
-        return keras.tree.flatten(self._graph(values, inputs))
+        """Runs other values, outside of the step; for None, those in use."""
+        return keras.tree.flatten(self._graph(self._filled(values), inputs))
 
     def read(
         self, version: versions.Version, expected: Mapping[str, Any]
     ) -> saved_model.Snapshot:
         """Reads a version's values; those that are not finite are refused."""
         return saved_model.read_variables(version.path, expected, widen=False)
+
+
+def _holding(value: Any, variable: Any) -> Any:
+    """Makes what holds a value of one of a graph's variables."""
+    if isinstance(value, quantized.Quantized):
+        return value.in_variables()
+    return tf.Variable(tf.cast(value, variable.dtype), trainable=False)
+
+
+def _same(value: Any, variable: tf.Variable) -> bool:
+    """Whether a value, in a variable's precision, has its bits."""
+    if value is None or isinstance(value, quantized.Quantized):
+        return value is None
+    pair = [np.asarray(tf.cast(v, variable.dtype)) for v in (value, variable)]
+    return pair[0].tobytes() == pair[1].tobytes()

@@ -1,5 +1,6 @@
 """The other groups as teachers: their exports, run in the student's step."""
 
+import contextlib
 import functools
 import logging
 import threading
@@ -13,6 +14,7 @@ from tfdistill.cluster import identity
 from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
+from tfdistill.exports import frozen
 from tfdistill.exports import key_frames
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
@@ -214,7 +216,10 @@ class Peer(teacher.Teacher):
             )
         self._writer = saved_model.SavedModelWriter(graph)
         # What runs in the step, and what reads versions of the own graph.
-        self._place = self._own_place = student.place(self.name, graph)
+        self._place = self._own_place = student.place(
+            self.name, graph, shares=True
+        )
+        self._namer = frozen.Namer()
         self.canary = self.canary or student.held_out
         if self.canary is not None:
             # Traced here: the reading thread must not run the student's code.
@@ -244,6 +249,16 @@ class Peer(teacher.Teacher):
         self.follower.wanted = lambda step: not student.in_burn_in(step)
         self.places.followers.append(self.follower)
 
+    def compiled_again(self) -> None:
+        """Leaves the student what it has begun to train, before a `fit`."""
+        if self._student.on_servers:
+            return
+        with self._student.strategy.scope():
+            place = self._own_place.without_trained()
+        if self._place is self._own_place:
+            self._place = place
+        self._own_place = place
+
     # ---- in the step ----
 
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
@@ -266,25 +281,44 @@ class Peer(teacher.Teacher):
                 values = self._patched(version)
             else:
                 values = self._own_place.read(version, expected)
+        if is_own and not self._student.on_servers:
+            values = self._own_place.without_shared(values)
         if is_own:
             self._try_out(functools.partial(self._own_place.try_out, values))
         return values
 
     def _patched(self, delta: versions.Version) -> saved_model.Snapshot:
         """Reads a delta, over the values in place or those of its key frame."""
-        expected = self._writer.variables
+        read = functools.partial(
+            key_frames.read_delta,
+            delta,
+            variables=self._writer.variables,
+            place=self.exchange.bases,
+            namer=self._namer,
+        )
         frame: Any = deltas.frame_of(delta.manifest)
+        if deltas.base_of(delta.manifest) is not None:
+            try:
+                return read(self._own_place.variables)
+            except versions.CorruptVersionError:
+                # Of one publisher, the same bits, if they were due whole, too.
+                own = delta.manifest.incarnation
+                with contextlib.suppress(versions.VersionNotFoundError):
+                    whole = self.exchange.open(delta.group, delta.step)
+                    if whole.manifest.incarnation == own:
+                        return self._whole(whole)
+                raise
         if frame is not None and frame == self.follower.frame:
             try:
-                held = self._own_place.variables
-                return key_frames.read_delta(delta, held, expected)
+                return read(self._own_place.variables)
             except deltas.DeltaError as error:
                 _log.info("Reading key frame %d again: %s", frame, error)
-        whole = self.exchange.open(delta.group, frame)
-        self._screen(whole)
-        with self.exchange.readable(whole) as readable:
-            values = self._own_place.read(readable, expected)
-        return key_frames.read_delta(delta, values, expected)
+        return read(self._whole(self.exchange.open(delta.group, frame)))
+
+    def _whole(self, version: versions.Version) -> saved_model.Snapshot:
+        self._screen(version)
+        with self.exchange.readable(version) as readable:
+            return self._own_place.read(readable, self._writer.variables)
 
     def _try_out(self, predict: Any) -> None:
         """Has a version predict the canary batch, if there is one."""
@@ -326,7 +360,7 @@ class Peer(teacher.Teacher):
             return self._load(staged)
         if self._own_place.fits(staged.values):
             return self._own_place
-        return self._student.place(self.name, self._graph, staged.values)
+        return self._own_place.with_room_for(staged.values)
 
     def _load(self, staged: follower_lib.Staged) -> other_graphs.FrozenFunction:
         """Loads a peer's own graph, and tries it out."""

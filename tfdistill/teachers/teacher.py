@@ -130,15 +130,17 @@ class Student:
         name: str,
         graph: student_graph.StudentGraph,
         values: saved_model.Snapshot | None = None,
+        *,
+        shares: bool = False,
     ) -> Any:
         """Makes a place for the values of the teacher of a name.
 
         On each replica, or on the parameter servers. With `values` they are
-        there from the start, and never change.
+        there from the start, and never change. `shares` is for a `Copy`.
         """
         if self.remote is not None:
             return self.remote.place(name, graph, values)
-        return copies.Copy(graph, values)
+        return copies.Copy(graph, values, shares=shares)
 
     @property
     def is_chief(self) -> bool:

@@ -169,12 +169,14 @@ class TeacherList:
     def attach(self, student: teacher_lib.Student) -> None:
         """Makes the teachers and their variables for one student, once.
 
-        Of the same one, compiled again, it takes the weight.
+        Of the same one, compiled again, it takes the weight and what is frozen.
         """
         if self._student is not None:
             if student.graph is not self._student.graph:
                 raise RuntimeError(_ATTACHED.format(", ".join(self.names)))
             self._student.weight = self.weight
+            for peer in self._peers:
+                peer.compiled_again()
             return
         self._student = student
         student.last.also["teacher_loss"] = math.nan

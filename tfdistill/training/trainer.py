@@ -439,10 +439,16 @@ def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
 
 
 def own_statistics(model: keras.Model) -> list[Any]:
-    """Returns the floats that each replica has for itself, of a built model."""
+    """Returns the floats that each replica has for itself, of a built model.
+
+    Not the frozen weights: they are the same everywhere, and a mean of three
+    is off by a bit.
+    """
+    frozen = {id(v) for v in keras_internals.frozen_weights(model)}
     return [
         variable
         for variable in model.non_trainable_variables
         if tf.as_dtype(variable.dtype).is_floating
         and variable.aggregation in (None, "none")
+        and id(variable) not in frozen
     ]

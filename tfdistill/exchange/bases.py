@@ -1,0 +1,110 @@
+"""Bases: what versions have in common and no training changes, kept once.
+
+A base is one file, `<root>/bases/<sha256>`, of values end to end. Its name is
+the SHA-256 of its bytes, so no reader has to trust it, and groups that have the
+same values share it. Versions name it in their manifests.
+"""
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import versions
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+
+
+def name_of(blocks: Iterable[Any]) -> str:
+    """Returns the name of the base of these bytes, or views of bytes."""
+    digest = hashlib.sha256()
+    for block in blocks:
+        digest.update(block)
+    return digest.hexdigest()
+
+
+class Bases:
+    """The bases of an exchange. One process may publish what all name."""
+
+    def __init__(
+        self,
+        file_system: filesystem.FileSystem,
+        root: str,
+        *,
+        min_keep_secs: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """Touches no storage."""
+        self._file_system, self.root = file_system, f"{root}/bases"
+        self._min_keep_secs, self._clock = min_keep_secs, clock
+        # Since when no version has named each.
+        self._unnamed: dict[str, float] = {}
+
+    def publish(self, name: str, blocks: Sequence[Any]) -> None:
+        """Writes a base unless it is there; raises ExportError."""
+        path, size = f"{self.root}/{name}", sum(map(len, blocks))
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                if self._file_system.stat(path)[1:] == (True, size):
+                    return
+            self._file_system.write(path, blocks)
+        except OSError as error:
+            raise versions.ExportError(
+                f"Could not publish the base {path}: {error}"
+            ) from error
+
+    def read(self, name: str, num_bytes: int) -> bytes:
+        """Reads a base of a known size.
+
+        CorruptVersionError, which names it, if it is missing or another.
+        """
+        if not _NAME.fullmatch(name):
+            raise versions.CorruptVersionError(
+                "The name of a base must be a SHA-256 in hexadecimal; received "
+                f"{name[:80]!r}."
+            )
+        path, found = f"{self.root}/{name}", None
+        with contextlib.suppress(
+            FileNotFoundError, filesystem.NotRegularFileError
+        ):
+            found = filesystem.read(
+                self._file_system, path, max_bytes=num_bytes
+            )
+        is_whole = found is not None and len(found) == num_bytes
+        if found is None or not is_whole or name_of([found]) != name:
+            state = (
+                "is missing" if found is None else f"has {len(found)} others"
+            )
+            raise versions.CorruptVersionError(
+                f"The base of the version, {path}, must be its {num_bytes} "
+                f"bytes of frozen weights, named by their SHA-256; it {state}. "
+                "Its group publishes a base that is missing again with its "
+                "next version. Start all groups with the same frozen weights, "
+                "and none has to read it."
+            )
+        return found
+
+    def prune(self, named: Callable[[], set[str]]) -> None:
+        """Removes what no version has named for long; one always stays.
+
+        `named` finds the names in the manifests of all groups.
+        """
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            names = self._file_system.list_dir(self.root)
+        if len(names) < 2:
+            return
+        used, now = named(), self._clock()
+        self._unnamed = {
+            name: self._unnamed.get(name, now)
+            for name in names
+            if name not in used
+        }
+        for name, since in self._unnamed.items():
+            if now - since >= self._min_keep_secs:
+                with contextlib.suppress(FileNotFoundError):
+                    self._file_system.remove(f"{self.root}/{name}")
