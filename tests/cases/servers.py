@@ -287,7 +287,10 @@ def _loss() -> keras.losses.Loss:
 
 
 def publish(directory: pathlib.Path) -> None:
-    """Publishes two versions of a peer that trains in one process."""
+    """Publishes two versions of a peer that trains in one process.
+
+    The second is quantized.
+    """
     keras.utils.set_random_seed(11)
     peer = tfdistill.CodistillModel(training_cases.click_student())
     peer.compile(keras.optimizers.Adagrad(0.3), _loss())
@@ -296,6 +299,7 @@ def publish(directory: pathlib.Path) -> None:
             tfdistill.Exchange(directory / f"kept_{step}"),
             every_steps=1000,
             group=1,
+            variables_dtype="int8" if step == VERSIONS[1] else None,
         )
         peer.fit(
             _data(),

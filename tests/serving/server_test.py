@@ -53,6 +53,25 @@ def test_a_bare_client_gets_predictions(exchange):
     assert server.counts == {"requests": 1, "failed": 1}
 
 
+def test_versions_may_hold_their_weights_in_other_ways(exchange):
+    """Their graphs have the same fingerprint, and other variables."""
+    kinds = [None, "int8", "int8", "int4", None]
+    with server_cases.serving(exchange, wait=False) as server:
+        for step, kind in enumerate(kinds, start=1):
+            model = cases.deep(step)
+            cases.publish(exchange, model, step=step, variables_dtype=kind)
+            waits.until(lambda step=step: server.followed.version == step)
+            with _stub(server) as stub:
+                answer = stub.Predict(_request(), timeout=60)
+            for variable in model.variables if kind else ():
+                variable.assign(cases.rounded(variable, kind))
+            np.testing.assert_allclose(
+                tf.make_ndarray(answer.outputs["outputs"]),
+                model(_X),
+                rtol=1e-5,
+            )
+
+
 def test_a_bare_client_gets_the_signature(exchange):
     asked = get_model_metadata_pb2.GetModelMetadataRequest(
         metadata_field=["signature_def"]

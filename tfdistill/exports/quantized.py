@@ -25,7 +25,7 @@ _SMALLEST_SCALE = np.finfo(np.float32).tiny
 
 def scale_key(key: str) -> str:
     """Returns the checkpoint key of a variable's scales, by the variable's."""
-    return f"scales/{key.partition('/')[2]}"
+    return "scales/" + key.removeprefix("model_variables/")
 
 
 class Quantized(table_rows.OwnRows):
