@@ -127,7 +127,7 @@ def _verdict(verdict: str, reasons: list[str]) -> int:
 def _reasons(line: store.Line, number: int) -> str:
     """Returns why a candidate may be promoted; RefusedError if it may not."""
     judged = [e for e in line.events("judge") if e["number"] == number]
-    newest, now = judged[-1] if judged else {}, line.promoted()
+    newest = judged[-1] if judged else {}
     said = " ".join(newest.get("reasons", []))
     if newest.get("verdict") != "promote":
         verdict = f"was judged {newest['verdict']!r}: {said}" if newest else ""
@@ -135,12 +135,6 @@ def _reasons(line: store.Line, number: int) -> str:
             f"Candidate {number} must have been judged 'promote'; it "
             f"{verdict or 'was not judged.'} Run tfdistill line judge "
             f"{line.root}, or promote it all the same: --force."
-        )
-    if newest["against"] != now:
-        raise store.RefusedError(
-            f"Candidate {number} was compared with version "
-            f"{newest['against']}, and {now} is promoted now: run "
-            f"tfdistill line judge {line.root} again."
         )
     return said
 

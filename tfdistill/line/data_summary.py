@@ -54,7 +54,9 @@ def data_summary(
     column's `worth` is measured: how much the log loss rises when the column is
     shuffled (Breiman 2001, "Random Forests"), and its error; and what all
     logits lack, as `calibration`. Integers, bools and strings are ids, floats
-    are numbers. A bucket has a number of rows and a sum of labels.
+    are numbers. A bucket has a number of rows and a sum of labels. Of ids there
+    is `surprise`, too: the covariance of what the labels of two rows with the
+    same id have beyond the prediction, and its error.
 
     Example:
         >>> found = data_summary(np.array([[0.0], [1.0]]), np.array([0, 1]))
@@ -95,8 +97,10 @@ def data_summary(
 
     plain = predicted()
     of_classes = plain.ndim == 2 and len(plain) == len(truth)
+    excess = None
     if is_binary and plain.shape == truth.shape:
         found["calibration"] = list(predictions.calibration(truth, plain))
+        excess = truth - plain
     elif not of_classes:
         return found
     for name, (at, place) in columns.items():
@@ -111,7 +115,21 @@ def data_summary(
         error = change.std() / math.sqrt(len(truth))
         worth = [float(change.mean()), float(error)]
         found["columns"][name]["worth"] = worth
+        ids = kept[place]
+        if excess is not None and ids.ndim == 1 and ids.dtype.kind != "f":
+            found["columns"][name]["surprise"] = _surprise(ids, excess)
     return found
+
+
+def _surprise(ids: np.ndarray, excess: np.ndarray) -> list[float]:
+    """Returns the covariance of two rows with the same id, and its error."""
+    _, inverse, rows = np.unique(ids, return_inverse=True, return_counts=True)
+    pairs = rows * (rows - 1.0)
+    products = np.bincount(inverse, excess) ** 2
+    products -= np.bincount(inverse, excess**2)
+    number = max(pairs.sum(), 1.0)
+    mean = products.sum() / number
+    return [mean, float(np.linalg.norm(products - mean * pairs)) / number]
 
 
 def losses(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:

@@ -326,14 +326,7 @@ def judge(line: "store.Line", number: int) -> dict[str, Any]:
     report |= {"number": number, "parent": lineage.get("parent")}
     if (path / CONTROLS).exists():
         report["controls"] = json.loads((path / CONTROLS).read_bytes())
-    served = line.promoted()
-    late = line.too_late(number) if number != served else ""
-    if not late and served not in (number, report["parent"]):
-        late = (
-            f"It was compared with version {report['parent']}, and {served} is "
-            "promoted now. Train another candidate: tfdistill line retrain "
-            f"{line.root} --span={lineage['span']}."
-        )
+    late = line.too_late(number) if number != line.promoted() else ""
     if late:
         report["verdict"] = HOLD
         report["reasons"].insert(0, late)

@@ -286,7 +286,7 @@ class Line:
                 `RUN/exchange/group_0/1200`.
             why: For the log: a sentence.
             extra: Other files of the version; see `promotion.promote`.
-            force: Whether to promote one that was rolled back.
+            force: As for `too_late`.
 
         Returns:
             False if it was promoted already.
@@ -330,25 +330,20 @@ class Line:
     def too_late(self, number: int, *, force: bool = False) -> str:
         """Returns why a candidate's time is over, and what to do; or "".
 
-        `force`: although it was rolled back.
+        `force`: although another version was promoted since it was trained,
+        or it was rolled back.
         """
         now = self.pointer()
         current = now.get("version") or 0
-        spans = {e["number"]: e["span"] for e in self.events("retrain")}
+        made = {event["number"]: event for event in self.events("retrain")}
+        own = made.get(number, {"span": "NAME", "parent": now.get("version")})
         again = (
-            f"tfdistill line retrain {self.root} "
-            f"--span={spans.get(number, 'NAME')} --again"
+            f"tfdistill line retrain {self.root} --span={own['span']} --again"
         )
         if number in now.get("before", []):
             return (
                 f"Version {number} was promoted before {current}. To serve it "
                 f"again: tfdistill line rollback {self.root} --to={number}."
-            )
-        if number <= current:
-            return (
-                f"The number of a promoted version must exceed {current}, "
-                f"which is promoted; received {number}. Train another "
-                f"candidate: {again}."
             )
         for event in self.events("rollback"):
             if number in event["undone"] and not force:
@@ -358,6 +353,18 @@ class Line:
                     f"candidate: {again}. Or promote this one all the same: "
                     "--force."
                 )
+        if own["parent"] != now.get("version") and not force:
+            return (
+                f"Candidate {number} was compared with version "
+                f"{own['parent']}, and {current} is promoted now. Train "
+                f"another candidate: {again}."
+            )
+        if number <= current:
+            return (
+                f"The number of a promoted version must exceed {current}, "
+                f"which is promoted; received {number}. Train another "
+                f"candidate: {again}."
+            )
         return ""
 
     def rollback(
@@ -394,7 +401,7 @@ class Line:
                     f"{to or 'no number'}."
                 )
             to = to or before[-1]
-            if not journal.names(self._files, self.version_path(to)):
+            if not promotion.is_there(self._files, self.version_path(to)):
                 raise RefusedError(
                     f"{self.version_path(to)} was removed: go back to another "
                     "version, or retrain."
