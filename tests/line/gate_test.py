@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -331,6 +332,28 @@ def test_good_rows_raise_no_more_false_alarms_than_stated():
         for day in range(60)
     )
     assert alarms <= 4  # 1.2 are expected.
+
+
+def test_swapped_labels_of_one_id_among_many_are_found_anywhere():
+    def swapped(inputs, labels):
+        # 1 of 500 ids, in a bucket with others, in 0.5% of the rows.
+        few = inputs["ad"] == 26
+        assert few.mean() < 0.01
+        return inputs, np.where(few, 1 - labels, labels)
+
+    good, bad = _span(3), swapped(*_span(3))
+    gate, held_out = gate_lib.Gate(), _span(99, rows=5000)
+    assert not data_summary.compare(_lineage(good, held_out), gate=gate)
+    for lineage, where in (
+        (_lineage(bad, held_out), "trained on"),
+        (_lineage(good, swapped(*held_out)), "held out"),
+    ):
+        (fault,) = data_summary.compare(lineage, gate=gate)
+        assert re.match(
+            f"ad has labels that look swapped where it is 26, in [0-9]+ rows "
+            f"{where}: .* times as likely",
+            fault,
+        )
 
 
 def test_a_column_may_lose_its_worth_from_day_to_day():

@@ -156,6 +156,15 @@ def test_training_does_not_wait_and_no_version_is_mixed_twice(exchange, caplog):
     assert mixer._made._move.experimental_get_tracing_count() == 1
 
 
+def test_a_peer_that_is_ahead_is_mixed_as_of_the_same_step(tmp_path):
+    exchange = tfdistill.Exchange(tmp_path, max_to_keep=9)
+    for step in range(1, 7):
+        _publish(exchange, cases.deep(step), step)
+    mixer = _mixer(wait_secs=60.0)
+    _fit(_still(), exchange, mixer)
+    assert mixer.num_mixes == 4 and mixer.staleness_steps == {1: 0}
+
+
 def test_a_peer_that_was_missing_is_not_waited_for_until_it_publishes(
     exchange,
 ):

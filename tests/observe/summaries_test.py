@@ -105,7 +105,9 @@ def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
     _fit(
         cases.codistill(cases.linear(0)),
         tmp_path / "mixed",
-        *_mixing(tfdistill.Exchange(tmp_path / "mixed_exchange", max_to_keep=9)),
+        *_mixing(
+            tfdistill.Exchange(tmp_path / "mixed_exchange", max_to_keep=9)
+        ),
         steps_per_epoch=4,
     )
     found |= summary_cases.tags(tmp_path / "mixed")

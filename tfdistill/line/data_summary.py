@@ -54,9 +54,8 @@ def data_summary(
     column's `worth` is measured: how much the log loss rises when the column is
     shuffled (Breiman 2001, "Random Forests"), and its error; and what all
     logits lack, as `calibration`. Integers, bools and strings are ids, floats
-    are numbers. A bucket has a number of rows and a sum of labels. Of ids there
-    is `surprise`, too: the covariance of what the labels of two rows with the
-    same id have beyond the prediction, and its error.
+    are numbers. A bucket has a number of rows and a sum of labels. Of ids with
+    labels 0 and 1 there is `swapped`: see `_swapped`.
 
     Example:
         >>> found = data_summary(np.array([[0.0], [1.0]]), np.array([0, 1]))
@@ -97,10 +96,10 @@ def data_summary(
 
     plain = predicted()
     of_classes = plain.ndim == 2 and len(plain) == len(truth)
-    excess = None
+    gains = None
     if is_binary and plain.shape == truth.shape:
         found["calibration"] = list(predictions.calibration(truth, plain))
-        excess = truth - plain
+        gains = losses(truth, plain) - losses(1 - truth, plain)
     elif not of_classes:
         return found
     for name, (at, place) in columns.items():
@@ -116,20 +115,26 @@ def data_summary(
         worth = [float(change.mean()), float(error)]
         found["columns"][name]["worth"] = worth
         ids = kept[place]
-        if excess is not None and ids.ndim == 1 and ids.dtype.kind != "f":
-            found["columns"][name]["surprise"] = _surprise(ids, excess)
+        if gains is not None and ids.ndim == 1 and ids.dtype.kind != "f":
+            found["columns"][name]["swapped"] = _swapped(ids, gains)
     return found
 
 
-def _surprise(ids: np.ndarray, excess: np.ndarray) -> list[float]:
-    """Returns the covariance of two rows with the same id, and its error."""
-    _, inverse, rows = np.unique(ids, return_inverse=True, return_counts=True)
-    pairs = rows * (rows - 1.0)
-    products = np.bincount(inverse, excess) ** 2
-    products -= np.bincount(inverse, excess**2)
-    number = max(pairs.sum(), 1.0)
-    mean = products.sum() / number
-    return [mean, float(np.linalg.norm(products - mean * pairs)) / number]
+def _swapped(ids: np.ndarray, gains: np.ndarray) -> list[Any]:
+    """Returns the id whose labels look most as if 0 and 1 were swapped.
+
+    With its rows, and the logarithm of how much likelier these labels would be
+    if they were, by the promoted version, times the number of ids. Of right
+    labels it exceeds t with a probability of exp(-t) at most: a likelihood
+    ratio has the mean 1 (Ville 1939), whatever the rows.
+    """
+    unique, inverse, rows = np.unique(
+        ids, return_inverse=True, return_counts=True
+    )
+    sums = np.bincount(inverse, gains)
+    at = int(sums.argmax())
+    score = float(sums[at]) - math.log(len(sums))
+    return [str(unique[at]), int(rows[at]), score]
 
 
 def losses(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
@@ -286,8 +291,8 @@ def _faults(
     """Yields what is wrong with a column of the rows trained on.
 
     Beside it are the rows held out of the same span, and those of earlier spans
-    in turn. At most at `level` are good rows found wrong: three gaps share a
-    twelfth of it, as they need no more.
+    in turn. At most at `level` are good rows found wrong: three gaps and
+    swapped labels share twelfths of it, as they need no more.
     """
     from scipy import stats
 
@@ -315,12 +320,20 @@ def _faults(
                 f"other {what} in the rows trained on than in those held out "
                 f"(mean {_mean(column)} and {_mean(beside)})."
             )
+    for where, one in (("trained on", column), ("held out", beside or {})):
+        value, rows, score = one.get("swapped", ("", 0, 0.0))
+        if score > -math.log(level / 12):
+            yield (
+                f"labels that look swapped where it is {value}, in {rows:,} "
+                f"rows {where}: to the promoted version they would be "
+                f"exp({score:.0f}) times as likely with 0 for 1."
+            )
     # It moves with the model and the days.
     recent = (*past[-2:], beside or {})
     worths = [one["worth"] for one in recent if "worth" in one]
     if worths and "worth" in column:
         (usual, error), (worth, own) = pooled(worths), column["worth"]
-        sigmas = float(stats.norm.isf(11 / 12 * level))
+        sigmas = float(stats.norm.isf(9 / 12 * level))
         if usual - worth > max(usual / 2, sigmas * math.hypot(error, own)):
             yield (
                 f"a worth of {worth:.4f} nats to the promoted version in the "

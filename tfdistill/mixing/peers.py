@@ -107,6 +107,9 @@ class Rounds:
         self._agreement = agreement.Agreement(
             strategy, self._followers, num_said=1
         )
+        if wait_secs:  # A later version than the first mix's is not for it.
+            for each in self._followers:
+                each.wanted = lambda found: False
         # Of each peer, the newest version in sight when it was missing.
         self._missed = [-2] * len(followers)
 
