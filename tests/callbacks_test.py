@@ -1,9 +1,11 @@
 """Exports and refreshes between steps, alone and beside Keras' callbacks."""
 
+import contextlib
 import logging
 import os
 import resource
 import threading
+import types
 
 import keras
 import numpy as np
@@ -12,8 +14,10 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import claim
+from tfdistill.follow import agreement
 from tfdistill.observe import run_log
 from tfdistill.system import background
 from tfdistill.training import steps
@@ -170,6 +174,69 @@ def test_groups_take_turns_to_export(
     expected = {*range(first, 12, 4), 11}
     assert exchange.steps(group) == sorted(expected)
     assert exchange.latest(group).manifest.extras["every_steps"] == 4
+
+
+@pytest.fixture
+def steps_of_a_tenth(monkeypatch):
+    """Lets the exporter's clock follow its steps, and writes take no time."""
+
+    def make(exchange, group=0):
+        found = tfdistill.callbacks.StudentExporter(
+            exchange, every_steps="auto", group=group
+        )
+        clock = types.SimpleNamespace(monotonic=lambda: found.step / 10)
+        monkeypatch.setattr("tfdistill.callbacks.time", clock)
+        found.writes = types.SimpleNamespace(
+            last_secs=0.01, measured=contextlib.nullcontext
+        )
+        return found
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("hears_secs", "expected"),
+    [
+        (None, [20, 40, 60, 80, 100, 120, 140, 160]),
+        # Twice as many steps at most, and then 1.25 times as long.
+        (4.0, [20, 60, 110, 160]),
+        (-1.0, [20, 40, 60, 80, 100, 120, 140, 160]),
+    ],
+)
+def test_the_interval_follows_what_the_others_hear(
+    exchange, steps_of_a_tenth, hears_secs, expected
+):
+    extras = {} if hears_secs is None else {"hears_secs": hears_secs}
+    cases.publish(exchange, cases.linear(1), step=1, extras=extras)
+    model = cases.following(exchange)
+    cases.load(model, 1)
+    exporter = steps_of_a_tenth(exchange)
+    _train(model, exporter, epochs=10, batch_size=1, more=[cases.never()])
+    assert exchange.steps(0) == expected
+    found = [exchange.open(0, s).manifest.extras for s in expected]
+    assert [each["versions"] for each in found] == [*range(len(found))]
+    assert found[-2]["every_steps"] == expected[-1] - expected[-2]
+
+
+def test_workers_take_the_interval_that_the_chief_says(
+    exchange, steps_of_a_tenth, monkeypatch
+):
+    class Chief(agreement.Agreement):
+        """One that is another worker, and says 33."""
+
+        def exchange_news(self, said=()):
+            assert said == [0]
+            return super().exchange_news([33])
+
+    monkeypatch.setattr(agreement, "Agreement", Chief)
+    monkeypatch.setattr(replicas, "is_chief", lambda strategy: False)
+    model = cases.codistill(cases.linear(0))
+    exporter, due = steps_of_a_tenth(exchange), []
+    monkeypatch.setattr(
+        exporter, "_export", lambda wait: wait or due.append(exporter.step)
+    )
+    cases.fit(model, _X, _Y, epochs=6, batch_size=1, callbacks=[exporter])
+    assert due == [20, 53, 86]
 
 
 @pytest.mark.parametrize(("seed", "is_told"), [(0, True), (1, False)])
@@ -336,6 +403,22 @@ def test_the_loader_brings_teachers_into_training(exchange):
     assert loader.num_refreshes == 1
     assert cases.fit(model, _X, _Y)["distillation_weight"] == [1]
     assert set(threading.enumerate()) <= before
+
+
+def test_versions_that_were_not_heard_are_counted(exchange):
+    model = cases.following(exchange)
+    loader = cases.never()
+    loader.set_model(model)
+    assert loader.manifest_extras() == {}
+    for step, count in ((1, 5), (2, 8), (3, 0), (4, 1)):
+        extras = {"versions": count}
+        cases.publish(exchange, cases.linear(1), step=step, extras=extras)
+        cases.load(model, step)
+    status = model.teachers.status()[0]
+    # 6 and 7; then its group was started again.
+    assert (status["swaps"], status["num_unheard"]) == (4, 2)
+    assert status["lag_secs"] >= 0 and status["read_secs"] > 0
+    assert loader.manifest_extras()["hears_secs"] >= 0.1
 
 
 def test_another_graph_is_traced_into_running_training(exchange):

@@ -32,6 +32,7 @@ from tfdistill.exports import quantized
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
+from tfdistill.follow import agreement
 from tfdistill.follow import screen
 from tfdistill.held_out.callback import HeldOutPredictions
 from tfdistill.mixing import mixer
@@ -55,6 +56,9 @@ _MOST_UNCOUNTED = 64
 # Of a group that has taken its first step, in its directory.
 _STARTED = "started"
 _LOOK_SECS = 0.01
+# The interval that adapts: its first and least steps, of a refresh beside it,
+# and how much longer it is than the others take to hear a version.
+_AUTO, _LEAST_STEPS, _REFRESH_STEPS, _MARGIN = "auto", 20, 5, 1.25
 # Of a manifest's `extras`: an early step and the loss of the steps until then.
 _BEGAN_FIELD = "began"
 _log = logging.getLogger(__name__)
@@ -71,7 +75,7 @@ __all__ = [
 
 
 def defaults(
-    every_steps: int, exchange: publisher.Exchange | None = None
+    every_steps: int | str, exchange: publisher.Exchange | None = None
 ) -> list[keras.callbacks.Callback]:
     """Returns the usual callbacks of a codistilled training.
 
@@ -80,7 +84,8 @@ def defaults(
     Use the classes themselves for any other option of theirs.
 
     Args:
-        every_steps: Steps between exports, and between refreshes, >= 1.
+        every_steps: Steps between exports, and between refreshes, >= 1; or
+            "auto", see `StudentExporter`.
         exchange: Where this group publishes. Defaults to that of its cluster:
             of the strategy in whose scope the call is made, and elsewhere of
             the environment.
@@ -96,9 +101,10 @@ def defaults(
         ['StudentExporter', 'TeacherLoader']
     """
     cluster = strategy_lib.cluster_of(tf.distribute.get_strategy())
+    looks: Any = _REFRESH_STEPS if every_steps == _AUTO else every_steps
     found: list[keras.callbacks.Callback] = [
         StudentExporter(exchange, every_steps=every_steps),
-        TeacherLoader(every_steps=every_steps),
+        TeacherLoader(every_steps=looks),
     ]
     if chosen := method.chosen():  # Runs of a comparison are short.
         found.insert(0, WaitForGroups(cluster, limit_secs=_TOGETHER_SECS))
@@ -129,7 +135,7 @@ class StudentExporter(steps.Exporter):
     `ClaimLostError`.
 
     Attributes:
-        every_steps: Steps between exports.
+        every_steps: Steps between exports; with "auto", at present.
         offset_steps: Steps by which exports come later; None unless given.
         schema: The digests of what its versions mean.
         exchange: Where it publishes, once training has begun.
@@ -142,7 +148,7 @@ class StudentExporter(steps.Exporter):
         self,
         exchange: publisher.Exchange | None = None,
         *,
-        every_steps: int,
+        every_steps: int | str,
         group: int | None = None,
         variables_dtype: str | None = None,
         schema: Mapping[str, Any] | None = None,
@@ -156,7 +162,9 @@ class StudentExporter(steps.Exporter):
             exchange: Where to publish. Defaults to the exchange of the
                 cluster which the model's strategy was made for.
             every_steps: Steps between exports, >= 1. The last step of training
-                is exported, too.
+                is exported, too. "auto": 20 at first, and never less, but as
+                many as take longer than to write a version, and than the
+                slowest of the groups that teach this one takes to read it.
             group: This group's index. Defaults to that of the cluster which
                 the model's strategy was made for; see `make_strategy`.
             variables_dtype: `"bfloat16"` halves the bytes that travel.
@@ -194,8 +202,10 @@ class StudentExporter(steps.Exporter):
                 f"variables_dtype={variables_dtype!r}. Leave one of them out."
             )
         every_steps = method.every_steps(every_steps)
-        self._schedule = steps.EverySteps(every_steps)
-        _check_offset(offset_steps, every_steps)
+        self._adapts = every_steps == _AUTO
+        first: Any = _LEAST_STEPS if self._adapts else every_steps
+        self._schedule = steps.EverySteps(first)
+        _check_offset(offset_steps, self._schedule.every_steps)
         if exchange is not None:
             publisher.check_exchange(exchange)
         self.every_steps = self._schedule.every_steps
@@ -294,7 +304,15 @@ class StudentExporter(steps.Exporter):
                     "Versions that are mixed must be floats; received "
                     f"variables_dtype={self._variables_dtype!r}."
                 )
+            if self._adapts:
+                raise ValueError(
+                    "`every_steps` must be a number beside a callback that "
+                    'mixes versions; received "auto".'
+                )
         self._schedule.start(self.step)
+        self._last_due = self.step, time.monotonic()
+        if self._adapts:
+            self._agreement = agreement.Agreement(strategy, [], num_said=1)
         self._peers = [g for g in cluster.peers if g != self.group]
         self._looks_for_earlier = self._looks_for_twins = self.step == 0
         if replicas.is_chief(strategy):
@@ -321,6 +339,8 @@ class StudentExporter(steps.Exporter):
             self._claim.check()
         if self._schedule.due(self.step):
             with self.blocked.measured():
+                if self._adapts:
+                    self._adapt()
                 self._export(wait=False)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -346,6 +366,27 @@ class StudentExporter(steps.Exporter):
         self._take(self._values(), wait_secs=timeout_secs)
         if self._worker is not None:
             self._worker.wait_idle(max(0.0, deadline - time.monotonic()))
+
+    def _adapt(self) -> None:
+        """Sets the steps to the next export, as the chief says.
+
+        By how long these last steps took; half as many or twice at most.
+        """
+        (step, then), now = self._last_due, time.monotonic()
+        self._last_due = self.step, now
+        every = 0
+        if self._worker is not None:
+            secs = max(
+                self.writes.last_secs or 0.0,
+                self.codistilled.teachers.heard_secs,
+            )
+            wanted = _MARGIN * secs * (self.step - step) / (now - then)
+            least, most = self.every_steps // 2, self.every_steps * 2
+            every = math.ceil(min(max(wanted, least, _LEAST_STEPS), most))
+        (every,) = self._agreement.exchange_news([every]).said
+        self.every_steps = every
+        self._schedule = steps.EverySteps(every, offset_steps=self.step % every)
+        self._schedule.start(self.step)
 
     def _export(self, *, wait: bool) -> None:
         # A collective, so it comes before anything that workers differ in.
@@ -399,6 +440,7 @@ class StudentExporter(steps.Exporter):
         """What the manifest says of this step."""
         found: dict[str, Any] = {
             screen.INTERVAL_FIELD: self.every_steps,
+            screen.COUNT_FIELD: self.totals["published"],
             **self.counts,
         }
         if self._began:
@@ -537,6 +579,16 @@ class TeacherLoader(steps.Loader):
         self._schedule = steps.EverySteps(min(own, method.every_steps(own)))
         self.num_refreshes = 0
         self.blocked = background.WorkTimes()
+        # Of the last refresh, and from the one before.
+        self._last_time, self._pause_secs = time.monotonic(), 0.0
+
+    def manifest_extras(self) -> dict[str, Any]:
+        """Returns how long this group takes to hear a version of each peer."""
+        secs = self.codistilled.teachers.read_secs
+        if not secs:
+            return {}
+        # What is read is not used before the next refresh.
+        return {screen.HEARS_FIELD: round(secs + self._pause_secs, 3)}
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the reading thread."""
@@ -563,6 +615,8 @@ class TeacherLoader(steps.Loader):
         # Fixed teachers bring no news, but may have to be dropped.
         if not len(teachers) or not self._schedule.due(self.step):
             return
+        now, then = time.monotonic(), self._last_time
+        self._last_time, self._pause_secs = now, now - then
         generation = teachers.generation
         with self.blocked.measured():
             if teachers.past_moves_at_refreshes:

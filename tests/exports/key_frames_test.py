@@ -464,3 +464,19 @@ def test_a_fit_follows_adapters_by_its_own_callbacks(exchange):
     assert len(_bases(exchange)) == 1
     own, students = _own_bytes(model)
     assert own < students / 5
+
+
+def test_the_first_version_may_be_a_delta_of_a_frame_of_the_burn_in(exchange):
+    model, values = _following(exchange), {}
+    (peer,) = model.teachers
+    peer.follower.wanted = lambda step: step > 1
+    kept = cases.quarantined(model)
+
+    def follow(step, now):
+        values[step] = now
+        if step == 3:
+            cases.load(model, 3)
+
+    _publish(exchange, follow, 4)
+    assert exchange.steps(1) == [1, 4] and not kept
+    _assert_same_bits(_teacher(model), values[3])

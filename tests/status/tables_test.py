@@ -173,6 +173,8 @@ def test_of_many_teachers_those_that_are_not_good_are_named(width):
         teachers = [cases.teacher(name, step=7) for name in names]
         if number == 3:
             teachers[5] |= {"health": "fading", "share": 0.5, "step": 2}
+            teachers[5] |= {"swaps": 9, "num_unheard": 1, "lag_secs": 1.52}
+            teachers[5]["bytes"] = 4_200_000
         status.update([{"step": 10, "teachers": teachers}])
         groups.append(status)
     lines = _lines(*groups, width=width)
@@ -180,7 +182,7 @@ def test_of_many_teachers_those_that_are_not_good_are_named(width):
     assert len(lines) == 16 + 4 + 1 + 4
     assert max(map(len, lines)) <= width
     rows = [" ".join(line.split()) for line in lines]
-    assert "3 group_6 2 fading 0.50 2 - -" in rows
+    assert "3 group_6 2 fading 0.50 2 9/10 4.2 1.5 s - -" in rows
     for number, row in enumerate(rows[3:19]):
         what = "14/15 good" if number == 3 else "15/15 good"
         assert row.startswith(f"{number} running 10")

@@ -61,7 +61,7 @@ def share(mode: str, *, num_groups: int) -> str:
     return method.share
 
 
-def every_steps(own: int) -> int:
+def every_steps(own: Any) -> Any:
     """Returns the steps between exports; `own` is what the script says."""
     return _number(EVERY_STEPS, least=1) or own
 

@@ -35,7 +35,10 @@ _MOST_BAD_DELTAS = 2
 _MOST_TRIES = 5
 _LONGEST_PAUSE_SECS = 30.0
 # Between two looks at the exchange.
-_POLL_SECS = 0.1
+POLL_SECS = 0.1
+# What the seconds of a long read, such as of a whole version among deltas,
+# count when the next has been read.
+_REMEMBERED = 0.9
 
 
 def checked_groups(
@@ -114,6 +117,9 @@ class Follower:
         self._staged: Staged | None = None
         self._failure: str | None = None
         self._attempts = self._doubts = 0
+        # Of the thread that reads: what was read, and how long it takes.
+        self.reads = background.WorkTimes()
+        self.read_secs = 0.0
         self._pause = background.Backoff(
             first_secs=1.0, longest_secs=_LONGEST_PAUSE_SECS, clock=clock
         )
@@ -190,10 +196,13 @@ class Follower:
                 return
         staged, failure = None, None
         try:
-            place, version = self._open(group, step)
-            self._screen(version)
-            with place.readable(version) as readable:
-                staged = Staged(version, self._read(readable))
+            with self.reads.measured():
+                place, version = self._open(group, step)
+                self._screen(version)
+                with place.readable(version) as readable:
+                    staged = Staged(version, self._read(readable))
+            took = self.reads.last_secs or 0.0
+            self.read_secs = max(took, _REMEMBERED * self.read_secs)
         except Exception as error:  # TensorFlow's readers raise many kinds.
             failure = self._judged(step, error)
         with self._lock:
@@ -369,7 +378,7 @@ class Following(threading.Thread):
                 self._also()
             except Exception:
                 _log.exception("The work beside looking for versions failed")
-            self._stopping.wait(_POLL_SECS)
+            self._stopping.wait(POLL_SECS)
 
     def _log_outage(self, group: int, error: OSError) -> None:
         """Tells of an outage once: it may last for many rounds."""

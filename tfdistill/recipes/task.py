@@ -234,10 +234,8 @@ class _Watched:
             exchange,
             group=cluster.group,
             schema=workload.schema and workload.schema(),
-            every_steps=workload.every_steps,
-            **workload.exporter,
+            **{"every_steps": workload.every_steps, **workload.exporter},
         )
-        self._every_steps = workload.every_steps
         self._together = callbacks.WaitForGroups(
             cluster, limit_secs=workload.start_together_secs
         )
@@ -281,7 +279,7 @@ class _Watched:
             "waited_seconds": self._together.waited_secs,
             "exports": {
                 **self._exporter.totals,
-                "every_steps": self._every_steps,
+                "every_steps": self._exporter.every_steps,
             },
             **({"mixing": self._mixer.totals} if self._mixer else {}),
             "resumed_step": self._backup.resumed_step,

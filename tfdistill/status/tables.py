@@ -80,6 +80,18 @@ def _teachers(status: _Status) -> str:
     return f"{found}, {worst['name']} {worst['health'].replace('_', ' ')}"
 
 
+def _heard(teacher: Mapping[str, Any]) -> str:
+    """How many of a peer's versions taught, of those that could have."""
+    if teacher.get("lag_secs") is None:
+        return UNKNOWN
+    heard = teacher["swaps"]
+    return f"{heard}/{heard + teacher['num_unheard']}"
+
+
+def _megabytes(teacher: Mapping[str, Any]) -> float | None:
+    return teacher["bytes"] / 1e6 if teacher.get("bytes") else None
+
+
 def duration(secs: float | None) -> str:
     """Returns seconds as hours, minutes and seconds.
 
@@ -122,6 +134,10 @@ _TEACHER_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "share": lambda teacher: _text(teacher["share"], "{:.2f}"),
     # Less than 0 if the teacher is ahead of its student.
     "steps old": lambda teacher: _text(teacher["age_steps"]),
+    # Of the line between the groups.
+    "heard": _heard,
+    "MB": lambda teacher: _text(_megabytes(teacher), "{:.1f}"),
+    "lag": lambda teacher: _text(teacher.get("lag_secs"), "{:.1f} s"),
     # On rows of its student's batches, beside the student's.
     "its loss": lambda teacher: _text(teacher.get("teacher_loss"), "{:.4f}"),
     "own loss": lambda teacher: _text(teacher.get("own_loss"), "{:.4f}"),

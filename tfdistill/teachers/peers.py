@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import logging
+import math
 import threading
+import time
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +14,7 @@ import tensorflow as tf
 
 from tfdistill.cluster import identity
 from tfdistill.exchange import deltas
+from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import frozen
@@ -21,7 +24,6 @@ from tfdistill.exports import saved_model
 from tfdistill.follow import follower as follower_lib
 from tfdistill.follow import places as places_lib
 from tfdistill.follow import screen
-from tfdistill.system import background
 from tfdistill.system import run_files
 from tfdistill.teachers import canary as canary_lib
 from tfdistill.teachers import merit as merit_lib
@@ -198,9 +200,13 @@ class Peer(teacher.Teacher):
         self._now: int | None = None
         self._logged = teacher.GOOD, False
         # For logs.
-        self._reads = background.WorkTimes()
         self._last_num_bytes: int | None = None
         self._num_swaps = self._num_bytes = self._num_dropped = 0
+        self._count: int | None = None
+        self._num_unheard = 0
+        self._lag_secs: float | None = None
+        # In how many seconds it hears this group, as its version says.
+        self.hears_secs = 0.0
 
     # ---- before training ----
 
@@ -276,7 +282,7 @@ class Peer(teacher.Teacher):
             else saved_model.in_order(version.manifest.variables)
         )
         # A read that was given up may be under way still.
-        with self._reading, self._reads.measured():
+        with self._reading:
             if deltas.is_delta(version.manifest):
                 values = self._patched(version)
             else:
@@ -397,7 +403,23 @@ class Peer(teacher.Teacher):
         self._num_swaps += 1
         self._last_num_bytes = staged.version.num_bytes
         self._num_bytes += staged.version.num_bytes
+        self._note_line(staged.version.manifest)
         return changed
+
+    def _note_line(self, found: manifest.Manifest) -> None:
+        """Notes what a version says of the line between the two groups."""
+        self._lag_secs = time.time() - found.created
+        hears, count = (
+            found.extras.get(name)
+            for name in (screen.HEARS_FIELD, screen.COUNT_FIELD)
+        )
+        if isinstance(hears, int | float) and 0 <= hears < math.inf:
+            self.hears_secs = float(hears)
+        if type(count) is int:
+            # A group that was started again counts from 0.
+            if self._count is not None:
+                self._num_unheard += max(count - self._count - 1, 0)
+            self._count = count
 
     def drop(self, reason: str) -> None:
         """Quarantines the version in use; its group's next one may teach."""
@@ -449,6 +471,7 @@ class Peer(teacher.Teacher):
         why = why.rstrip(".")
         _log.warning("%s replaces %s: %s.", self.label, before, why)
         self._silence, self._logged = staleness.Silence(), (teacher.GOOD, False)
+        self._count, self.hears_secs = None, 0.0
         self._drop_reason, self.on_trial, self._num_waits = "", "", 0
         self.record = on_batches.Record()
 
@@ -504,7 +527,9 @@ class Peer(teacher.Teacher):
             "swaps": self._num_swaps,
             "bytes": self._num_bytes,
             "last_bytes": self._last_num_bytes,
-            "read_secs": self._reads.last_secs,
+            "read_secs": self.follower.reads.last_secs,
+            "num_unheard": self._num_unheard,
+            "lag_secs": self._lag_secs,
             "num_dropped": self._num_dropped,
             "num_quarantined": len(rejected),
             "quarantined": {

@@ -375,7 +375,9 @@ class Teacher:
             `name`; of its standing `step`, `health`, `reason`, `share` and
             `age_steps`; how many versions were put in use (`swaps`), their
             `bytes` and the `last_bytes` of these, and the `read_secs` of the
-            last read, None without one; `num_dropped`; `num_quarantined`, and
+            last read, None without one; of peers, `num_unheard`, the versions
+            that came and went between those, and the `lag_secs` of the last
+            from its snapshot to its use; `num_dropped`; `num_quarantined`, and
             the newest `quarantined` versions with their reasons; `teacher_loss`
             beside the student's `own_loss`, and the `base_loss` of a guess.
         """

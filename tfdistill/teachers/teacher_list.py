@@ -142,6 +142,17 @@ class TeacherList:
         return self.needs_versions or self.swaps_predictions
 
     @property
+    def read_secs(self) -> float:
+        """How long reading a version of each peer takes; 0 if unknown."""
+        secs = sum(peer.follower.read_secs for peer in self._peers)
+        return secs and secs + follower.POLL_SECS
+
+    @property
+    def heard_secs(self) -> float:
+        """How long the slowest peer takes to hear a version, as it says."""
+        return max((peer.hears_secs for peer in self._peers), default=0.0)
+
+    @property
     def past_moves_at_refreshes(self) -> bool:
         """Whether refreshes move the student's own past: nobody exports it."""
         return self._has(own_past.OwnPast) and not self.has_exporter
