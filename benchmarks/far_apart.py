@@ -73,6 +73,7 @@ def _summary(results: list[Any]) -> dict[str, Any]:
             sum(each["bytes"] for each in teachers) / max(1, heard)
         ),
         "step_ms": round(1e3 * secs / results[0]["steps"], 1),
+        "read_secs": [round(each["read_secs"] or 0, 2) for each in teachers],
         "lag_secs": [round(each["lag_secs"] or 0, 2) for each in teachers],
         "log_loss": round(
             sum(result["metrics"]["log_loss"] for result in results) / 2, 4

@@ -58,7 +58,7 @@ _STARTED = "started"
 _LOOK_SECS = 0.01
 # The interval that adapts: its first and least steps, of a refresh beside it,
 # and how much longer it is than the others take to hear a version.
-_AUTO, _LEAST_STEPS, _REFRESH_STEPS, _MARGIN = "auto", 20, 5, 1.25
+_AUTO, _LEAST_STEPS, _REFRESH_STEPS, _MARGIN = "auto", 20, 5, 1.5
 # Of a manifest's `extras`: an early step and the loss of the steps until then.
 _BEGAN_FIELD = "began"
 _log = logging.getLogger(__name__)
@@ -163,8 +163,8 @@ class StudentExporter(steps.Exporter):
                 cluster which the model's strategy was made for.
             every_steps: Steps between exports, >= 1. The last step of training
                 is exported, too. "auto": 20 at first, and never less, but as
-                many as take longer than to write a version, and than the
-                slowest of the groups that teach this one takes to read it.
+                many as take half as long again as to write a version, or to
+                read one here and in the groups that teach this one.
             group: This group's index. Defaults to that of the cluster which
                 the model's strategy was made for; see `make_strategy`.
             variables_dtype: `"bfloat16"` halves the bytes that travel.
@@ -376,9 +376,12 @@ class StudentExporter(steps.Exporter):
         self._last_due = self.step, now
         every = 0
         if self._worker is not None:
+            teachers = self.codistilled.teachers
+            # What others say comes late, and their lines are like this one's.
             secs = max(
                 self.writes.last_secs or 0.0,
-                self.codistilled.teachers.heard_secs,
+                teachers.read_secs,
+                teachers.heard_secs,
             )
             wanted = _MARGIN * secs * (self.step - step) / (now - then)
             least, most = self.every_steps // 2, self.every_steps * 2
