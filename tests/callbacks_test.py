@@ -197,10 +197,12 @@ def steps_of_a_tenth(monkeypatch):
 @pytest.mark.parametrize(
     ("hears_secs", "expected"),
     [
-        (None, [20, 40, 60, 80, 100, 120, 140, 160]),
-        # Twice as many steps at most, and then 1.5 times as long.
-        (4.0, [20, 60, 120, 160]),
-        (-1.0, [20, 40, 60, 80, 100, 120, 140, 160]),
+        (None, [100, 200, 300, 320]),
+        (-1.0, [100, 200, 300, 320]),
+        # One and a half times as long; half or twice as many steps at most.
+        (4.0, [100, 160, 220, 280, 320]),
+        (0.5, [100, 150, 175, *range(195, 320, 20), 320]),
+        (20.0, [100, 300, 320]),
     ],
 )
 def test_the_interval_follows_what_the_others_hear(
@@ -213,7 +215,7 @@ def test_the_interval_follows_what_the_others_hear(
     (peer,) = model.teachers
     peer.follower.read_secs = 0.0
     exporter = steps_of_a_tenth(exchange)
-    _train(model, exporter, epochs=10, batch_size=1, more=[cases.never()])
+    _train(model, exporter, epochs=20, batch_size=1, more=[cases.never()])
     assert exchange.steps(0) == expected
     found = [exchange.open(0, s).manifest.extras for s in expected]
     assert [each["versions"] for each in found] == [*range(len(found))]
@@ -237,8 +239,8 @@ def test_workers_take_the_interval_that_the_chief_says(
     monkeypatch.setattr(
         exporter, "_export", lambda wait: wait or due.append(exporter.step)
     )
-    cases.fit(model, _X, _Y, epochs=6, batch_size=1, callbacks=[exporter])
-    assert due == [20, 53, 86]
+    cases.fit(model, _X, _Y, epochs=12, batch_size=1, callbacks=[exporter])
+    assert due == [100, 133, 166]
 
 
 @pytest.mark.parametrize(("seed", "is_told"), [(0, True), (1, False)])

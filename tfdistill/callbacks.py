@@ -56,9 +56,10 @@ _MOST_UNCOUNTED = 64
 # Of a group that has taken its first step, in its directory.
 _STARTED = "started"
 _LOOK_SECS = 0.01
-# The interval that adapts: its first and least steps, of a refresh beside it,
-# and how much longer it is than the others take to hear a version.
-_AUTO, _LEAST_STEPS, _REFRESH_STEPS, _MARGIN = "auto", 20, 5, 1.5
+# The interval that adapts: its first and least steps, those of a refresh beside
+# it, and how much longer it is than the others take to hear a version.
+_AUTO, _FIRST_STEPS, _LEAST_STEPS, _REFRESH_STEPS = "auto", 100, 20, 5
+_MARGIN = 1.5
 # Of a manifest's `extras`: an early step and the loss of the steps until then.
 _BEGAN_FIELD = "began"
 _log = logging.getLogger(__name__)
@@ -162,9 +163,9 @@ class StudentExporter(steps.Exporter):
             exchange: Where to publish. Defaults to the exchange of the
                 cluster which the model's strategy was made for.
             every_steps: Steps between exports, >= 1. The last step of training
-                is exported, too. "auto": 20 at first, and never less, but as
-                many as take half as long again as to write a version, or to
-                read one here and in the groups that teach this one.
+                is exported, too. "auto": 100 until a group that teaches this
+                one says how long it takes to read a version; then as many as
+                take half as long again, here and there, but at least 20.
             group: This group's index. Defaults to that of the cluster which
                 the model's strategy was made for; see `make_strategy`.
             variables_dtype: `"bfloat16"` halves the bytes that travel.
@@ -203,7 +204,7 @@ class StudentExporter(steps.Exporter):
             )
         every_steps = method.every_steps(every_steps)
         self._adapts = every_steps == _AUTO
-        first: Any = _LEAST_STEPS if self._adapts else every_steps
+        first: Any = _FIRST_STEPS if self._adapts else every_steps
         self._schedule = steps.EverySteps(first)
         _check_offset(offset_steps, self._schedule.every_steps)
         if exchange is not None:
@@ -374,18 +375,18 @@ class StudentExporter(steps.Exporter):
         """
         (step, then), now = self._last_due, time.monotonic()
         self._last_due = self.step, now
-        every = 0
-        if self._worker is not None:
-            teachers = self.codistilled.teachers
-            # What others say comes late, and their lines are like this one's.
+        teachers = self.codistilled.teachers
+        is_known = teachers.heard_secs or not teachers.needs_versions
+        every = 0 if self._worker is None else self.every_steps
+        if every and is_known:
             secs = max(
                 self.writes.last_secs or 0.0,
                 teachers.read_secs,
                 teachers.heard_secs,
             )
             wanted = _MARGIN * secs * (self.step - step) / (now - then)
-            least, most = self.every_steps // 2, self.every_steps * 2
-            every = math.ceil(min(max(wanted, least, _LEAST_STEPS), most))
+            wanted = min(max(wanted, every / 2, _LEAST_STEPS), every * 2)
+            every = math.ceil(wanted)
         (every,) = self._agreement.exchange_news([every]).said
         self.every_steps = every
         self._schedule = steps.EverySteps(every, offset_steps=self.step % every)
