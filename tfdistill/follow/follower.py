@@ -38,7 +38,7 @@ _LONGEST_PAUSE_SECS = 30.0
 POLL_SECS = 0.1
 # What the seconds of a long read, such as of a whole version among deltas,
 # count when the next has been read.
-_REMEMBERED = 0.9
+_REMEMBERED = 0.8
 
 
 def checked_groups(
