@@ -2,6 +2,7 @@
 
 import os
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -79,6 +80,35 @@ def test_versions_and_deltas_are_read_to_the_bit(
             assert _widened(values[name]).tobytes() == expected.tobytes()
             assert values[name].shape == expected.shape
     assert kinds == [False, True, True, False]
+
+
+def test_what_is_frozen_comes_from_the_frame(reader, tmp_path):
+    """A delta with a base is one over zeros, also where the frame has more."""
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(300, trainable=False)(inputs)
+    student = keras.Model(inputs, keras.layers.Dense(2)(hidden))
+    graph = student_graph.StudentGraph(student, cases.input_spec())
+    writer = saved_model.SavedModelWriter(graph)
+    exchange = tfdistill.Exchange(tmp_path, key=None)
+    publisher = key_frames.KeyFrames(9, None)
+    for step in (1, 2):
+        version = publisher.publish(
+            exchange,
+            writer,
+            writer.snapshot(),
+            whole=False,
+            extras={},
+            group=0,
+            step=step,
+            variables=writer.variables,
+        )
+        stored = writer.stored(writer.snapshot())
+        kernel = student.trainable_variables[0]
+        kernel.assign(kernel * (np.arange(300) % 2)[:, None])
+    assert deltas.base_of(version.manifest)
+    _, values = reader["newest"](tmp_path, 0)
+    for name, value in stored.items():
+        np.testing.assert_array_equal(values[name], value.numpy())
 
 
 def test_many_variables_and_rows_that_servers_wrote_are_read(reader, tmp_path):
