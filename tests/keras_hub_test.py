@@ -1,8 +1,11 @@
 """Tasks of KerasHub as students and as teachers, small and without presets."""
 
+import pathlib
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
@@ -131,3 +134,38 @@ def test_steps_of_their_own_are_refused_with_the_remedy():
     own = kind(student.backbone, num_classes=3, preprocessor=None)
     with pytest.raises(ValueError, match="its own predict_step, which would"):
         tfdistill.CodistillModel(own)
+
+
+def test_groups_that_adapt_one_backbone_send_adapters_and_hold_it_once(
+    exchange,
+):
+    def adapted(seed):
+        keras.utils.set_random_seed(0)
+        task, x, y = _text_classifier()
+        task.backbone.enable_lora(1)
+        rng = np.random.default_rng(seed)
+        for variable in task.trainable_variables:
+            variable.assign(rng.normal(size=variable.shape))
+        return task, x, y
+
+    teacher, x, y = adapted(1)
+    teaching = cases.codistill(teacher)
+    exporter = tfdistill.callbacks.StudentExporter(
+        exchange, every_steps=1, group=1, key_every=100
+    )
+    cases.fit(teaching, x, y, batch_size=8, callbacks=[exporter])
+    model = cases.codistill(adapted(0)[0], cases.peers(exchange))
+    cases.prepare(model, x, y)
+    cases.load(model, 1)
+    theirs = cases.teacher_variables(model)
+    ours = {id(v.value) for v in model.student.variables}
+    frozen = [v for v in theirs if id(v) in ours]
+    assert len(frozen) == len(model.graph.frozen) > len(theirs) / 2
+    base = pathlib.Path(exchange.bases.root)
+    assert len(list(base.iterdir())) == 1
+    assert sum(v.numpy().nbytes for v in frozen) == sum(
+        path.stat().st_size for path in base.iterdir()
+    )
+    inputs = {name: tf.constant(value) for name, value in x.items()}
+    (found,) = model.teachers._teachers[0]._place.infer(inputs)
+    np.testing.assert_allclose(found, teacher(x, training=False), rtol=1e-5)

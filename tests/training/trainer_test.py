@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tfdistill.training import trainer
 
 
 def _student():
@@ -73,6 +74,16 @@ def test_exports_and_evaluations_see_the_mean(two_replicas, exchange):
     # And so does whoever looks at the model after `fit`.
     cases.fit(model, data, callbacks=[])
     np.testing.assert_array_equal(*_local(mean, two_replicas))
+
+
+def test_frozen_weights_are_no_statistics():
+    """Their mean over three replicas would be off by a bit."""
+    norm = keras.layers.BatchNormalization()
+    frozen = keras.layers.Dense(5, trainable=False)
+    model = keras.Sequential([keras.Input((4,)), frozen, norm])
+    found = trainer.own_statistics(model)
+    expected = [norm.moving_mean, norm.moving_variance]
+    assert set(map(id, found)) == set(map(id, expected))
 
 
 def test_a_replica_without_rows_contributes_nothing(two_replicas):

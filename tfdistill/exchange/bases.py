@@ -48,14 +48,21 @@ class Bases:
         """Writes a base unless it is there; raises ExportError."""
         path, size = f"{self.root}/{name}", sum(map(len, blocks))
         try:
-            with contextlib.suppress(FileNotFoundError):
-                if self._file_system.stat(path)[1:] == (True, size):
-                    return
-            self._file_system.write(path, blocks)
+            if not self._is_there(path, size):
+                self._file_system.write(path, blocks)
         except OSError as error:
+            # Another group may have written the same at the same time.
+            with contextlib.suppress(OSError):
+                if self._is_there(path, size):
+                    return
             raise versions.ExportError(
                 f"Could not publish the base {path}: {error}"
             ) from error
+
+    def _is_there(self, path: str, size: int) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return self._file_system.stat(path)[1:] == (True, size)
+        return False
 
     def read(self, name: str, num_bytes: int) -> bytes:
         """Reads a base of a known size.
@@ -102,7 +109,7 @@ class Bases:
         self._unnamed = {
             name: self._unnamed.get(name, now)
             for name in names
-            if name not in used
+            if name not in used and _NAME.fullmatch(name)
         }
         for name, since in self._unnamed.items():
             if now - since >= self._min_keep_secs:
