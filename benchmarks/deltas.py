@@ -29,6 +29,8 @@ from tfdistill.system import programs
 
 # Of a whole version's bytes to those of an exact delta, at least.
 _TARGET = 3.5
+# From the student to what is written of it, in nats.
+_MOST_KL = 1e-3
 
 
 class _Versions(keras.callbacks.Callback):
@@ -187,7 +189,8 @@ def run(options: Any, record: dict[str, Any]) -> None:
         benchmark="deltas",
         config=vars(options),
         **found,
-        met=found["exact"]["delta_ratio"] >= _TARGET,
+        met=found["exact"]["delta_ratio"] >= _TARGET
+        and all(each.get("kl", 0.0) <= _MOST_KL for each in found.values()),
     )
 
 
