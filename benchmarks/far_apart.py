@@ -25,8 +25,10 @@ _AUTO = {"every_steps": "auto"}
 
 def _train(options: Any, exporter: dict[str, Any], seed: int) -> list[Any]:
     """Returns the results of both groups."""
+    size = options.batch_size
     recipe = recipes.get(options.recipe).changed(
         {
+            **({"batch_size": size} if size else {}),
             "seed": seed,
             "num_steps": options.steps,
             "evaluate_every_steps": options.steps,
@@ -87,6 +89,7 @@ def run(options: Any, record: dict[str, Any]) -> None:
     sides = {
         "whole": {},
         "deltas": deltas,
+        "int8": {**deltas, "variables_dtype": "int8"},
         "whole_auto": _AUTO,
         "deltas_auto": {**deltas, **_AUTO},
     }
@@ -107,13 +110,14 @@ def run(options: Any, record: dict[str, Any]) -> None:
 def _add_options(options: programs.Flags) -> None:
     options.add("recipe", "what is trained", "criteo_small")
     options.add("steps", "steps of each group", 1000, quick=200)
+    options.add("batch_size", "rows of a step; 0: the recipe's", 0)
     options.add("every_steps", "steps between versions", 20)
     options.add("key_every", "versions for each whole one, of deltas", 20)
     options.add("link_mbit_per_s", "the line of a group; 0: no limit", 50.0)
     options.add("link_delay_ms", "of each request", 0.0)
     options.add(
         "sides",
-        "which of whole, deltas, whole_auto and deltas_auto",
+        "which of whole, deltas, int8, whole_auto and deltas_auto",
         "whole,deltas,deltas_auto",
     )
     options.add("seed", "of the recipe", 0)
