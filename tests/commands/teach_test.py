@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 
 import grpc
 import pytest
@@ -26,10 +27,11 @@ def _run(options, client):
 
     The client finds the program's last record that holds something.
     """
-    out, errors = io.StringIO(), []
+    out, errors, is_over = io.StringIO(), [], threading.Event()
 
     def last(holds):
         def found():
+            assert not is_over.is_set(), "the program has ended"
             lines = out.getvalue().rpartition("\n")[0].splitlines()
             return [r for r in map(json.loads, lines) if holds(r)]
 
@@ -42,7 +44,12 @@ def _run(options, client):
         except BaseException as error:
             errors.append(error)
         finally:
-            os.kill(os.getpid(), signal.SIGTERM)
+            # Before the program has its handler, it would end the tests.
+            while not is_over.is_set():
+                if signal.getsignal(signal.SIGTERM) != before[0]:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    break
+                time.sleep(0.01)
 
     numbers = signal.SIGTERM, signal.SIGINT
     before = [signal.getsignal(number) for number in numbers]
@@ -52,6 +59,7 @@ def _run(options, client):
         with contextlib.redirect_stdout(out):
             assert command.main(options) == 0
     finally:
+        is_over.set()
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
     thread.join()
