@@ -26,6 +26,12 @@ _READ = csv.ReadOptions(
     # All that is parsed at a time is one block of Arrow's.
     block_size=_BLOCK_BYTES + _LONGEST_LINE_BYTES,
 )
+# Of several faults in a line, threads would find any.
+_READ_ONE = csv.ReadOptions(
+    column_names=_READ.column_names,
+    block_size=_READ.block_size,
+    use_threads=False,
+)
 _PARSE = csv.ParseOptions(delimiter="\t", quote_char=False)
 _CONVERT = csv.ConvertOptions(
     column_types=rows.SCHEMA,
@@ -92,11 +98,11 @@ class File(data_files.File):
                 yield block + rest
 
 
-def _parsed(lines: bytes) -> pa.Table:
+def _parsed(lines: bytes, *, read: csv.ReadOptions = _READ) -> pa.Table:
     """Returns the rows of whole lines; ArrowInvalid if one is malformed."""
     found = csv.read_csv(
         pa.BufferReader(lines),
-        read_options=_READ,
+        read_options=read,
         parse_options=_PARSE,
         convert_options=_CONVERT,
     )
@@ -114,10 +120,10 @@ def _sorted_out(lines: bytes) -> tuple[pa.Table, dict[int, str]]:
         line = line.removeprefix(_BYTE_ORDER_MARK)
         try:
             if not _GOOD.fullmatch(line):
-                _parsed(line)
+                _parsed(line, read=_READ_ONE)
             good.append(line)
         except pa.ArrowInvalid as fault:
-            faults[number] = str(fault)
+            faults[number] = str(fault).replace("Row #1: ", "")
     return _parsed(b"".join(good)), faults
 
 
