@@ -53,6 +53,9 @@ def _run(options, client):
 
     numbers = signal.SIGTERM, signal.SIGINT
     before = [signal.getsignal(number) for number in numbers]
+    # An earlier test's training may listen there, and end the process if the
+    # handler is its own again by the time that it hears of the signal.
+    listening = signal.set_wakeup_fd(-1)
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
@@ -62,6 +65,7 @@ def _run(options, client):
         is_over.set()
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+        signal.set_wakeup_fd(listening, warn_on_full_buffer=False)
     thread.join()
     for error in errors:
         raise error
