@@ -15,7 +15,6 @@ import tensorflow as tf
 
 import tfdistill
 from models import files as data_files
-from models import group_batches
 from tfdistill import data as tfdistill_data
 
 _VOCABULARY_SIZE = 65  # Of tiny Shakespeare.
@@ -142,11 +141,11 @@ def make_datasets(
         return found[:, :-1], found[:, -1]
 
     begin, size = _share(num_train - sequence_length, cluster, mode)
-    train = group_batches.shuffled(
+    train = tfdistill_data.shuffled_batches(
         size,
-        cluster,
         batch_size=batch_size,
         seed=seed,
+        group=cluster.group,
         examples="positions",
         read=lambda rows, _: rows.map(lambda starts: gather(starts + begin)),
     )

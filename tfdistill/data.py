@@ -214,6 +214,44 @@ def resumable(make: Callable[[int], tf.data.Dataset]) -> tf.data.Dataset:
     return _remade(make(0), make)
 
 
+def check_batch_size(
+    batch_size: int, *, num_examples: int, examples: str = "examples"
+) -> None:
+    """Checks that a group's share fills at least one batch."""
+    if not 1 <= batch_size <= num_examples:
+        raise ValueError(
+            "`batch_size` must be from 1 to the group's "
+            f"{num_examples} training {examples}; received {batch_size}."
+        )
+
+
+def shuffled_batches(
+    num_examples: int,
+    *,
+    batch_size: int,
+    seed: int,
+    group: int,
+    read: Callable[[tf.data.Dataset, int], tf.data.Dataset],
+    examples: str = "examples",
+) -> tf.data.Dataset:
+    """Returns endless full batches of a group's examples; `resumable`.
+
+    `read` makes them of batches of indices, int64 `[batch_size]`, in the order
+    of `shuffled_indices`, and of the first one's number. ValueError, which
+    names what the `examples` are, if they fill no batch.
+    """
+    check_batch_size(batch_size, num_examples=num_examples, examples=examples)
+
+    def batches(first: int) -> tf.data.Dataset:
+        indices = shuffled_indices(
+            num_examples, seed=seed, group=group, first=first * batch_size
+        )
+        rows = indices.batch(batch_size, drop_remainder=True)
+        return read(rows, first).prefetch(tf.data.AUTOTUNE)
+
+    return resumable(batches)
+
+
 def _remade(dataset: tf.data.Dataset, make: Any) -> tf.data.Dataset:
     dataset._from_batch = make
     return dataset

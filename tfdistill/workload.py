@@ -213,11 +213,6 @@ def _in_memory(train: Any, validation: Any) -> Callable[..., tuple[Any, Any]]:
 
         own = data.group_shard(train, cluster, mode=mode)
         leaves = tf.nest.flatten(own)
-        if not 1 <= batch_size <= len(leaves[0]):
-            raise ValueError(
-                "`batch_size` must be from 1 to the group's "
-                f"{len(leaves[0])} training examples; received {batch_size}."
-            )
         # Made once, outside the traced function: not constants of its graph.
         own = tf.nest.map_structure(tf.constant, own)
 
@@ -225,16 +220,14 @@ def _in_memory(train: Any, validation: Any) -> Callable[..., tuple[Any, Any]]:
         def read(rows: Any) -> Any:
             return tf.nest.map_structure(lambda x: tf.gather(x, rows), own)
 
-        def batches(first: int) -> tf.data.Dataset:
-            rows = data.shuffled_indices(
-                len(leaves[0]),
-                seed=seed,
-                group=cluster.group,
-                first=first * batch_size,
-            ).batch(batch_size, drop_remainder=True)
-            return rows.map(read).prefetch(tf.data.AUTOTUNE)
-
+        batches = data.shuffled_batches(
+            len(leaves[0]),
+            batch_size=batch_size,
+            seed=seed,
+            group=cluster.group,
+            read=lambda rows, _: rows.map(read),
+        )
         held_out = tf.data.Dataset.from_tensor_slices(validation)
-        return data.resumable(batches), held_out.batch(batch_size)
+        return batches, held_out.batch(batch_size)
 
     return open_data

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
-from models import group_batches
 from models import rates
 from models import residual
 from models.cifar10 import files
@@ -138,11 +137,11 @@ def make_datasets(
     train = _first(train, num_train, "num_train")
     test = _first(test, num_test, "num_test")
     train = tfdistill_data.group_shard(train, cluster, mode=mode)
-    train_batches = group_batches.shuffled(
+    train_batches = tfdistill_data.shuffled_batches(
         len(train[1]),
-        cluster,
         batch_size=batch_size,
         seed=seed,
+        group=cluster.group,
         examples="images",
         read=_augmented(train, seed=seed, group=cluster.group),
     )

@@ -7,7 +7,6 @@ can be sent to other processes, which then read the same files.
 import tensorflow as tf
 
 import tfdistill
-from models import group_batches
 from models.criteo import converted
 from models.criteo import rows
 from tfdistill import data as tfdistill_data
@@ -40,7 +39,7 @@ def train_batches(
     groups; of disjoint ones row i is for group `i % num_groups`.
     """
     own_rows = _share(binary.num_rows["train"], cluster, mode)
-    group_batches.check_size(
+    tfdistill_data.check_batch_size(
         batch_size, num_examples=len(own_rows), examples="rows"
     )
     names = [str(path) for path in binary.parts("train")]

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import tfdistill
 from models import files as data_files
-from models import group_batches
 from models import rates
 from models import residual
 from models.imagenet import files
@@ -158,7 +157,7 @@ def make_datasets(
     encoded, num_images = source.train(
         cluster, mode=mode, seed=seed, share=share
     )
-    group_batches.check_size(
+    tfdistill_data.check_batch_size(
         batch_size, num_examples=num_images, examples="images"
     )
     auto = tf.data.AUTOTUNE

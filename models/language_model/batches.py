@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
-from models import group_batches
 from models.language_model import tokens
 from tfdistill import data as tfdistill_data
 
@@ -33,11 +32,11 @@ def train_batches(
     """
     first, last = share(tokens, cluster, mode=mode)
     num_windows = _num_windows(last - first, sequence_length, "train")
-    return group_batches.shuffled(
+    return tfdistill_data.shuffled_batches(
         num_windows,
-        cluster,
         batch_size=batch_size,
         seed=seed,
+        group=cluster.group,
         examples="windows",
         read=lambda batches, _: _windows(
             batches, tokens, "train", first, sequence_length
