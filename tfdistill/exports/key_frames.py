@@ -120,7 +120,7 @@ class KeyFrames:
             if encoder and not whole:
                 return version
         version = exchange.publish(
-            lambda path: writer.write(path, snapshot), **described
+            lambda path: writer.write_stored(path, stored), **described
         )
         choose = _changed if writer.is_quantized else self._choose
         pairs = zip(writer.variables, writer.graph.variables, strict=False)

@@ -179,7 +179,12 @@ class SavedModelWriter:
         The directory, a path or URL, exists and is empty. ValueError if a
         value is NaN or infinite.
         """
-        stored = self.stored(snapshot)
+        self.write_stored(directory, self.stored(snapshot))
+
+    def write_stored(
+        self, directory: str, stored: Mapping[str, tf.Tensor]
+    ) -> None:
+        """Writes what `stored` returned, as `write` does."""
         with tf.device("CPU:0"):
             if self._files is None:
                 self._files, self._object_graph = self._write_graph(
