@@ -3,12 +3,15 @@
 import contextlib
 import logging
 import os
+import pathlib
 import uuid
 from collections.abc import Iterator
 
 import pytest
 
+from tests.cases import storage
 from tfdistill.exchange import filesystem
+from tfdistill.exchange import publisher
 
 BUCKET = "bucket"
 
@@ -88,3 +91,16 @@ def serve() -> Iterator[Server]:
             filesystem._connected.cache_clear()
             server.stop()
             backends.get_backend("s3").reset()
+
+
+@contextlib.contextmanager
+def exchange(
+    kind: str, directory: pathlib.Path
+) -> Iterator[publisher.Exchange]:
+    """An exchange of a kind: "local", "no_rename" or "s3"."""
+    if kind == "s3":
+        with serve() as server:
+            yield publisher.Exchange(f"{server.url}/run")
+        return
+    no_rename = storage.NoDirectoryRename() if kind == "no_rename" else None
+    yield publisher.Exchange(str(directory), file_system=no_rename)

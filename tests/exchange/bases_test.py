@@ -1,6 +1,5 @@
 """Bases: published once, refused by name, and kept while they are named."""
 
-import contextlib
 import os
 import pathlib
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.cases import object_store
-from tests.cases import storage as storage_cases
 from tfdistill.exchange import bases
 from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
@@ -27,15 +25,7 @@ def _blocks(seed=0):
 
 @pytest.mark.parametrize("kind", ["local", "no_rename", "s3"])
 def test_a_base_is_what_its_name_says_or_refused_by_it(kind, tmp_path):
-    with contextlib.ExitStack() as stack:
-        if kind == "s3":
-            root = f"{stack.enter_context(object_store.serve()).url}/run"
-            exchange = publisher.Exchange(root)
-        else:
-            storage = storage_cases.NoDirectoryRename()
-            exchange = publisher.Exchange(
-                str(tmp_path), file_system=storage if kind != "local" else None
-            )
+    with object_store.exchange(kind, tmp_path) as exchange:
         place, name = exchange.bases, bases.name_of(_blocks())
         for state in ("is missing", "has 3 others"):
             with pytest.raises(versions.CorruptVersionError) as refused:

@@ -1,6 +1,5 @@
 """Deltas against full copies: by bits, when lost, torn, forged or too old."""
 
-import contextlib
 import os
 import pathlib
 import random
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.cases import object_store
-from tests.cases import storage as storage_cases
 from tfdistill import contrib
 from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
@@ -251,13 +249,7 @@ def test_a_publisher_that_lost_its_group_publishes_no_delta(tmp_path):
 
 @pytest.mark.parametrize("kind", ["no_rename", "s3"])
 def test_deltas_where_directories_are_not_renamed(kind, tmp_path):
-    with contextlib.ExitStack() as stack:
-        if kind == "s3":
-            root = f"{stack.enter_context(object_store.serve()).url}/run"
-            exchange = publisher.Exchange(root)
-        else:
-            storage = storage_cases.NoDirectoryRename()
-            exchange = publisher.Exchange(str(tmp_path), file_system=storage)
+    with object_store.exchange(kind, tmp_path) as exchange:
         group, values, held = _Group(exchange, key_every=3), _values(), None
         rng = np.random.default_rng(0)
         for step in range(1, 6):

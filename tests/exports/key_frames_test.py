@@ -264,28 +264,26 @@ def test_a_new_training_in_the_process_begins_with_a_key_frame(exchange):
     assert (exchange.steps(1), exchange.deltas.steps(1)) == ([1, 3], [2, 3])
 
 
-def test_what_needs_whole_versions_refuses_deltas(exchange):
+def _fit_beside_mixer(exchange, **options):
     exporter = tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=2, group=0, key_every=2
+        exchange, every_steps=2, group=0, **options
     )
     rule = tfdistill.mixing.ModelAveraging()
     mixer = tfdistill.mixing.WeightMixer(rule, every_steps=2, peers=[1])
     model = cases.codistill(_student(0))
+    cases.fit(model, _X, _Y, callbacks=[exporter, mixer])
+
+
+def test_what_needs_whole_versions_refuses_deltas(exchange):
     with pytest.raises(ValueError, match="must be whole, key_every=1"):
-        cases.fit(model, _X, _Y, callbacks=[exporter, mixer])
+        _fit_beside_mixer(exchange, key_every=2)
     with pytest.raises(ValueError, match="`choose` is for deltas"):
         tfdistill.callbacks.StudentExporter(every_steps=2, choose=TopOfChunks())
 
 
 def test_what_needs_floats_refuses_what_is_quantized(exchange):
-    exporter = tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=2, group=0, variables_dtype="int8"
-    )
-    rule = tfdistill.mixing.ModelAveraging()
-    mixer = tfdistill.mixing.WeightMixer(rule, every_steps=2, peers=[1])
-    model = cases.codistill(_student(0))
     with pytest.raises(ValueError, match="must be floats; received .*int8"):
-        cases.fit(model, _X, _Y, callbacks=[exporter, mixer])
+        _fit_beside_mixer(exchange, variables_dtype="int8")
     with pytest.raises(ValueError, match="`choose` picks changes of floats"):
         tfdistill.callbacks.StudentExporter(
             every_steps=2,

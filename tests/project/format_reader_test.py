@@ -38,6 +38,19 @@ def reader():
     return found
 
 
+def _publish(publisher, exchange, writer, step):
+    return publisher.publish(
+        exchange,
+        writer,
+        writer.snapshot(),
+        whole=False,
+        extras={},
+        group=0,
+        step=step,
+        variables=writer.variables,
+    )
+
+
 def _widened(value):
     if value.dtype == np.uint16:
         return (value.astype("uint32") << 16).view("float32")
@@ -59,16 +72,7 @@ def test_versions_and_deltas_are_read_to_the_bit(
     for step in (8, 9, 10, 11):
         weights = student.trainable_variables[0]
         weights.assign(weights + 0.1 * (np.arange(4) == step % 4)[:, None])
-        version = publisher.publish(
-            exchange,
-            writer,
-            writer.snapshot(),
-            whole=False,
-            extras={},
-            group=0,
-            step=step,
-            variables=writer.variables,
-        )
+        version = _publish(publisher, exchange, writer, step)
         kinds.append(deltas.is_delta(version.manifest))
         manifest, values = reader["newest"](tmp_path, 0)
         assert manifest["step"] == step
@@ -92,16 +96,7 @@ def test_what_is_frozen_comes_from_the_frame(reader, tmp_path):
     exchange = tfdistill.Exchange(tmp_path, key=None)
     publisher = key_frames.KeyFrames(9, None)
     for step in (1, 2):
-        version = publisher.publish(
-            exchange,
-            writer,
-            writer.snapshot(),
-            whole=False,
-            extras={},
-            group=0,
-            step=step,
-            variables=writer.variables,
-        )
+        version = _publish(publisher, exchange, writer, step)
         stored = writer.stored(writer.snapshot())
         kernel = student.trainable_variables[0]
         kernel.assign(kernel * (np.arange(300) % 2)[:, None])
