@@ -34,6 +34,7 @@ class Notes(keras.callbacks.Callback):
         super().__init__()
         self._directory = directory
         self._awaited: list | None = None
+        self._lost_until = 0
         self._num_done = 0
         self.workers: list = []
         self.distillation_losses: list = []
@@ -60,7 +61,8 @@ class Notes(keras.callbacks.Callback):
         killed = self._directory / "killed"
         if self._awaited is None and killed.exists():
             self._awaited = json.loads(killed.read_text())
-            # Their last results may come in after their end.
+            # Their last results may come in after their end: two executions
+            # are in flight for each of two workers.
             self._lost_until = len(self.workers) + 4
         if self._is_waiting():
             time.sleep(WAIT_SECS)
@@ -68,8 +70,12 @@ class Notes(keras.callbacks.Callback):
     def _is_waiting(self) -> bool:
         if self._awaited is None:
             return True
-        since = self.workers[self._lost_until :]
+        since = self.workers_since_kill()
         return any(worker not in since for worker in self._awaited)
+
+    def workers_since_kill(self) -> list:
+        """Returns who did what can only have been done by those there now."""
+        return self.workers[self._lost_until :]
 
     def write(self, note: dict) -> None:
         """Adds a line on where the training stands."""
@@ -123,6 +129,7 @@ def main(directory: pathlib.Path, num_steps: int) -> None:
             "event": "end",
             "history": history.history,
             "workers": notes.workers,
+            "workers_since_kill": notes.workers_since_kill(),
             "distillation_losses": notes.distillation_losses,
         }
     )

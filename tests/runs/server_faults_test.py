@@ -65,11 +65,9 @@ def test_a_killed_worker_comes_back_with_its_teachers(tmp_path):
     assert (result.exit_code, group.state) == (0, "done"), group
     assert group.restarts == {"group_0_worker_0": 0, "group_0_worker_1": 1}
     end = _runs(tmp_path)[-1]
-    # It was away, and worked again; all steps count once, wherever they ran.
-    workers = end["workers"]
-    assert len(workers) == num_steps // program.STEPS_PER_EXECUTION
-    gaps = np.diff([i for i, worker in enumerate(workers) if worker == 1])
-    assert gaps.max() > 4
+    # It worked again, however soon; all steps count once, wherever they ran.
+    assert len(end["workers"]) == num_steps // program.STEPS_PER_EXECUTION
+    assert 1 in end["workers_since_kill"]
     assert end["step"] == num_steps
     per_epoch = num_steps // 2 * program.BATCH_SIZE
     assert end["history"]["count"] == [per_epoch, per_epoch]
