@@ -459,6 +459,14 @@ class DistributedModel(steps.Trained, keras.Model):
         known = set(map(id, found))
         return [*found, *(m for m in self.model.metrics if id(m) not in known)]
 
+    def get_metrics_result(self) -> Logs:
+        """Returns the metrics' results; between steps, over all replicas."""
+        return self.trainer.metrics_result(super().get_metrics_result)
+
+    def reset_metrics(self) -> None:
+        """Resets the metrics, on all replicas."""
+        self.trainer.reset_metrics(super().reset_metrics)
+
     def compute_metrics(self, *args: Any, **kwargs: Any) -> Logs:
         """Updates the metrics; see `keras.Model.compute_metrics`."""
         if self._own.is_compiled:

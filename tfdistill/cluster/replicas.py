@@ -140,11 +140,15 @@ def summed(values: list[Any]) -> list[Any]:
         return values
     context = tf.distribute.get_replica_context()
     begin = _now(present)
-    found = context.all_reduce(tf.distribute.ReduceOp.SUM, present)
+    found: dict[int, Any] = {}
+    # TensorFlow packs values of one dtype only, and sums int32 elsewhere.
+    for dtype in dict.fromkeys(value.dtype for value in present):
+        same = [v for v in present if v.dtype == dtype]
+        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, same)
+        found.update(zip(map(id, same), sums, strict=True))
     if _timed.secs is not None:
-        _timed.secs.append(_now(found) - begin)
-    summed = iter(found)
-    return [None if value is None else next(summed) for value in values]
+        _timed.secs.append(_now(list(found.values())) - begin)
+    return [None if value is None else found[id(value)] for value in values]
 
 
 class _Timed(threading.local):

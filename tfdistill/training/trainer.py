@@ -24,6 +24,7 @@ from tfdistill.embedding import updates
 from tfdistill.system import keras_internals
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
+from tfdistill.training import metric_states
 from tfdistill.training import steps
 from tfdistill.training import stragglers
 
@@ -76,6 +77,14 @@ class Trainer:
     def average_statistics(self) -> None:
         """Gives all replicas the mean of what each has for itself."""
 
+    def metrics_result(self, keras_own: Callable[[], Logs]) -> Logs:
+        """Returns the results of the model's metrics."""
+        return keras_own()
+
+    def reset_metrics(self, keras_own: Callable[[], None]) -> None:
+        """Resets the model's metrics."""
+        keras_own()
+
 
 class ReplicaTrainer(Trainer):
     """Trains on one device, on replicas, or on workers that hold replicas."""
@@ -85,6 +94,7 @@ class ReplicaTrainer(Trainer):
         super().__init__(model)
         self._tables: updates.TableUpdates | None = None
         self._average: Callable[[], Any] | None = None
+        self._metrics = metric_states.MetricStates(model)
         # Of predictions, whose dtypes only a trace shows: what has arrived no
         # longer does. All traces of a model have the same ones.
         self._predicted: list[Any] = []
@@ -269,6 +279,23 @@ class ReplicaTrainer(Trainer):
             )
         self._average()
 
+    def metrics_result(self, keras_own: Callable[[], Logs]) -> Logs:
+        """Sums all states over the replicas in one collective."""
+        if not self._is_between_steps:
+            return keras_own()
+        return self._metrics.results(keras_own)
+
+    def reset_metrics(self, keras_own: Callable[[], None]) -> None:
+        """Resets each replica's own states, in no collective."""
+        if not self._is_between_steps:
+            return keras_own()
+        return self._metrics.reset(keras_own)
+
+    @property
+    def _is_between_steps(self) -> bool:
+        """Whether this is the code of a worker, which speaks for replicas."""
+        return self._has_replicas and not replicas.in_replica()
+
     def _prepare(self, arguments: dict[str, Any]) -> None:
         """Adjusts the arguments of fit, evaluate and predict in place."""
         fit_arguments.check_data("x", arguments.get("x"))
@@ -388,8 +415,11 @@ class _Execution:
 
     def _finish(self, logs: Logs) -> Logs:
         waits = [logs[name] for name in logs if name == stragglers.WAITS]
-        summed = self._strategy.run(lambda: _summed_results(self._model, waits))
-        return {key: summed.get(key, logs[key]) for key in logs}
+        results, sums = self._strategy.run(
+            lambda: metric_states.in_replica(self._model, waits)
+        )
+        results.update(zip([stragglers.WAITS], sums, strict=False))
+        return {key: results.get(key, logs[key]) for key in logs}
 
     def _of_first_replica(self, logs: Logs) -> Logs:
         return {
@@ -410,19 +440,6 @@ def _gathers_in_graph() -> bool:
         return False
     operations = tf.compat.v1.get_default_graph().get_operations()
     return any(op.type.startswith("CollectiveGather") for op in operations)
-
-
-def _summed_results(model: keras.Model, waits: list[Any]) -> Logs:
-    """Results of all metrics, and workers' waits, summed over the replicas."""
-    variables = [v for m in model.metrics for v in m.variables]
-    # `identity` places the value on this replica's device, without which
-    # MultiWorkerMirroredStrategy finds no destination for the sum.
-    local = [tf.identity(v) for v in (*(v.value for v in variables), *waits)]
-    sums = iter(replicas.summed(local))
-    state = [(variable, next(sums)) for variable in variables]
-    with keras.StatelessScope(state_mapping=state):
-        results = model.get_metrics_result()
-    return {**results, **dict(zip([stragglers.WAITS], sums, strict=False))}
 
 
 def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
