@@ -6,8 +6,9 @@ reader verifies the newest version in a loop, and after each kill every version
 in sight is verified. Half of the kills happen where directories are renamed,
 half where they cannot be and the manifest comes last; or all of them in an
 object store, whose bucket must exist and where each version is verified after
-one kill only. Writers are forked from a warm process,
-so that a kill costs milliseconds. TensorFlow is not imported.
+one kill only. With --deltas four of five versions are deltas, which the readers
+put into what they hold. Writers are forked from a warm process, so that a kill
+costs milliseconds. TensorFlow is not imported.
 """
 
 import contextlib
@@ -22,9 +23,11 @@ import time
 import uuid
 from typing import Any
 
+import numpy as np
 from absl import logging
 
 from benchmarks import forks
+from tfdistill.exchange import deltas
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
@@ -32,6 +35,8 @@ from tfdistill.system import programs
 
 _FILES = {"saved_model.pb": 3, "variables/index": 1, "variables/data": 20}
 _LONGEST_LIFE_SECS = 0.03
+# With deltas: every so many versions are whole.
+_KEY_EVERY = 5
 # In a store, where each file is a request, and so is each look at it.
 _LONGEST_LIFE_IN_STORE_SECS = 1.2
 
@@ -71,47 +76,113 @@ class Counts:
         self.faults = [*self.faults, fault][:5]
 
 
-def _write(root: str, storage: filesystem.FileSystem, ready: int) -> None:
+def _newest(hub: publisher.Exchange, with_deltas: bool) -> Any:
+    """Returns the newest version, whole or a delta; None if there is none."""
+    places = [hub, hub.deltas] if with_deltas else [hub]
+    found = [version for place in places if (version := place.latest(0))]
+    return max(found, key=lambda version: version.step, default=None)
+
+
+def _write(
+    root: str, storage: filesystem.FileSystem, ready: int, with_deltas: bool
+) -> None:
     # Nothing here cuts the power, and a busy disk would make kills rarer.
     os.fsync = lambda descriptor: None  # type: ignore[assignment]
     hub = publisher.Exchange(
         root, key=None, file_system=storage, max_to_keep=2, min_keep_secs=0.05
     )
     hub.claim(0)
-    latest = hub.latest(0)
+    latest = _newest(hub, with_deltas)
+    publish = _Table(hub).publish if with_deltas else _publish_whole
     step = latest.step + 1 if latest else 0
     os.write(ready, b".")
     while True:
-
-        def write(directory: str, step: int = step) -> None:
-            for name, num_blocks in _FILES.items():
-                path = pathlib.Path(directory, name)
-                path.parent.mkdir(exist_ok=True)
-                with path.open("wb", buffering=0) as file:
-                    for _ in range(num_blocks):
-                        file.write(b"%d" % step * 500)
-
-        hub.publish(write, group=0, step=step)
+        publish(hub, step)
         step += 1
+
+
+def _publish_whole(hub: publisher.Exchange, step: int, **extras: Any) -> None:
+    def write(directory: str) -> None:
+        for name, num_blocks in _FILES.items():
+            path = pathlib.Path(directory, name)
+            path.parent.mkdir(exist_ok=True)
+            with path.open("wb", buffering=0) as file:
+                for _ in range(num_blocks):
+                    file.write(b"%d" % step * 500)
+
+    hub.publish(write, group=0, step=step, extras=extras)
+
+
+class _Table:
+    """A table of which each step changes some rows, published and read.
+
+    Whole versions have it in their manifest's step: it is a function of that.
+    """
+
+    def __init__(self, hub: publisher.Exchange) -> None:
+        self._hub = hub
+        self._encoder: Any = None
+        self._held: tuple[int | None, Any] = None, None
+
+    @staticmethod
+    def at(step: int) -> Any:
+        rows = np.arange(200)[:, np.newaxis]
+        # A row changes at every so many steps, the last ones seldom.
+        return {"table": (step // (1 + rows // 8)) * 200 + rows + np.arange(4)}
+
+    def publish(self, hub: publisher.Exchange, step: int) -> None:
+        encoder = self._encoder
+        if encoder is None or encoder.num_deltas == _KEY_EVERY - 1:
+            _publish_whole(hub, step, **{deltas.KEY_EVERY_FIELD: _KEY_EVERY})
+            self._encoder = deltas.Encoder(step, self.at(step))
+            return
+        field, blocks = encoder.encode(self.at(step))
+        hub.publish_delta(
+            blocks, group=0, step=step, extras={deltas.FIELD: field}
+        )
+
+    def read(self, version: versions.Version) -> None:
+        """Puts a delta into the version of its frame that it holds."""
+        frame, held = deltas.frame_of(version.manifest), self._held
+        if deltas.is_delta(version.manifest):
+            if held[0] != frame:
+                held = frame, self.at(frame or 0)
+            path = pathlib.Path(version.path, deltas.FILE_NAME)
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                raise versions.VersionNotFoundError(str(path)) from None
+            field = version.manifest.extras[deltas.FIELD]
+            table = deltas.patched(field, content, held[1])
+        else:
+            table = self.at(version.step)
+        if (table["table"] != self.at(version.step)["table"]).any():
+            raise deltas.DeltaError(f"step {version.step} is another table")
+        self._held = frame or version.step, table
 
 
 class _Reader:
     """Verifies the newest version."""
 
-    def __init__(self, root: str, storage: filesystem.FileSystem) -> None:
+    def __init__(
+        self, root: str, storage: filesystem.FileSystem, with_deltas: bool
+    ) -> None:
         self._exchange = publisher.Exchange(root, key=None, file_system=storage)
+        self._table = _Table(self._exchange) if with_deltas else None
         self._newest = -1
         self.counts = Counts()
 
     def look(self) -> None:
-        found = self._exchange.latest(0)
+        found = _newest(self._exchange, self._table is not None)
         if found is None:
             return
         try:
             self._exchange.verify(found)
+            if self._table is not None:
+                self._table.read(found)
         except versions.VersionNotFoundError:
             return
-        except versions.CorruptVersionError as error:
+        except (versions.CorruptVersionError, deltas.DeltaError) as error:
             self.counts.add_fault(str(error))
         if found.step < self._newest:
             self.counts.add_fault(
@@ -126,9 +197,10 @@ def _kill_one(
     storage: filesystem.FileSystem,
     rng: random.Random,
     longest_secs: float,
+    with_deltas: bool,
 ) -> None:
     ready, wrote = os.pipe()
-    pid = forks.fork(lambda: _write(root, storage, wrote))
+    pid = forks.fork(lambda: _write(root, storage, wrote, with_deltas))
     os.close(wrote)
     try:
         began = os.read(ready, 1)  # Ends with the child, too.
@@ -142,34 +214,59 @@ def _kill_one(
 
 
 def _check(
-    root: str, storage: filesystem.FileSystem, counts: Counts, newest: int
+    root: str,
+    storage: filesystem.FileSystem,
+    counts: Counts,
+    newest: int,
+    with_deltas: bool,
 ) -> int:
-    reader = publisher.Exchange(root, key=None, file_system=storage)
+    hub = publisher.Exchange(root, key=None, file_system=storage)
+    places = [hub, hub.deltas] if with_deltas else [hub]
+    begun = [_check_in(place, counts, newest, _Table(hub)) for place in places]
+    found = max(steps for steps, _ in begun)
+    if found < newest:
+        counts.add_fault(f"newest step {found} after step {newest}")
+    counts.interrupted += any(left for _, left in begun)
+    return max(found, newest)
+
+
+def _check_in(
+    reader: publisher.Exchange, counts: Counts, newest: int, table: _Table
+) -> tuple[int, bool]:
+    """Returns the newest step in sight, and whether something is unfinished."""
     steps = reader.steps(0)
+    storage = reader._file_system
     in_store = isinstance(storage, filesystem.ObjectStore)
     for step in steps:
         if in_store and step < newest:
             continue  # Verified before; each file is a request.
         try:
-            reader.verify(reader.open(0, step))
-        except versions.CorruptVersionError as error:
+            version = reader.open(0, step)
+            reader.verify(version)
+            if deltas.is_delta(version.manifest):
+                table.read(version)
+        except (versions.CorruptVersionError, deltas.DeltaError) as error:
             counts.add_fault(str(error))
-    if max(steps, default=-1) < newest:
-        counts.add_fault(f"newest step {steps} after step {newest}")
-    names = set(storage.list_dir(reader.group_path(0)))
+    try:
+        names = set(storage.list_dir(reader.group_path(0)))
+    except FileNotFoundError:
+        names = set()
     names -= {"owner.json", *map(str, steps)}
-    counts.interrupted += bool(names)
-    return max(steps, default=newest)
+    return max(steps, default=-1), bool(names)
 
 
 def _check_apart(
-    root: str, storage: filesystem.FileSystem, counts: Counts, newest: int
+    root: str,
+    storage: filesystem.FileSystem,
+    counts: Counts,
+    newest: int,
+    with_deltas: bool,
 ) -> int:
     """Checks in a child: a process that used a store cannot fork safely."""
     result, telling = os.pipe()
 
     def check() -> None:
-        found = _check(root, storage, counts, newest)
+        found = _check(root, storage, counts, newest, with_deltas)
         told = [found, dataclasses.asdict(counts)]
         os.write(telling, json.dumps(told).encode())
 
@@ -188,6 +285,7 @@ def run(
     kills: int,
     seed: int,
     storage: filesystem.FileSystem,
+    with_deltas: bool = False,
 ) -> Counts:
     """Kills writers of one exchange.
 
@@ -196,6 +294,7 @@ def run(
         kills: How many writers to kill.
         seed: Chooses the moments.
         storage: What the root is on.
+        with_deltas: Whether four of five versions are deltas.
 
     Returns:
         What was seen.
@@ -208,15 +307,15 @@ def run(
     check = _check_apart if in_store else _check
 
     def read() -> Any:
-        looking = _Reader(root, storage)
+        looking = _Reader(root, storage, with_deltas)
         return looking.look, lambda: dataclasses.asdict(looking.counts)
 
     reader = forks.Reader(read)
     try:
         for number in range(1, kills + 1):
-            _kill_one(root, storage, rng, longest_secs)
+            _kill_one(root, storage, rng, longest_secs, with_deltas)
             counts.kills += 1
-            newest = check(root, storage, counts, newest)
+            newest = check(root, storage, counts, newest, with_deltas)
             if number % max(1, kills // 10) == 0:
                 logging.info("%d of %d writers killed", number, kills)
     finally:
@@ -234,6 +333,7 @@ def run(
 def _add_options(options: programs.Flags) -> None:
     options.add("kills", "how often a writer is killed", 2000, quick=100)
     options.add("seed", "of the moments of the kills", 0)
+    options.add("deltas", "four of five versions are deltas", False)
     options.add(
         "exchange",
         "<URL>: an object store to use, such as s3://bucket; the benchmark "
@@ -264,7 +364,13 @@ def _run(options: programs.Options) -> int:
         places = _places(options.exchange, stack)
         for name, (storage, root) in places.items():
             kills, seed = options.kills // len(places), options.seed
-            found = run(root, kills=kills, seed=seed, storage=storage)
+            found = run(
+                root,
+                kills=kills,
+                seed=seed,
+                storage=storage,
+                with_deltas=options.deltas,
+            )
             record[name] = dataclasses.asdict(found)
     record["secs"] = round(time.monotonic() - begin, 1)
     for name in ("kills", "versions", "interrupted", "reads", "bad"):

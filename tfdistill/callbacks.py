@@ -267,10 +267,15 @@ class StudentExporter(steps.Exporter):
             cluster.exchange
         )
 
+    @property
+    def _is_mixed(self) -> bool:
+        found = steps.first(self._others, steps.Mixer)
+        return found is not None and found.mixes_versions
+
     def _offset(self, cluster: identity.Cluster) -> int:
         if self.offset_steps is not None:
             return self.offset_steps
-        if steps.first(self._others, steps.Mixer):
+        if self._is_mixed:
             return 0  # It mixes versions of all groups of the same step.
         every = self.every_steps
         # A group that was given may be none of the cluster.
@@ -298,7 +303,7 @@ class StudentExporter(steps.Exporter):
         self._schedule = steps.EverySteps(
             self.every_steps, offset_steps=self._offset(cluster)
         )
-        if steps.first(self._others, steps.Mixer):
+        if self._is_mixed:
             self._key_frames.refuse_deltas()
             if self._is_quantized:
                 raise ValueError(

@@ -228,7 +228,7 @@ _ALONE: Mapping[str, Callable[[Setup, int, str], Trial]] = {
 }
 _SEVERAL = (
     *("codistill", "codistill_shared", "codistill_coordinated"),
-    *("predictions", "averaging", "diloco"),
+    *("predictions", "averaging", "diloco", "diloco_fragments"),
 )
 _SHAPES: Mapping[str, Callable[[Setup, int, str], Trial]] = {
     **_ALONE,

@@ -74,7 +74,7 @@ def next_size(
     return int(min(max(rounded, least), most))
 
 
-@keras.saving.register_keras_serializable(package="tfdistill")
+@keras.saving.register_keras_serializable(package="tfdistill.contrib")
 class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):
     """A rate times a factor; see `BatchScaler.scaled`."""
 

@@ -35,6 +35,9 @@ from tfdistill.exchange import versions
 from tfdistill.system import run_files
 
 _log = logging.getLogger(__name__)
+# The file of an outer gradient, and how many are kept for each version that is.
+OUTER_GRADIENT = "outer_gradient.bin"
+_OUTER_GRADIENTS_PER_VERSION = 64
 
 
 def check_exchange(exchange: Any) -> None:
@@ -112,9 +115,22 @@ class Exchange:
     @functools.cached_property
     def deltas(self) -> "Exchange":
         """Its deltas: an exchange below it, where no version is looked for."""
+        return self._below("deltas", self._retention.max_to_keep)
+
+    @functools.cached_property
+    def outer_gradients(self) -> "Exchange":
+        """What groups mix by fragments: an exchange below it, as of deltas.
+
+        They are a small part of a version each, so many are kept, for a group
+        that goes on from a backup.
+        """
+        keep = _OUTER_GRADIENTS_PER_VERSION * self._retention.max_to_keep
+        return self._below("outer_gradients", keep)
+
+    def _below(self, name: str, max_to_keep: int) -> "Exchange":
         found = Exchange(
-            f"{self.root}/deltas" if self.enabled else None,
-            max_to_keep=self._retention.max_to_keep,
+            f"{self.root}/{name}" if self.enabled else None,
+            max_to_keep=max_to_keep,
             min_keep_secs=self._retention.min_keep_secs,
             key=None,
             file_system=self._file_system,
@@ -288,11 +304,30 @@ class Exchange:
 
         Under the claim of the group, if there is one.
         """
-        claim = self._publisher(group).claim
-        self.deltas._publisher(group).claim = claim
-        return self.deltas.publish(
+        return self._publish_below(
+            self.deltas, deltas.FILE_NAME, blocks, group, described
+        )
+
+    def publish_outer_gradient(
+        self, blocks: Iterable[bytes], *, group: int, **described: Any
+    ) -> versions.Version:
+        """Publishes the outer gradient of a fragment, in the same way."""
+        return self._publish_below(
+            self.outer_gradients, OUTER_GRADIENT, blocks, group, described
+        )
+
+    def _publish_below(
+        self,
+        place: "Exchange",
+        file_name: str,
+        blocks: Iterable[bytes],
+        group: int,
+        described: Mapping[str, Any],
+    ) -> versions.Version:
+        place._publisher(group).claim = self._publisher(group).claim
+        return place.publish(
             lambda directory: filesystem.LocalFileSystem().write(
-                f"{directory}/{deltas.FILE_NAME}", blocks
+                f"{directory}/{file_name}", blocks
             ),
             group=group,
             **described,

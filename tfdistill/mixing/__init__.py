@@ -8,6 +8,7 @@ import typing
 from tfdistill.system import lazy
 
 if typing.TYPE_CHECKING:
+    from tfdistill.mixing.fragments import FragmentMixer as FragmentMixer
     from tfdistill.mixing.mixer import WeightMixer as WeightMixer
     from tfdistill.mixing.rules import ModelAveraging as ModelAveraging
     from tfdistill.mixing.rules import OuterOptimizer as OuterOptimizer
@@ -16,6 +17,7 @@ if typing.TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     {
+        "fragments": ["FragmentMixer"],
         "mixer": ["WeightMixer"],
         "rules": ["ModelAveraging", "OuterOptimizer", "Rule"],
     },

@@ -102,7 +102,7 @@ class WeightMixer(steps.Mixer):
         every = self._schedule.every_steps
         self._ahead = steps.EverySteps(every, offset_steps=every - every // 2)
         self._exporter: Any = None
-        self._made: weights.MixedWeights | None = None
+        self._made: Any = None
         self._following: follower.Following | None = None
         self._journal = journal_lib.Journal()
         self.waits = background.WorkTimes()
@@ -155,7 +155,10 @@ class WeightMixer(steps.Mixer):
                 "WeightMixer: a mix needs what each group had before it; "
                 f"received {[type(c).__name__ for c in callbacks]}."
             )
-        found: Any = exporters[-1]
+        self._exporter = exporters[-1]
+        self._check_steps(self._exporter)
+
+    def _check_steps(self, found: Any) -> None:
         every = self._schedule.every_steps
         if every % found.every_steps or found.offset_steps:
             raise ValueError(
@@ -164,7 +167,6 @@ class WeightMixer(steps.Mixer):
                 f"{every} beside {found.every_steps} and {found.offset_steps}. "
                 "Groups mix versions of the same step."
             )
-        self._exporter = found
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the reading thread."""
@@ -180,7 +182,7 @@ class WeightMixer(steps.Mixer):
                 f"{type(strategy).__name__}. Learn from the predictions of the "
                 "other groups, by teachers.Peers()."
             )
-        if self._exporter.exports_averages:
+        if self.mixes_versions and self._exporter.exports_averages:
             raise ValueError(
                 "The StudentExporter beside a WeightMixer must publish the "
                 "weights that are to be mixed; received one that publishes "
@@ -217,24 +219,39 @@ class WeightMixer(steps.Mixer):
                 "the mixer out, or pass peers=[] to mix with nobody."
             )
         before = self._followers
-        self._followers = peers_lib.followers_of(
+        self._followers = self._followers_of(groups)
+        for group in before.keys() & self._followers.keys():
+            self._followers[group].current = before[group].current
+        self._rounds = peers_lib.Rounds(
+            self._followers,
+            self._publish_own,
+            strategy,
+            wait_secs=self._wait_secs,
+            is_exact=not self.mixes_versions,
+            clock=self._clock,
+        )
+
+    def _followers_of(
+        self, groups: Sequence[int]
+    ) -> dict[int, follower.Follower]:
+        return peers_lib.followers_of(
             self._exporter,
             groups,
             self.codistilled.graph,
             self.manifest_extras,
         )
-        for group in before.keys() & self._followers.keys():
-            self._followers[group].current = before[group].current
-        self._rounds = peers_lib.Rounds(
-            self._followers,
-            self._exporter,
-            strategy,
-            wait_secs=self._wait_secs,
-            clock=self._clock,
-        )
+
+    def _publish_own(self, timeout_secs: float) -> None:
+        """Publishes what peers need for this group's mix, if it is not yet."""
+        self._exporter.ensure_published(timeout_secs)
 
     @property
-    def _weights(self) -> weights.MixedWeights:
+    def _mixed_step(self) -> int:
+        """The step of the versions that are mixed now."""
+        return self.step
+
+    @property
+    def _weights(self) -> Any:
         model = self.codistilled
         if self._made is None or not self._made.is_of(model.student):
             self._made = weights.MixedWeights(
@@ -251,7 +268,7 @@ class WeightMixer(steps.Mixer):
         """Mixes when it is due."""
         super().on_train_batch_end(batch, logs)
         is_due = self._schedule.due(self.step)
-        is_ahead = self._ahead.due(self.step) and not self._wait_secs
+        is_ahead = self._ahead.due(self.step) and self._looks_ahead
         if self.is_over or not (is_due or is_ahead):
             return
         with self.blocked.measured():
@@ -259,6 +276,11 @@ class WeightMixer(steps.Mixer):
                 self._mix()
             if is_ahead and self._followers:
                 self._rounds.look_ahead()
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether workers read before a mix what it will take."""
+        return not self._wait_secs
 
     def on_train_end(self, logs: Any = None) -> None:
         """Stops the reading thread."""
@@ -283,14 +305,13 @@ class WeightMixer(steps.Mixer):
         if not self._wait_secs:
             return self._rounds.ready()
         with self.waits.measured():
-            ready, has_waited = self._rounds.awaited(self.step)
+            ready, has_waited = self._rounds.awaited(self._mixed_step)
         self.num_waits += has_waited
         return ready
 
     def _mix(self) -> None:
         if not self._followers:
-            self._weights.mix([], num=0)
-            self.num_mixes += 1
+            self._take([])
             return
         is_known, before = self._journal.replay(self.step)
         if is_known:
@@ -319,16 +340,21 @@ class WeightMixer(steps.Mixer):
         for version in mixed:
             self._followers[version.group].take()
             self.num_bytes += version.num_bytes
-        self._weights.mix(others, num=len(mixed))
+        self._put_in(others, num=len(mixed))
         self.num_mixes += 1
         self.staleness_steps = {v.group: self.step - v.step for v in mixed}
+
+    def _put_in(self, others: list[tf.Tensor], *, num: int) -> None:
+        self._weights.mix(others, num=num)
+
+    def _find_mean(self, staged: Sequence[follower.Staged]) -> list[tf.Tensor]:
+        return self._weights.mean_of([each.values for each in staged])
 
     def _mean_of(self, staged: Sequence[follower.Staged]) -> list[tf.Tensor]:
         key = [(each.version.group, each.version.step) for each in staged]
         known = self._mean
         if known[0] != key:
-            mean = self._weights.mean_of([each.values for each in staged])
-            known = self._mean = key, mean
+            known = self._mean = key, self._find_mean(staged)
         return known[1]
 
     def _leave_out(self) -> None:

@@ -93,15 +93,22 @@ class Rounds:
     def __init__(
         self,
         followers: Mapping[int, follower.Follower],
-        exporter: Any,
+        publish_own: Callable[[float], None],
         strategy: tf.distribute.Strategy,
         *,
         wait_secs: float,
+        is_exact: bool,
         clock: Callable[[], float],
     ) -> None:
-        """Takes what a training has: the same followers on all workers."""
+        """Takes what a training has: the same followers on all workers.
+
+        `publish_own` has this group's own version published, in so many
+        seconds at most. With `is_exact`, a mix that waits takes no versions of
+        other steps than its own.
+        """
+        self._is_exact = is_exact
         self._followers, self._groups = list(followers.values()), [*followers]
-        self._exporter = exporter
+        self._publish_own = publish_own
         self._wait_secs, self._clock = wait_secs, clock
         self._is_chief = replicas.is_chief(strategy)
         self._agreement = agreement.Agreement(
@@ -112,6 +119,13 @@ class Rounds:
                 each.wanted = lambda found: False
         # Of each peer, the newest version in sight when it was missing.
         self._missed = [-2] * len(followers)
+
+    def want(self, step: int) -> None:
+        """From now on takes versions of a step, or perhaps earlier ones."""
+        for each in self._followers:
+            each.wanted = lambda found: (
+                found == step or (found < step and not self._is_exact)
+            )
 
     def look_ahead(self) -> None:
         """Has all workers read what the next mix will take."""
@@ -152,10 +166,9 @@ class Rounds:
 
         Returns what `ready` does then, and whether it had to wait.
         """
-        for each in self._followers:
-            each.wanted = lambda found: found <= step
+        self.want(step)
         deadline = self._clock() + self._wait_secs
-        self._exporter.ensure_published(self._wait_secs)
+        self._publish_own(self._wait_secs)
         num_rounds = 0
         while True:
             is_over = self._is_chief and self._clock() >= deadline

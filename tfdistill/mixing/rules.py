@@ -185,16 +185,22 @@ class OuterOptimizer(Rule):
         self, own: Values, mean: Values, state: Values, *, num: Any
     ) -> tuple[list[Any], list[Any]]:
         """Moves the anchor, and takes it; see `Rule.mixed`."""
-        optimizer, anchor, _ = self._place(own)
+        anchor = state[: len(own)]
+        gradients = [a - m for a, m in zip(anchor, mean, strict=True)]
+        new = self.moved(gradients, state)
+        return new[: len(own)], new
+
+    def moved(self, gradients: Values, state: Values) -> list[tf.Tensor]:
+        """Returns the state after a step of the optimizer: anchor, then slots.
+
+        `gradients` are the anchor's, of its shapes and dtypes.
+        """
+        optimizer, anchor, _ = self._place(gradients)
         variables = [*anchor, *optimizer.variables]
         for variable, value in zip(variables, state, strict=True):
             variable.assign(value)
-        optimizer.apply(
-            [a - m for a, m in zip(state[: len(own)], mean, strict=True)],
-            anchor,
-        )
-        new = [tf.convert_to_tensor(variable.value) for variable in variables]
-        return new[: len(own)], new
+        optimizer.apply(list(gradients), anchor)
+        return [tf.convert_to_tensor(variable.value) for variable in variables]
 
     def _place(
         self, weights: Values

@@ -17,8 +17,60 @@ from tfdistill.exports import student_graph
 from tfdistill.mixing import rules
 
 
-class MixedWeights:
-    """The floats of one student, in the order of its graph's variables."""
+class Floats:
+    """The floats of one student, in the order of its graph's variables.
+
+    Those that are trained come first.
+    """
+
+    def __init__(
+        self,
+        student: keras.Model,
+        graph: student_graph.StudentGraph,
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        """Takes a built student, and its graph."""
+        self._strategy = strategy
+        self._trained = {id(v) for v in student.trainable_variables}
+        floats = [
+            (index, variable)
+            for index, variable in enumerate(graph.variables)
+            if tf.as_dtype(variable.dtype).is_floating
+        ]
+        self._floats = sorted(
+            floats, key=lambda pair: not self._is_trained(pair[1])
+        )
+        self._num_trained = sum(self._is_trained(v) for _, v in self._floats)
+
+    def _is_trained(self, variable: Any) -> bool:
+        return id(layer.parts_of(variable)[0]) in self._trained
+
+    def is_of(self, student: keras.Model) -> bool:
+        """Whether these are the weights of a student, as it trains now."""
+        return self._trained == {id(v) for v in student.trainable_variables}
+
+    def digest(self) -> str:
+        """Returns the SHA-256 of the present weights, in hexadecimal."""
+        return digest(self._take())
+
+    def _take(self, floats: Any = None) -> list[tf.Tensor]:
+        """Returns the values of some of them; by default of all."""
+        return [
+            tf.concat([self._copies(p)[0] for p in parts], axis=0)
+            if len(parts := layer.parts_of(variable)) > 1
+            else tf.convert_to_tensor(self._copies(parts[0])[0])
+            for _, variable in floats or self._floats
+        ]
+
+    def _trained_values(self) -> list[tf.Tensor]:
+        return self._take()[: self._num_trained]
+
+    def _copies(self, variable: Any) -> tuple[Any, ...]:
+        return self._strategy.experimental_local_results(variable.value)
+
+
+class MixedWeights(Floats):
+    """All floats of a student, and the state of the rule that mixes them."""
 
     def __init__(
         self,
@@ -28,21 +80,11 @@ class MixedWeights:
         rule: rules.Rule,
     ) -> None:
         """Makes the rule's state, of the student's present weights."""
-        self._strategy, self._rule = strategy, rule
-        self._trained = {id(v) for v in student.trainable_variables}
-        floats = [
-            (index, variable)
-            for index, variable in enumerate(graph.variables)
-            if tf.as_dtype(variable.dtype).is_floating
-        ]
-        # Those that are trained come first.
-        self._floats = sorted(
-            floats, key=lambda pair: not self._is_trained(pair[1])
-        )
-        self._num_trained = sum(self._is_trained(v) for _, v in self._floats)
+        super().__init__(student, graph, strategy)
+        self._rule = rule
         self.state = [
             tf.Variable(value, trainable=False)
-            for value in rule.start(self._take()[: self._num_trained])
+            for value in rule.start(self._trained_values())
         ]
         values = [tf.TensorSpec(v.shape, v.dtype) for _, v in self._floats]
         state = [tf.TensorSpec(v.shape, v.dtype) for v in self.state]
@@ -63,29 +105,16 @@ class MixedWeights:
         else:
             self._move(own, nothing)
 
-    def _is_trained(self, variable: Any) -> bool:
-        return id(layer.parts_of(variable)[0]) in self._trained
-
-    def is_of(self, student: keras.Model) -> bool:
-        """Whether these are the weights of a student, as it trains now."""
-        return self._trained == {id(v) for v in student.trainable_variables}
-
     def start(self) -> None:
         """Begins the rule's state again, at the present weights."""
-        values = self._rule.start(self._take()[: self._num_trained])
+        values = self._rule.start(self._trained_values())
         for variable, value in zip(self.state, values, strict=True):
             variable.assign(value)
 
-    def digest(self) -> str:
-        """Returns the SHA-256 of the present weights, in hexadecimal."""
-        found = hashlib.sha256()
-        for value in self._take():
-            # No buffer holds bfloat16, or nothing at all.
-            found.update(value.numpy().tobytes())
-        return found.hexdigest()
-
     def mean_of(self, versions: Sequence[Any]) -> list[tf.Tensor]:
         """Returns the mean of versions, for `mix`; in any thread."""
+        if not versions:
+            return []
         with tf.device("CPU:0"):
             return [
                 mean_of([tf.cast(v[index], variable.dtype) for v in versions])
@@ -145,16 +174,14 @@ class MixedWeights:
     def _state_values(self) -> list[tf.Tensor]:
         return [tf.convert_to_tensor(variable) for variable in self.state]
 
-    def _take(self) -> list[tf.Tensor]:
-        return [
-            tf.concat([self._copies(p)[0] for p in parts], axis=0)
-            if len(parts := layer.parts_of(variable)) > 1
-            else tf.convert_to_tensor(self._copies(parts[0])[0])
-            for _, variable in self._floats
-        ]
 
-    def _copies(self, variable: Any) -> tuple[Any, ...]:
-        return self._strategy.experimental_local_results(variable.value)
+def digest(values: Sequence[tf.Tensor]) -> str:
+    """Returns the SHA-256 of tensors' bytes, in hexadecimal."""
+    found = hashlib.sha256()
+    for value in values:
+        # No buffer holds bfloat16, or nothing at all.
+        found.update(value.numpy().tobytes())
+    return found.hexdigest()
 
 
 def mean_of(values: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -234,21 +234,42 @@ def diloco_alone(workload: Workload, *, every_steps: int = 50) -> Workload:
     return dataclasses.replace(alone, start_together_secs=0.0)
 
 
+def diloco_fragments(
+    workload: Workload,
+    *,
+    every_steps: int = 50,
+    num_fragments: int = 5,
+    chunk: int = 16,
+) -> Workload:
+    """As diloco, a few numbers of a part of the weights at a time."""
+
+    def mixer() -> Any:
+        return tfdistill.mixing.FragmentMixer(
+            _outer_rule(),
+            every_steps=max(1, every_steps // num_fragments),
+            num_fragments=num_fragments,
+            choose=tfdistill.contrib.TopOfChunks(chunk=chunk),
+        )
+
+    mixed = _diloco(workload, every_steps)
+    return _exported_once(dataclasses.replace(mixed, mixer=mixer))
+
+
+def _outer_rule() -> Any:
+    import keras
+
+    return tfdistill.mixing.OuterOptimizer(keras.optimizers.SGD(**_OUTER))
+
+
 def _diloco(
     workload: Workload, every_steps: int, peers: list[int] | None = None
 ) -> Workload:
-    def rule() -> Any:
-        import keras
-
-        outer = keras.optimizers.SGD(**_OUTER)
-        return tfdistill.mixing.OuterOptimizer(outer)
-
     def optimizer() -> Any:
         from tfdistill.recipes import optimizers
 
         return optimizers.as_adamw(mixed.optimizer())
 
-    mixed = _mixed(workload, rule, every_steps=every_steps, peers=peers)
+    mixed = _mixed(workload, _outer_rule, every_steps=every_steps, peers=peers)
     return dataclasses.replace(mixed, optimizer=optimizer)
 
 
@@ -259,7 +280,7 @@ METHODS: Mapping[str, Callable[..., Workload]] = {
         *(weight_decay, offline_distillation, retrain),
         *(ema_teacher, own_past),
         *(codistill, codistill_shared, codistill_coordinated, predictions),
-        *(averaging, diloco, diloco_alone, labels),
+        *(averaging, diloco, diloco_alone, diloco_fragments, labels),
     )
 }
 NAMES = ", ".join(METHODS)

@@ -208,8 +208,11 @@ class Loader(SteppedCallback):
 class Mixer(SteppedCallback):
     """The role of what mixes the groups' versions of one step.
 
-    Others ask it for `totals` and `waits`.
+    Others ask it for `totals` and `waits`, and whether it mixes what the
+    `Exporter` publishes.
     """
+
+    mixes_versions = True
 
 
 def first(

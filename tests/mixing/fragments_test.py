@@ -1,0 +1,309 @@
+"""Groups that mix by fragments, in threads of this process, beside NumPy."""
+
+import logging
+import shutil
+import struct
+import threading
+import zlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tfdistill import mixing
+from tfdistill.mixing import outer_gradients
+
+_X, _Y = cases.data(16)
+_OUTER = {"learning_rate": 0.7, "momentum": 0.6, "nesterov": True}
+_CHUNK, _EVERY, _NUM = 4, 2, 2
+
+
+def _mixer(peers=(), **kwargs):
+    options = {
+        "every_steps": _EVERY,
+        "num_fragments": _NUM,
+        "choose": tfdistill.contrib.TopOfChunks(chunk=_CHUNK),
+        "peers": list(peers),
+        **kwargs,
+    }
+    rule = options.pop(
+        "rule", mixing.OuterOptimizer(keras.optimizers.SGD(**_OUTER))
+    )
+    return mixing.FragmentMixer(rule, **options)
+
+
+def _train(directory, group, *more, mixer, num_epochs=12, model=None):
+    """Two steps an epoch, on this group's half of the rows."""
+    model = model or cases.codistill(cases.deep(0))
+    exporter = tfdistill.callbacks.StudentExporter(
+        tfdistill.Exchange(directory / "exchange"),
+        every_steps=1000,
+        group=group,
+    )
+    cases.fit(
+        model,
+        _X[group::2],
+        _Y[group::2],
+        batch_size=4,
+        epochs=num_epochs,
+        callbacks=[exporter, mixer, *more],
+    )
+    return model
+
+
+def _together(*runs):
+    """Runs each in a thread of its own; returns what they do, or raises."""
+    found, errors = [None] * len(runs), []
+
+    def guarded(index, run):
+        try:
+            found[index] = run()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=guarded, args=each) for each in enumerate(runs)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for error in errors:
+        raise error
+    return found
+
+
+def _as_sent(gradient):
+    """What others get: of each four numbers the largest, in 8 bits."""
+    flat = gradient.reshape(-1)
+    found = np.zeros_like(flat)
+    for start in range(0, flat.size, _CHUNK):
+        largest = start + np.abs(flat[start : start + _CHUNK]).argmax()
+        found[largest] = flat[largest]
+    scale = np.abs(found).max() / np.float32(127)
+    return (np.rint(found / scale) * scale).reshape(gradient.shape)
+
+
+def _by_hand(num_epochs=12):
+    """Two plain models in turns, mixed in NumPy; `deep` is cut by layers."""
+    groups = [cases.codistill(cases.deep(0)) for _ in range(2)]
+    common = groups[0].get_weights()
+    buffer = [np.zeros_like(a) for a in common]
+    # The largest variable and the smallest, of 20, 15, 5 and 3 numbers.
+    fragments, sent = [[0, 3], [2, 1]], None
+    for epoch in range(num_epochs):
+        for group, model in enumerate(groups):
+            rows = _X[group::2], _Y[group::2]
+            cases.fit(model, *rows, batch_size=4, callbacks=[])
+        values = [model.get_weights() for model in groups]
+        for i in fragments[epoch % 2] if sent else ():
+            mean = (sent[0][i] + sent[1][i]) / 2
+            buffer[i] = 0.6 * buffer[i] - 0.7 * mean
+            change = 0.6 * buffer[i] - 0.7 * mean
+            common[i] = common[i] + change
+            for own, c in zip(values, sent, strict=True):
+                own[i] = own[i] + change + c[i]
+        sent = [
+            {i: _as_sent(common[i] - own[i]) for i in fragments[1 - epoch % 2]}
+            for own in values
+        ]
+        for model, own in zip(groups, values, strict=True):
+            model.set_weights(own)
+    return groups
+
+
+def test_two_groups_are_the_equation(tmp_path):
+    mixers = [_mixer([1]), _mixer([0])]
+    models = _together(
+        *(lambda g=g: _train(tmp_path, g, mixer=mixers[g]) for g in range(2))
+    )
+    for model, expected in zip(models, _by_hand(), strict=True):
+        pairs = zip(model.get_weights(), expected.get_weights(), strict=True)
+        for value, other in pairs:
+            np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
+    # The common weights and their momentum are equal to the bit.
+    for one, other in zip(*(m.variables[:-1] for m in mixers), strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    assert [m.num_mixes for m in mixers] == [11, 11]
+    assert [m.num_skipped for m in mixers] == [0, 0]
+
+
+def test_what_is_not_sent_stays_in_the_weights(tmp_path):
+    """The sum of all that was sent, and w - a, is what was trained."""
+    still = cases.codistill(cases.deep(0), optimizer=keras.optimizers.SGD(0.0))
+    rule = mixing.OuterOptimizer(keras.optimizers.SGD(1.0))
+    mixer = _mixer(rule=rule, every_steps=1, num_fragments=1)
+    begin = still.get_weights()
+    moved = [w + np.float32(0.1) * (1 + i) for i, w in enumerate(begin)]
+
+    class Moves(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if not self.model.optimizer.iterations.numpy():
+                self.model.set_weights(moved)
+
+    _train(tmp_path, 0, Moves(), mixer=mixer, model=still, num_epochs=10)
+    # Alone, the common weights follow, a quarter at a time.
+    for value, expected in zip(still.get_weights(), moved, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+    common = mixer.variables[: len(moved)]
+    by_size = sorted(moved, key=lambda value: -value.size)
+    for value, expected in zip(common, by_size, strict=True):
+        np.testing.assert_allclose(value.numpy(), expected, rtol=1e-2)
+
+
+class _Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        step = int(self.model.optimizer.iterations)
+        self.model.stop_training = step == 13
+
+
+def _two_groups(directory, *, stops):
+    """Returns all weights after training; group 0 may stop on the way."""
+
+    def backup():
+        return tfdistill.callbacks.Backup(directory / "backup", every_steps=5)
+
+    def first():
+        if stops:
+            _train(directory, 0, backup(), _Stop(), mixer=_mixer([1]))
+            # As if it had been killed before its end.
+            shutil.rmtree(directory / "backup" / "group_0" / "13")
+        # A resumed training begins with whatever it is given.
+        model = cases.codistill(cases.deep(9 if stops else 0))
+        return _train(directory, 0, backup(), mixer=_mixer([1]), model=model)
+
+    models = _together(first, lambda: _train(directory, 1, mixer=_mixer([0])))
+    return [value for model in models for value in model.get_weights()]
+
+
+def test_a_resumed_group_is_as_if_it_had_not_stopped(tmp_path):
+    whole = _two_groups(tmp_path / "whole", stops=False)
+    resumed = _two_groups(tmp_path / "resumed", stops=True)
+    for one, other in zip(whole, resumed, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
+    found = []
+    for strategy in (tf.distribute.get_strategy(), two_replicas):
+        with strategy.scope():
+            model = cases.codistill(cases.deep(0))
+        directory = tmp_path / str(len(found))
+        _train(directory, 0, mixer=_mixer(), model=model)
+        found.append(model.get_weights())
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
+
+
+def test_a_group_that_missed_a_mix_is_told_of(tmp_path, caplog):
+    # It stops for a while, and the other one does not wait for so long.
+    class Late(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(self.model.optimizer.iterations) == 7:
+                alone.wait(60)
+
+    class Tells(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if mixers[1].num_skipped:
+                alone.set()
+
+    alone = threading.Event()
+    mixers = [_mixer([1]), _mixer([0], wait_secs=0.5)]
+    with caplog.at_level(logging.WARNING):
+        _together(
+            lambda: _train(tmp_path, 0, Late(), mixer=mixers[0], num_epochs=14),
+            lambda: _train(
+                tmp_path, 1, Tells(), mixer=mixers[1], num_epochs=14
+            ),
+        )
+    assert "do not have the same weights in common any more" in caplog.text
+
+
+@pytest.mark.parametrize("choose", [None, tfdistill.contrib.TopOfChunks()])
+def test_an_outer_gradient_travels(choose):
+    rng = np.random.default_rng(0)
+    arrays = [
+        rng.normal(size=size).astype("float32") for size in (1, 300, 5000)
+    ]
+    content = b"".join(outer_gradients.encode(arrays, choose))
+    found = outer_gradients.decode(content, [1, 300, 5000])
+    assert len(content) < 5301 * (0.15 if choose else 1.05)
+    for value, array in zip(found, arrays, strict=True):
+        sent = value != 0
+        limit = np.abs(array).max() / 127 / 2 * 1.001
+        assert np.abs(value - array)[sent].max() <= limit
+        assert sent.mean() > (0.95 if choose is None else 0.01)
+    # What would be larger, were it not the largest of its 256, is cut.
+    zeros = outer_gradients.encode([np.zeros(9, np.float32)])
+    assert not np.any(outer_gradients.decode(b"".join(zeros), [9]))
+
+
+def test_files_that_are_wrong_are_refused():
+    array = np.arange(40, dtype=np.float32)
+    choose = tfdistill.contrib.TopOfChunks(chunk=4)
+    good = b"".join(outer_gradients.encode([array], choose))
+    bomb = zlib.compress(bytes(10**6))
+    wrong = {
+        "cut short": good[:-1],
+        "bytes are left": good + b"x",
+        "as many numbers as": struct.pack("<II", len(bomb), 1)
+        + bomb
+        + bytes(5),
+        "no deflated one": struct.pack("<II", 3, 0) + b"abc",
+        "numbers must be finite": struct.pack("<II", 0, 40)
+        + np.float32(np.nan).tobytes()
+        + bytes(40),
+    }
+    for message, content in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            outer_gradients.decode(content, [40])
+    with pytest.raises(ValueError, match="index must be of 48 numbers"):
+        outer_gradients.decode(good, [48])
+    rng = np.random.default_rng(0)
+    for _ in range(300):  # No other error, whatever comes.
+        flipped = bytearray(good)
+        flipped[rng.integers(len(good))] ^= 1 << rng.integers(8)
+        try:
+            (value,) = outer_gradients.decode(bytes(flipped), [40])
+        except ValueError:
+            continue
+        assert np.isfinite(value).all()
+    with pytest.raises(ValueError, match="must be finite"):
+        outer_gradients.encode([np.array([np.nan], np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": mixing.ModelAveraging()}, "must be a .*OuterOptimizer"),
+        ({"num_fragments": 0}, "`num_fragments` must be a whole number"),
+        ({"num_fragments": True}, "`num_fragments` must be a whole number"),
+        ({"wait_secs": 0.0}, "`wait_secs` must be > 0"),
+        ({"every_steps": 0}, "`every_steps` must be a whole number"),
+    ],
+)
+def test_arguments_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        _mixer(**options)
+
+
+def test_more_fragments_than_variables_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="at most the number of trained"):
+        _train(tmp_path, 0, mixer=_mixer(num_fragments=5))
+
+
+def test_other_settings_are_refused_by_name(tmp_path, caplog):
+    mixers = [_mixer([1], wait_secs=2.0), _mixer([0], wait_secs=2.0)]
+    mixers[1]._num_fragments = 4
+    with caplog.at_level(logging.WARNING):
+        _together(
+            *(
+                lambda g=g: _train(tmp_path, g, mixer=mixers[g], num_epochs=3)
+                for g in range(2)
+            )
+        )
+    assert "one of 4 fragments every 2 steps, and this one by" in caplog.text
+    assert [m.num_mixes for m in mixers] == [0, 0]

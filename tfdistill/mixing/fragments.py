@@ -1,0 +1,493 @@
+"""FragmentMixer: groups mix parts of their weights in turn, while they train.
+
+With a the weights that all groups have in common, w those of one group, and c
+what it sends of the outer gradient g = a - w of a fragment,
+
+    a <- optimizer(a, mean of all groups' c),   w <- w + (new a - old a) + c
+
+one mix later, when it is the next fragment's turn to be sent. So no group waits
+for what travels meanwhile. What a chooser leaves out, and what a group learns
+in the meantime, stays in its own weights, and is in its next outer gradient:
+w - a is all that was never sent. That is the error feedback, and needs no
+memory. With one fragment of all numbers, and no delay, it would be DiLoCo.
+
+Douillard et al. 2025, arXiv:2501.18512 (fragments, in turn, while training goes
+on); Sarfi et al. 2025, arXiv:2508.15706 (chosen numbers of few bits). Both were
+read in summaries of others only. Their groups go on from the common weights,
+mixed with their own, and keep what they did not send apart.
+"""
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent import futures
+from typing import Any
+from typing import cast
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.cluster import replicas
+from tfdistill.embedding import layer
+from tfdistill.exchange import claim
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import publisher
+from tfdistill.exchange import versions
+from tfdistill.exports import student_graph
+from tfdistill.follow import follower
+from tfdistill.follow import screen as screen_lib
+from tfdistill.mixing import mixer
+from tfdistill.mixing import outer_gradients
+from tfdistill.mixing import peers as peers_lib
+from tfdistill.mixing import rules
+from tfdistill.mixing import weights
+from tfdistill.system import background
+from tfdistill.training import steps
+
+_log = logging.getLogger(__name__)
+# Of a manifest's `extras`: the SHA-256 of what the fragment's weights have in
+# common, where this was taken.
+_ANCHOR_FIELD = "anchor"
+
+
+class FragmentMixer(mixer.WeightMixer):
+    """A `WeightMixer` that sends small parts of the progress, one at a time.
+
+    The trained weights are cut into fragments of about the same size, by
+    variables. At each mix a group takes what it received since the last one of
+    the fragment that was sent then, and sends the next one's: numbers of its
+    outer gradient in 8 bits, a thread publishes them. So each fragment is mixed
+    every `every_steps * num_fragments` steps.
+
+    Groups must have the same weights in common, so a mix waits until all peers'
+    have arrived, which they have `every_steps` steps of time for. Batch
+    statistics stay each group's own, and so do the last steps.
+
+    Versions of the student are not mixed: the `StudentExporter` before it may
+    publish as it likes, such as for teachers.
+
+    Example:
+        >>> from tfdistill import contrib, mixing
+        >>> outer = keras.optimizers.SGD(0.7, momentum=0.6, nesterov=True)
+        >>> found = mixing.FragmentMixer(
+        ...     mixing.OuterOptimizer(outer),
+        ...     every_steps=10,
+        ...     num_fragments=5,
+        ...     choose=contrib.TopOfChunks(chunk=16),
+        ... )
+    """
+
+    mixes_versions = False
+
+    def __init__(
+        self,
+        rule: rules.OuterOptimizer,
+        *,
+        every_steps: int,
+        num_fragments: int,
+        choose: outer_gradients.Chooser | None = None,
+        wait_secs: float = 60.0,
+        **kwargs: Any,
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            rule: The optimizer of the common weights.
+            every_steps: Steps between mixes, >= 1.
+            num_fragments: Into how many parts the weights are cut, >= 1, and
+                at most as many as there are trained variables.
+            choose: Picks which numbers of kernels and tables are sent, such as
+                `contrib.TopOfChunks()`. Default: all.
+            wait_secs: The longest wait of a mix for its peers, > 0. Longer than
+                a group takes to start again, or weights that are to be common
+                no longer are, which is warned of.
+            **kwargs: As for `WeightMixer`.
+
+        Raises:
+            ValueError: An argument is not as above.
+        """
+        super().__init__(
+            rule, every_steps=every_steps, wait_secs=wait_secs, **kwargs
+        )
+        if not isinstance(rule, rules.OuterOptimizer):
+            raise ValueError(
+                "`rule` must be a tfdistill.mixing.OuterOptimizer; received "
+                f"{rule!r}. WeightMixer takes any rule."
+            )
+        if type(num_fragments) is not int or num_fragments < 1:
+            raise ValueError(
+                "`num_fragments` must be a whole number >= 1; received "
+                f"{num_fragments!r}."
+            )
+        if not wait_secs:
+            raise ValueError(
+                "`wait_secs` must be > 0: all groups mix the same; received 0."
+            )
+        self._num_fragments, self._choose = num_fragments, choose
+        # It looks several times between two mixes for what has arrived.
+        self._ahead = steps.EverySteps(max(1, every_steps // 4))
+        # Encoding takes no storage, so that no worker waits for the chief's.
+        self._encoder: Any = None
+        self._publisher: Any = None
+
+    def forget(self) -> None:
+        """Forgets an earlier training: this one is at step 0."""
+        super().forget()
+        # Of the outer gradient that is on its way: its step; and what is sent
+        # of it, with the SHA-256 of the common weights there.
+        self._sent_step: int | None = None
+        self._own: futures.Future[tuple[list[np.ndarray], str]]
+        self._own = futures.Future()
+        self._is_apart = False
+
+    # ---- before the first step ----
+
+    def manifest_extras(self) -> dict[str, Any]:
+        """Returns nothing: versions are not mixed."""
+        return {}
+
+    def _check_steps(self, found: Any) -> None:
+        """Leaves the exporter its own steps."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts the threads that send and read."""
+        self._encoder, self._publisher = (
+            background.OneJobThread(f"tfdistill-{name}", job="outer gradient")
+            for name in ("encoding", "mixing")
+        )
+        super().on_train_begin(logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Stops the threads."""
+        super().on_train_end(logs)
+        for thread in (self._encoder, self._publisher):
+            if thread is not None:
+                thread.close(self._wait_secs)
+        self._encoder = self._publisher = None
+
+    @property
+    def _weights(self) -> "Fragments":
+        model = self.codistilled
+        if self._made is None or not self._made.is_of(model.student):
+            self._made = Fragments(
+                model.student,
+                model.graph,
+                model.distribute_strategy,
+                cast(rules.OuterOptimizer, self._rule),
+                self._num_fragments,
+            )
+        return self._made
+
+    def _followers_of(
+        self, groups: Sequence[int]
+    ) -> dict[int, follower.Follower]:
+        ours = self._weights
+
+        def read(version: versions.Version) -> Any:
+            file_system, root = filesystem.for_root(version.path)
+            content = filesystem.read(
+                file_system,
+                f"{root}/{publisher.OUTER_GRADIENT}",
+                max_bytes=version.num_bytes,
+            )
+            index = self._fragment_of(version.step)
+            return outer_gradients.decode(content, ours.sizes[index])
+
+        def screen(version: versions.Version) -> None:
+            if version.manifest.graph_fingerprint != ours.fingerprint:
+                raise screen_lib.Refused(
+                    "its graph differs from the student's. Train the same "
+                    "model in each group that mixes."
+                )
+            peers_lib.check_origin(version, self._described)
+            if version.num_bytes > ours.most_bytes:
+                raise screen_lib.Refused(
+                    f"it must have {ours.most_bytes} bytes at most; received "
+                    f"{version.num_bytes}."
+                )
+
+        return {
+            group: follower.Follower(
+                self._exporter.exchange.outer_gradients,
+                group,
+                read=read,
+                screen=screen,
+                alone=False,
+            )
+            for group in groups
+        }
+
+    @property
+    def _described(self) -> dict[str, Any]:
+        """What is the same in all groups that mix."""
+        every, num = self._schedule.every_steps, self._num_fragments
+        return {
+            peers_lib.RULE_FIELD: f"{self._rule.description}, one of {num} "
+            f"fragments every {every} steps",
+            peers_lib.INITIAL_FIELD: self._began,
+        }
+
+    def _fragment_of(self, step: int) -> int:
+        return step // self._schedule.every_steps % self._num_fragments
+
+    # ---- between steps ----
+
+    @property
+    def _looks_ahead(self) -> bool:
+        return self._sent_step is not None
+
+    @property
+    def _mixed_step(self) -> int:
+        return self.step if self._sent_step is None else self._sent_step
+
+    def _mix(self) -> None:
+        if self._sent_step is not None:
+            super()._mix()
+        if not self.is_over:
+            self._weights.take(self._fragment_of(self.step))
+            self._send(self.step)
+
+    def _send(self, step: int) -> None:
+        """Has what was taken at a step encoded, and published by the chief."""
+        self._sent_step, self._own = step, futures.Future()
+        self._rounds.want(step)
+        exporter, ours, own = self._exporter, self._weights, self._own
+        is_chief = replicas.is_chief(self.codistilled.distribute_strategy)
+        index, described = self._fragment_of(step), self._described
+
+        def encode() -> None:
+            try:
+                gradients, anchor = ours.taken(index)
+                blocks = outer_gradients.encode(gradients, self._choose)
+                sent = outer_gradients.decode(
+                    b"".join(blocks), ours.sizes[index]
+                )
+            except Exception as error:
+                own.set_exception(error)
+                return
+            if is_chief and exporter.exchange.enabled:
+                extras = {**described, _ANCHOR_FIELD: anchor}
+                self._publisher.submit(
+                    lambda: publish(blocks, extras), wait_secs=self._wait_secs
+                )
+            own.set_result((sent, anchor))
+
+        def publish(blocks: list[bytes], extras: dict[str, Any]) -> None:
+            pause = background.Backoff(first_secs=0.1, longest_secs=5.0)
+            while True:
+                try:
+                    exporter.exchange.publish_outer_gradient(
+                        blocks,
+                        group=exporter.group,
+                        step=step,
+                        graph_fingerprint=ours.fingerprint,
+                        extras=extras,
+                    )
+                except versions.VersionExistsError:
+                    return  # This training has been here before.
+                except claim.ERRORS:
+                    raise
+                except versions.ExportError as error:
+                    if self._own is not own:
+                        raise
+                    _log.warning("%s It is tried again.", error)
+                    time.sleep(pause.failed())
+                else:
+                    return
+
+        self._encoder.submit(encode, wait_secs=self._wait_secs)
+
+    def _publish_own(self, timeout_secs: float) -> None:
+        self._own.result()
+        self._publisher.wait_idle(timeout_secs)
+
+    def _take(self, staged: Sequence[follower.Staged]) -> None:
+        super()._take(staged)
+        self._check_together([each.version for each in staged])
+
+    def in_background(self) -> None:
+        """Finds the mean before a mix needs it, once what is sent is known."""
+        if self._own.done() and not self._own.exception():
+            super().in_background()
+
+    def _find_mean(self, staged: Sequence[follower.Staged]) -> list[tf.Tensor]:
+        """Returns the mean over all groups, this one included.
+
+        In the order of the groups: they all must find the same bits.
+        """
+        found = {each.version.group: each.values for each in staged}
+        found[self._exporter.group] = self._own.result()[0]
+        values = [found[group] for group in sorted(found)]
+        with tf.device("CPU:0"):
+            return [
+                weights.mean_of(list(map(tf.constant, each)))
+                for each in zip(*values, strict=True)
+            ]
+
+    def _put_in(self, others: list[tf.Tensor], *, num: int) -> None:
+        del num  # It is in the mean.
+        index = self._fragment_of(self._mixed_step)
+        self._weights.mix(index, others, self._own.result()[0])
+
+    def _check_together(self, mixed: Sequence[versions.Version]) -> None:
+        _, anchor = self._own.result()
+        apart = [
+            version.group
+            for version in mixed
+            if version.manifest.extras.get(_ANCHOR_FIELD) != anchor
+        ]
+        if apart and not self._is_apart:
+            _log.warning(
+                "Step %d: this group and the groups %s do not have the same "
+                "weights in common any more: a mix of one of them was without "
+                "another, which was missing for longer than wait_secs, %g. "
+                "They go on mixing, at a distance. Let `wait_secs` be longer "
+                "than a group takes to start again.",
+                self.step,
+                apart,
+                self._wait_secs,
+            )
+        self._is_apart = bool(apart)
+
+    # ---- for a backup ----
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The common weights, the rule's state, and what is on its way."""
+        return self._weights.variables
+
+    def state(self) -> dict[str, Any]:
+        """Returns what else a resumed training goes on with."""
+        return {**super().state(), "sent_step": self._sent_step}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned, and sends again what was on its way."""
+        super().restore(state)
+        if state["sent_step"] is not None and not self.is_over:
+            self._send(state["sent_step"])
+
+
+class Fragments(weights.Floats):
+    """The trained weights of a student in parts, and the rule's state of each.
+
+    Attributes:
+        fingerprint: Of the student's graph.
+        sizes: By part, the numbers of each of its variables.
+        most_bytes: What an outer gradient can take, and more.
+        variables: All state.
+    """
+
+    def __init__(
+        self,
+        student: keras.Model,
+        graph: student_graph.StudentGraph,
+        strategy: tf.distribute.Strategy,
+        rule: rules.OuterOptimizer,
+        num_parts: int,
+    ) -> None:
+        """Takes the student's present weights for the common ones."""
+        super().__init__(student, graph, strategy)
+        trained = self._floats[: self._num_trained]
+        if num_parts > len(trained):
+            raise ValueError(
+                "`num_fragments` must be at most the number of trained "
+                f"variables, {len(trained)}; received {num_parts}."
+            )
+        self._rule, self.fingerprint = rule, graph.fingerprint
+        self._parts = _cut(trained, num_parts)
+        self.sizes = [[_size(v) for _, v in part] for part in self._parts]
+        self._state = [
+            [
+                tf.Variable(value, trainable=False)
+                for value in rule.start(self._take(part))
+            ]
+            for part in self._parts
+        ]
+        largest = max(map(sum, self.sizes))
+        self.most_bytes = 2**16 + 8 * largest
+        self._taken = tf.Variable(tf.zeros([largest]), trainable=False)
+        self.variables = [*itertools.chain(*self._state), self._taken]
+        # Traced here: the first mixes shall not wait for it.
+        self._takes, self._mixes = zip(
+            *map(self._traced, range(num_parts)), strict=True
+        )
+
+    def start(self) -> None:
+        """Begins again, at the present weights."""
+        for part, state in zip(self._parts, self._state, strict=True):
+            values = self._rule.start(self._take(part))
+            for variable, value in zip(state, values, strict=True):
+                variable.assign(value)
+
+    def take(self, index: int) -> None:
+        """Keeps a part's outer gradient."""
+        self._takes[index]()
+
+    def taken(self, index: int) -> tuple[list[np.ndarray], str]:
+        """Returns what was kept, flat, and the SHA-256 of the common weights.
+
+        In any thread, until the part is mixed or another is taken.
+        """
+        sizes, values = self.sizes[index], self._taken.numpy()
+        ends = list(itertools.accumulate(sizes))
+        common = self._state[index][: len(sizes)]
+        return np.split(values[: ends[-1]], ends[:-1]), weights.digest(common)
+
+    def mix(self, index: int, mean: Sequence[Any], sent: Sequence[Any]) -> None:
+        """Moves a part by the mean, of which this group has `sent` its own."""
+        self._mixes[index](list(mean), list(map(tf.constant, sent)))
+
+    def _traced(self, index: int) -> tuple[Any, Any]:
+        part, state = self._parts[index], self._state[index]
+        common = state[: len(part)]
+
+        def take() -> None:
+            flat = [
+                tf.reshape(tf.cast(a - w, tf.float32), [-1])
+                for a, w in zip(common, self._take(part), strict=True)
+            ]
+            self._taken[: sum(self.sizes[index])].assign(tf.concat(flat, 0))
+
+        def mix(mean: list[tf.Tensor], sent: list[tf.Tensor]) -> None:
+            gradients, own = (
+                [
+                    tf.cast(tf.reshape(v, a.shape), a.dtype)
+                    for v, a in zip(values, common, strict=True)
+                ]
+                for values in (mean, sent)
+            )
+            before = list(map(tf.convert_to_tensor, common))
+            after = self._rule.moved(
+                gradients, list(map(tf.convert_to_tensor, state))
+            )
+            for (_, variable), old, new, c in zip(
+                part, before, after, own, strict=False
+            ):
+                for piece, change in layer.by_part(variable, new - old + c):
+                    for copy in self._copies(piece):
+                        with tf.device(copy.device):
+                            copy.assign_add(change)
+            for variable, value in zip(state, after, strict=True):
+                variable.assign(value)
+
+        flat = [tf.TensorSpec([size]) for size in self.sizes[index]]
+        return (
+            tf.function(take, autograph=False).get_concrete_function(),
+            tf.function(mix, autograph=False).get_concrete_function(flat, flat),
+        )
+
+
+def _size(variable: Any) -> int:
+    return math.prod(variable.shape)
+
+
+def _cut(floats: Sequence[Any], num_parts: int) -> list[list[Any]]:
+    """Deals variables out to parts, the largest first, each to the smallest."""
+    parts: list[list[Any]] = [[] for _ in range(num_parts)]
+    for pair in sorted(floats, key=lambda pair: -_size(pair[1])):
+        min(parts, key=lambda part: sum(_size(v) for _, v in part)).append(pair)
+    return parts

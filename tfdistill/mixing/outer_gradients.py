@@ -1,0 +1,107 @@
+"""Outer gradients as they travel: some of their numbers, in 8 bits each.
+
+An outer gradient is by how much a group's weights fell behind the weights that
+all groups have in common. Of each array, a chooser says which numbers go, and
+the rest stay with the group: what is decoded, on all sides, is zero there. A
+number is kept as the whole multiple next to it of a scale, the 127th part of
+the largest among its 256. Needs NumPy only.
+
+An array is written as two uint32, the bytes of an index and the numbers that
+follow; the index, a bit for each number of the array, packed and deflated, and
+no bytes if all go; one float32 scale for each 256 numbers; and an int8 each.
+"""
+
+import math
+import struct
+import zlib
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import numpy as np
+
+_BLOCK, _LARGEST = 256, 127
+_HEADER = struct.Struct("<II")
+# As for deltas: from an array and zeros, both flat, to the indices to send.
+Chooser = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def encode(
+    arrays: Sequence[np.ndarray], choose: Chooser | None = None
+) -> list[bytes]:
+    """Returns flat float32 arrays as blocks of a file.
+
+    ValueError if they are not finite.
+    """
+    blocks = []
+    for array in arrays:
+        if not np.isfinite(array).all():
+            raise ValueError(
+                "An outer gradient must be finite: weights are not. Lower the "
+                "learning rate, or clip gradients."
+            )
+        sent, index = array, b""
+        if choose is not None and array.size > 1:
+            chosen = np.zeros(array.size, bool)
+            chosen[choose(array, np.zeros_like(array))] = True
+            sent = array[chosen]
+            index = zlib.compress(np.packbits(chosen).tobytes())
+        padded = np.pad(sent, (0, -sent.size % _BLOCK)).reshape(-1, _BLOCK)
+        scale = (np.abs(padded).max(axis=1) / _LARGEST).astype("<f4")
+        # A block of zeros needs a scale, too.
+        divisor = np.where(scale > 0, scale, 1.0)[:, np.newaxis]
+        numbers = np.clip(np.rint(padded / divisor), -_LARGEST, _LARGEST)
+        blocks += [
+            _HEADER.pack(len(index), sent.size),
+            index,
+            scale.tobytes(),
+            numbers.astype(np.int8).reshape(-1)[: sent.size].tobytes(),
+        ]
+    return blocks
+
+
+def decode(content: bytes, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Returns the arrays of a file, flat float32; ValueError if it is wrong."""
+    found, rest = [], memoryview(content)
+    for size in sizes:
+        array, rest = _decoded(rest, size)
+        found.append(array)
+    if rest:
+        raise ValueError(f"its file must end; {len(rest)} bytes are left.")
+    return found
+
+
+def _decoded(content: memoryview, size: int) -> tuple[np.ndarray, memoryview]:
+    """Returns the first array of a file, and what is after it."""
+    if len(content) < _HEADER.size:
+        raise ValueError("its file is cut short.")
+    index_bytes, num_sent = _HEADER.unpack(content[: _HEADER.size])
+    num_scales = math.ceil(num_sent / _BLOCK)
+    lengths = _HEADER.size, index_bytes, 4 * num_scales, num_sent
+    parts, start = [], 0
+    for length in lengths:
+        parts.append(content[start : start + length])
+        start += length
+    if start > len(content):
+        raise ValueError("its file is cut short.")
+    chosen = np.ones(size, bool)
+    if index_bytes:
+        try:
+            # Never more bits than numbers, however far they would unfold.
+            bits = zlib.decompressobj().decompress(
+                parts[1], math.ceil(size / 8) or 1
+            )
+        except zlib.error as error:
+            raise ValueError(f"its index is no deflated one: {error}") from None
+        if len(bits) != math.ceil(size / 8):
+            raise ValueError(f"its index must be of {size} numbers.")
+        chosen = np.unpackbits(np.frombuffer(bits, np.uint8), count=size) > 0
+    if np.count_nonzero(chosen) != num_sent:
+        raise ValueError("its index must name as many numbers as there are.")
+    scale = np.repeat(np.frombuffer(parts[2], "<f4"), _BLOCK)[:num_sent]
+    with np.errstate(over="ignore", invalid="ignore"):
+        numbers = np.frombuffer(parts[3], np.int8) * scale
+    if not np.isfinite(numbers).all():
+        raise ValueError("its numbers must be finite.")
+    array = np.zeros(size, np.float32)
+    array[chosen] = numbers
+    return array, content[start:]
