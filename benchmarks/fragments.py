@@ -137,7 +137,8 @@ def run(options: Any, record: dict[str, Any]) -> None:
             tfdistill.mixing.OuterOptimizer(outer),
             every_steps=_EVERY,
             num_fragments=options.fragments,
-            choose=tfdistill.contrib.TopOfChunks(chunk=options.chunk),
+            choose=tfdistill.contrib.AboveRms(ratio=options.ratio),
+            bits=options.bits,
             peers=[1],
         )
         turns = _Turns(mixer, exchange)
@@ -187,7 +188,8 @@ def _add_options(options: programs.Flags) -> None:
     options.add("depth", "layers of the ResNet: 26, 50, 101 or 152", 50)
     options.add("width", "of its first stage", 64)
     options.add("fragments", "into which the weights are cut", 10)
-    options.add("chunk", "numbers of which one is sent", 16)
+    options.add("ratio", "to the root mean square of what is sent", 1.0)
+    options.add("bits", "of a number", 1)
     options.add("rounds", "turns of a mix and the foreground", 9, quick=3)
 
 

@@ -5,6 +5,7 @@ and they may change, or leave, with any release.
 """
 
 from tfdistill.contrib.batch_scaler import BatchScaler
+from tfdistill.contrib.choosers import AboveRms
 from tfdistill.contrib.choosers import LocalMaximum
 from tfdistill.contrib.choosers import TopOfChunks
 from tfdistill.contrib.merge_barrier import MergeBarrier
@@ -14,6 +15,7 @@ from tfdistill.contrib.quasi_global import dirichlet_shard
 from tfdistill.contrib.sampled import SampledOutput
 
 __all__ = [
+    "AboveRms",
     "BatchScaler",
     "LocalMaximum",
     "MergeBarrier",

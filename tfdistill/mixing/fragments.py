@@ -58,10 +58,10 @@ class FragmentMixer(mixer.WeightMixer):
     """A `WeightMixer` that sends small parts of the progress, one at a time.
 
     The trained weights are cut into fragments of about the same size, by
-    variables. At each mix a group takes what it received since the last one of
-    the fragment that was sent then, and sends the next one's: numbers of its
-    outer gradient in 8 bits, a thread publishes them. So each fragment is mixed
-    every `every_steps * num_fragments` steps.
+    variables. A mix takes the fragment that was sent at the mix before, which
+    the peers' have had time to arrive since, and sends the next fragment: of
+    its outer gradient, a few numbers in few bits, published by a thread. So
+    each fragment is mixed every `every_steps * num_fragments` steps.
 
     Groups must have the same weights in common, so a mix waits until all peers'
     have arrived, which they have `every_steps` steps of time for. Batch
@@ -77,7 +77,8 @@ class FragmentMixer(mixer.WeightMixer):
         ...     mixing.OuterOptimizer(outer),
         ...     every_steps=10,
         ...     num_fragments=5,
-        ...     choose=contrib.TopOfChunks(chunk=16),
+        ...     choose=contrib.AboveRms(),
+        ...     bits=1,
         ... )
     """
 
@@ -90,6 +91,7 @@ class FragmentMixer(mixer.WeightMixer):
         every_steps: int,
         num_fragments: int,
         choose: outer_gradients.Chooser | None = None,
+        bits: int = 8,
         wait_secs: float = 60.0,
         **kwargs: Any,
     ) -> None:
@@ -101,7 +103,9 @@ class FragmentMixer(mixer.WeightMixer):
             num_fragments: Into how many parts the weights are cut, >= 1, and
                 at most as many as there are trained variables.
             choose: Picks which numbers of kernels and tables are sent, such as
-                `contrib.TopOfChunks()`. Default: all.
+                `contrib.AboveRms()`. Default: all.
+            bits: Of a number, 8 or 1: its sign, beside a scale that 256 of them
+                share. Default 8.
             wait_secs: The longest wait of a mix for its peers, > 0. Longer than
                 a group takes to start again, or weights that are to be common
                 no longer are, which is warned of.
@@ -123,11 +127,14 @@ class FragmentMixer(mixer.WeightMixer):
                 "`num_fragments` must be a whole number >= 1; received "
                 f"{num_fragments!r}."
             )
+        if bits not in outer_gradients.BITS:
+            raise ValueError(f"`bits` must be 8 or 1; received {bits!r}.")
         if not wait_secs:
             raise ValueError(
                 "`wait_secs` must be > 0: all groups mix the same; received 0."
             )
-        self._num_fragments, self._choose = num_fragments, choose
+        self._num_fragments = num_fragments
+        self._choose, self._bits = choose, bits
         # It looks several times between two mixes for what has arrived.
         self._ahead = steps.EverySteps(max(1, every_steps // 4))
         # Encoding takes no storage, so that no worker waits for the chief's.
@@ -262,7 +269,9 @@ class FragmentMixer(mixer.WeightMixer):
         def encode() -> None:
             try:
                 gradients, anchor = ours.taken(index)
-                blocks = outer_gradients.encode(gradients, self._choose)
+                blocks = outer_gradients.encode(
+                    gradients, self._choose, bits=self._bits
+                )
                 sent = outer_gradients.decode(
                     b"".join(blocks), ours.sizes[index]
                 )

@@ -239,7 +239,7 @@ def diloco_fragments(
     *,
     every_steps: int = 50,
     num_fragments: int = 5,
-    chunk: int = 16,
+    bits: int = 1,
 ) -> Workload:
     """As diloco, a few numbers of a part of the weights at a time."""
 
@@ -248,7 +248,8 @@ def diloco_fragments(
             _outer_rule(),
             every_steps=max(1, every_steps // num_fragments),
             num_fragments=num_fragments,
-            choose=tfdistill.contrib.TopOfChunks(chunk=chunk),
+            choose=tfdistill.contrib.AboveRms(),
+            bits=bits,
         )
 
     mixed = _diloco(workload, every_steps)
