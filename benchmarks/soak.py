@@ -358,7 +358,7 @@ def _add_options(options: programs.Flags) -> None:
         "by",
         "how groups teach each other",
         "versions",
-        enum_values=["versions", "predictions", "weights"],
+        enum_values=["versions", "predictions", "weights", "fragments"],
     )
     for name, default, text, quick in (
         ("minutes", 30.0, "length of the time with faults", 1.0),

@@ -125,7 +125,7 @@ def _digest(model: keras.Model) -> str:
 
 
 def _teachers(by: str, exchange: tfdistill.Exchange) -> Any:
-    if by == "weights":
+    if by in ("weights", "fragments"):
         return None
     if by == "versions":
         return tfdistill.teachers.Peers(exchange)
@@ -139,9 +139,8 @@ def _train(options: programs.Options) -> int:
     phases.note("start")
     strategy = tfdistill.make_strategy(cluster)
     phases.note("connect")
-    by_predictions, mixes = (
-        options.by == x for x in ("predictions", "weights")
-    )
+    by_predictions = options.by == "predictions"
+    mixes = options.by in ("weights", "fragments")
     # Groups that mix begin with equal weights.
     keras.utils.set_random_seed(
         options.seed * 100 + (0 if mixes else cluster.group)
@@ -181,9 +180,7 @@ def _train(options: programs.Options) -> int:
         callbacks=[
             tfdistill.callbacks.Backup(directory / "backup"),
             tfdistill.callbacks.StudentExporter(exchange, every_steps=50),
-            tfdistill.mixing.WeightMixer(
-                tfdistill.mixing.ModelAveraging(0.5), every_steps=50
-            )
+            _mixer(options.by)
             if mixes
             else tfdistill.callbacks.TeacherLoader(every_steps=5),
             Steps(directory / STEPS.format(cluster.task_index)),
@@ -203,6 +200,21 @@ def _train(options: programs.Options) -> int:
     return 0
 
 
+def _mixer(by: str) -> Any:
+    if by == "weights":
+        return tfdistill.mixing.WeightMixer(
+            tfdistill.mixing.ModelAveraging(0.5), every_steps=50
+        )
+    outer = keras.optimizers.SGD(0.7, momentum=0.6, nesterov=True)
+    return tfdistill.mixing.FragmentMixer(
+        tfdistill.mixing.OuterOptimizer(outer),
+        every_steps=10,
+        num_fragments=4,
+        choose=tfdistill.contrib.AboveRms(),
+        bits=1,
+    )
+
+
 def _add_options(options: programs.Flags) -> None:
     options.add("num_steps", "of the run", kind=int, required=True)
     options.add("steps_per_second", "0: as fast as it can", 0.0)
@@ -210,7 +222,7 @@ def _add_options(options: programs.Flags) -> None:
         "by",
         "how groups teach each other",
         "versions",
-        enum_values=["versions", "predictions", "weights"],
+        enum_values=["versions", "predictions", "weights", "fragments"],
     )
     options.add("seed", "of data and weights", 0)
 

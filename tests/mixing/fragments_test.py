@@ -13,45 +13,9 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import fragments
 from tfdistill import mixing
 from tfdistill.mixing import outer_gradients
-
-_X, _Y = cases.data(16)
-_OUTER = {"learning_rate": 0.7, "momentum": 0.6, "nesterov": True}
-_CHUNK, _EVERY, _NUM = 4, 2, 2
-
-
-def _mixer(peers=(), **kwargs):
-    options = {
-        "every_steps": _EVERY,
-        "num_fragments": _NUM,
-        "choose": tfdistill.contrib.TopOfChunks(chunk=_CHUNK),
-        "peers": list(peers),
-        **kwargs,
-    }
-    rule = options.pop(
-        "rule", mixing.OuterOptimizer(keras.optimizers.SGD(**_OUTER))
-    )
-    return mixing.FragmentMixer(rule, **options)
-
-
-def _train(directory, group, *more, mixer, num_epochs=12, model=None):
-    """Two steps an epoch, on this group's half of the rows."""
-    model = model or cases.codistill(cases.deep(0))
-    exporter = tfdistill.callbacks.StudentExporter(
-        tfdistill.Exchange(directory / "exchange"),
-        every_steps=1000,
-        group=group,
-    )
-    cases.fit(
-        model,
-        _X[group::2],
-        _Y[group::2],
-        batch_size=4,
-        epochs=num_epochs,
-        callbacks=[exporter, mixer, *more],
-    )
-    return model
 
 
 def _together(*runs):
@@ -76,51 +40,15 @@ def _together(*runs):
     return found
 
 
-def _as_sent(gradient):
-    """What others get: of each four numbers the largest, in 8 bits."""
-    flat = gradient.reshape(-1)
-    found = np.zeros_like(flat)
-    for start in range(0, flat.size, _CHUNK):
-        largest = start + np.abs(flat[start : start + _CHUNK]).argmax()
-        found[largest] = flat[largest]
-    scale = np.abs(found).max() / np.float32(127)
-    return (np.rint(found / scale) * scale).reshape(gradient.shape)
-
-
-def _by_hand(num_epochs=12):
-    """Two plain models in turns, mixed in NumPy; `deep` is cut by layers."""
-    groups = [cases.codistill(cases.deep(0)) for _ in range(2)]
-    common = groups[0].get_weights()
-    buffer = [np.zeros_like(a) for a in common]
-    # The largest variable and the smallest, of 20, 15, 5 and 3 numbers.
-    fragments, sent = [[0, 3], [2, 1]], None
-    for epoch in range(num_epochs):
-        for group, model in enumerate(groups):
-            rows = _X[group::2], _Y[group::2]
-            cases.fit(model, *rows, batch_size=4, callbacks=[])
-        values = [model.get_weights() for model in groups]
-        for i in fragments[epoch % 2] if sent else ():
-            mean = (sent[0][i] + sent[1][i]) / 2
-            buffer[i] = 0.6 * buffer[i] - 0.7 * mean
-            change = 0.6 * buffer[i] - 0.7 * mean
-            common[i] = common[i] + change
-            for own, c in zip(values, sent, strict=True):
-                own[i] = own[i] + change + c[i]
-        sent = [
-            {i: _as_sent(common[i] - own[i]) for i in fragments[1 - epoch % 2]}
-            for own in values
-        ]
-        for model, own in zip(groups, values, strict=True):
-            model.set_weights(own)
-    return groups
-
-
 def test_two_groups_are_the_equation(tmp_path):
-    mixers = [_mixer([1]), _mixer([0])]
+    mixers = [fragments.mixer([1]), fragments.mixer([0])]
     models = _together(
-        *(lambda g=g: _train(tmp_path, g, mixer=mixers[g]) for g in range(2))
+        *(
+            lambda g=g: fragments.train(tmp_path, g, mixer=mixers[g])
+            for g in range(2)
+        )
     )
-    for model, expected in zip(models, _by_hand(), strict=True):
+    for model, expected in zip(models, fragments.by_hand(), strict=True):
         pairs = zip(model.get_weights(), expected.get_weights(), strict=True)
         for value, other in pairs:
             np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
@@ -135,7 +63,7 @@ def test_what_is_not_sent_stays_in_the_weights(tmp_path):
     """The sum of all that was sent, and w - a, is what was trained."""
     still = cases.codistill(cases.deep(0), optimizer=keras.optimizers.SGD(0.0))
     rule = mixing.OuterOptimizer(keras.optimizers.SGD(1.0))
-    mixer = _mixer(rule=rule, every_steps=1, num_fragments=1)
+    mixer = fragments.mixer(rule=rule, every_steps=1, num_fragments=1)
     begin = still.get_weights()
     moved = [w + np.float32(0.1) * (1 + i) for i, w in enumerate(begin)]
 
@@ -144,7 +72,9 @@ def test_what_is_not_sent_stays_in_the_weights(tmp_path):
             if not self.model.optimizer.iterations.numpy():
                 self.model.set_weights(moved)
 
-    _train(tmp_path, 0, Moves(), mixer=mixer, model=still, num_epochs=10)
+    fragments.train(
+        tmp_path, 0, Moves(), mixer=mixer, model=still, num_epochs=10
+    )
     # Alone, the common weights follow, a quarter at a time.
     for value, expected in zip(still.get_weights(), moved, strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-5)
@@ -168,14 +98,20 @@ def _two_groups(directory, *, stops):
 
     def first():
         if stops:
-            _train(directory, 0, backup(), _Stop(), mixer=_mixer([1]))
+            fragments.train(
+                directory, 0, backup(), _Stop(), mixer=fragments.mixer([1])
+            )
             # As if it had been killed before its end.
             shutil.rmtree(directory / "backup" / "group_0" / "13")
         # A resumed training begins with whatever it is given.
         model = cases.codistill(cases.deep(9 if stops else 0))
-        return _train(directory, 0, backup(), mixer=_mixer([1]), model=model)
+        return fragments.train(
+            directory, 0, backup(), mixer=fragments.mixer([1]), model=model
+        )
 
-    models = _together(first, lambda: _train(directory, 1, mixer=_mixer([0])))
+    models = _together(
+        first, lambda: fragments.train(directory, 1, mixer=fragments.mixer([0]))
+    )
     return [value for model in models for value in model.get_weights()]
 
 
@@ -191,8 +127,8 @@ def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
     for strategy in (tf.distribute.get_strategy(), two_replicas):
         with strategy.scope():
             model = cases.codistill(cases.deep(0))
-        directory = tmp_path / str(len(found))
-        _train(directory, 0, mixer=_mixer(), model=model)
+            directory = tmp_path / str(len(found))
+            fragments.train(directory, 0, mixer=fragments.mixer(), model=model)
         found.append(model.get_weights())
     for one, two in zip(*found, strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
@@ -211,11 +147,13 @@ def test_a_group_that_missed_a_mix_is_told_of(tmp_path, caplog):
                 alone.set()
 
     alone = threading.Event()
-    mixers = [_mixer([1]), _mixer([0], wait_secs=0.5)]
+    mixers = [fragments.mixer([1]), fragments.mixer([0], wait_secs=0.5)]
     with caplog.at_level(logging.WARNING):
         _together(
-            lambda: _train(tmp_path, 0, Late(), mixer=mixers[0], num_epochs=14),
-            lambda: _train(
+            lambda: fragments.train(
+                tmp_path, 0, Late(), mixer=mixers[0], num_epochs=14
+            ),
+            lambda: fragments.train(
                 tmp_path, 1, Tells(), mixer=mixers[1], num_epochs=14
             ),
         )
@@ -301,21 +239,26 @@ def test_files_that_are_wrong_are_refused():
 )
 def test_arguments_are_checked(options, message):
     with pytest.raises(ValueError, match=message):
-        _mixer(**options)
+        fragments.mixer(**options)
 
 
 def test_more_fragments_than_variables_are_refused(tmp_path):
     with pytest.raises(ValueError, match="at most the number of trained"):
-        _train(tmp_path, 0, mixer=_mixer(num_fragments=5))
+        fragments.train(tmp_path, 0, mixer=fragments.mixer(num_fragments=5))
 
 
 def test_other_settings_are_refused_by_name(tmp_path, caplog):
-    mixers = [_mixer([1], wait_secs=2.0), _mixer([0], wait_secs=2.0)]
+    mixers = [
+        fragments.mixer([1], wait_secs=2.0),
+        fragments.mixer([0], wait_secs=2.0),
+    ]
     mixers[1]._num_fragments = 4
     with caplog.at_level(logging.WARNING):
         _together(
             *(
-                lambda g=g: _train(tmp_path, g, mixer=mixers[g], num_epochs=3)
+                lambda g=g: fragments.train(
+                    tmp_path, g, mixer=mixers[g], num_epochs=3
+                )
                 for g in range(2)
             )
         )

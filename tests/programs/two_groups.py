@@ -1,4 +1,4 @@
-"""A task of two groups, which mix weights and then swap predictions.
+"""A task of two groups, which mix weights, whole and in parts, or predictions.
 
 Usage: python -m tests.programs.two_groups. Mixing groups take their shares of
 every batch of eight, and average after each step: all together are one training
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import fragments
 from tests.cases import mutual_learning
 from tfdistill import mixing
 
@@ -38,6 +39,14 @@ def _mixed(cluster: tfdistill.Cluster) -> dict:
     }
 
 
+def _in_fragments(cluster: tfdistill.Cluster) -> dict:
+    mixer = fragments.mixer(cluster.peers)
+    model = fragments.train(
+        f"{cluster.exchange}_fragments", cluster.group, mixer=mixer
+    )
+    return {"in_fragments": _flat(model), "left_out": mixer.num_skipped}
+
+
 def _swapped(cluster: tfdistill.Cluster) -> dict:
     model = mutual_learning.model(cluster)
     dataset = tfdistill.data.group_shard(
@@ -60,7 +69,8 @@ def _flat(model) -> np.ndarray:
 def main() -> None:
     cluster = tfdistill.Cluster.from_env()
     with tfdistill.make_strategy(cluster).scope():
-        found = _mixed(cluster) | _swapped(cluster)
+        found = _mixed(cluster) | _in_fragments(cluster)
+        found |= _swapped(cluster)
     name = f"group_{cluster.group}_{cluster.task_index}.npz"
     np.savez(pathlib.Path(cluster.workdir, name), **found)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.cases import codistillation as cases
+from tests.cases import fragments
 from tests.cases import mutual_learning
 from tests.programs import commands
 from tests.programs import two_groups as program
@@ -33,6 +34,7 @@ def test_groups_that_mix_are_one_and_those_that_swap_are_two_models(tmp_path):
     epochs = program.NUM_EPOCHS
     cases.fit(alone, x, y, batch_size=8, epochs=epochs, callbacks=[])
     taught = mutual_learning.expected(2)
+    in_parts = fragments.by_hand()
     for group in range(2):
         for worker in range(2):
             found = np.load(tmp_path / f"group_{group}_{worker}.npz")
@@ -43,6 +45,13 @@ def test_groups_that_mix_are_one_and_those_that_swap_are_two_models(tmp_path):
                 np.testing.assert_allclose(
                     found[name], _flat(weights), rtol=0, atol=1e-6
                 )
+            np.testing.assert_allclose(
+                found["in_fragments"],
+                _flat(in_parts[group].get_weights()),
+                rtol=1e-4,
+                atol=1e-5,
+            )
+            assert not found["left_out"]
             assert found["mixes"] == 4 * epochs and not found["skipped"]
             assert found["versions"].tolist() == [4 * epochs]
             assert not found["missed"]

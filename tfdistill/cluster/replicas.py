@@ -3,12 +3,17 @@
 import contextlib
 import threading
 import weakref
+from collections.abc import Callable
 from collections.abc import Iterator
+from concurrent import futures
 from typing import Any
+from typing import TypeVar
 
 import tensorflow as tf
 
 from tfdistill.system import keras_internals
+
+Made = TypeVar("Made")
 
 
 def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
@@ -182,6 +187,17 @@ def gatherable(value: tf.Tensor) -> tf.Tensor:
     if value.dtype.is_integer or value.dtype.is_bool:
         return tf.cast(value, tf.int64)
     return value
+
+
+def outside_scopes(make: Callable[[], Made]) -> Made:
+    """Makes something where no scope of a strategy is entered.
+
+    `fit` may be called in one. A Keras optimizer that updates a callback's own
+    variables would take them there for some that replicas share. Scopes are
+    known to the thread that enters them, and there is no other way out.
+    """
+    with futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()
 
 
 def in_replica() -> bool:

@@ -176,18 +176,15 @@ class FragmentMixer(mixer.WeightMixer):
                 thread.close(self._wait_secs)
         self._encoder = self._publisher = None
 
-    @property
-    def _weights(self) -> "Fragments":
+    def _make_weights(self) -> Any:
         model = self.codistilled
-        if self._made is None or not self._made.is_of(model.student):
-            self._made = Fragments(
-                model.student,
-                model.graph,
-                model.distribute_strategy,
-                cast(rules.OuterOptimizer, self._rule),
-                self._num_fragments,
-            )
-        return self._made
+        return Fragments(
+            model.student,
+            model.graph,
+            model.distribute_strategy,
+            cast(rules.OuterOptimizer, self._rule),
+            self._num_fragments,
+        )
 
     def _followers_of(
         self, groups: Sequence[int]

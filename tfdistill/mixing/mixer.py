@@ -254,13 +254,17 @@ class WeightMixer(steps.Mixer):
     def _weights(self) -> Any:
         model = self.codistilled
         if self._made is None or not self._made.is_of(model.student):
-            self._made = weights.MixedWeights(
-                model.student,
-                model.graph,
-                model.distribute_strategy,
-                self._rule,
-            )
+            self._made = replicas.outside_scopes(self._make_weights)
         return self._made
+
+    def _make_weights(self) -> Any:
+        model = self.codistilled
+        return weights.MixedWeights(
+            model.student,
+            model.graph,
+            model.distribute_strategy,
+            self._rule,
+        )
 
     # ---- between steps ----
 

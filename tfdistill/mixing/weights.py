@@ -89,21 +89,15 @@ class MixedWeights(Floats):
         values = [tf.TensorSpec(v.shape, v.dtype) for _, v in self._floats]
         state = [tf.TensorSpec(v.shape, v.dtype) for v in self.state]
         number = tf.TensorSpec([], tf.float64)
-        nothing = tf.constant(0.0, tf.float64)
-        self._mix = tf.function(
-            self._mixed,
-            autograph=False,
-            input_signature=[values, values, state, number, number],
-        )
-        self._move = tf.function(
-            self._moved, autograph=False, input_signature=[values, number]
-        )
-        # Run here, with no effect: the first mix shall not wait for the trace.
-        own = self._take()
+        # Traced here: the first mix shall not wait for it.
         if rule.way is None:
-            self._mix(own, own, self._state_values(), nothing, nothing + 1)
+            self._mix = tf.function(
+                self._mixed, autograph=False
+            ).get_concrete_function(values, values, state, number, number)
         else:
-            self._move(own, nothing)
+            self._move = tf.function(
+                self._moved, autograph=False
+            ).get_concrete_function(values, number)
 
     def start(self) -> None:
         """Begins the rule's state again, at the present weights."""
