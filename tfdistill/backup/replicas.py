@@ -481,12 +481,13 @@ class FitBackup(keras.callbacks.Callback):
         next is left out; `wait` waits for the earlier one, and for this one.
         """
         with self.interval.holding_up():
+            host = self._host()
             snapshot = self._state.snapshot()
             if self._on_servers:
-                self._save(snapshot, point, self._host())
+                self._save(snapshot, point, host)
         if self._worker is None:
             return True
-        limit, host = _FINISH_SECS if wait else 0.0, self._host()
+        limit = _FINISH_SECS if wait else 0.0
         submitted = self._worker.submit(
             lambda: self._save(snapshot, point, host), wait_secs=limit
         )

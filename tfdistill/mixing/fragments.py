@@ -20,6 +20,7 @@ mixed with their own, and keep what they did not send apart.
 import itertools
 import logging
 import math
+import threading
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -256,7 +257,10 @@ class FragmentMixer(mixer.WeightMixer):
             self._send(self.step)
 
     def _send(self, step: int) -> None:
-        """Has what was taken at a step encoded, and published by the chief."""
+        """Has what was taken at a step encoded, and published by the chief.
+
+        Of a training that goes on from a backup, what is in the backup.
+        """
         self._sent_step, self._own = step, futures.Future()
         self._rounds.want(step)
         exporter, ours, own = self._exporter, self._weights, self._own
@@ -320,24 +324,25 @@ class FragmentMixer(mixer.WeightMixer):
         if self._own.done() and not self._own.exception():
             super().in_background()
 
-    def _find_mean(self, staged: Sequence[follower.Staged]) -> list[tf.Tensor]:
-        """Returns the mean over all groups, this one included.
+    def _find_mean(self, staged: Sequence[follower.Staged]) -> Any:
+        """Returns what the mean over all groups, this one included, changes.
 
         In the order of the groups: they all must find the same bits.
         """
         found = {each.version.group: each.values for each in staged}
-        found[self._exporter.group] = self._own.result()[0]
+        found[self._exporter.group] = own = self._own.result()[0]
         values = [found[group] for group in sorted(found)]
         with tf.device("CPU:0"):
-            return [
+            mean = [
                 weights.mean_of(list(map(tf.constant, each)))
                 for each in zip(*values, strict=True)
             ]
-
-    def _put_in(self, others: list[tf.Tensor], *, num: int) -> None:
-        del num  # It is in the mean.
         index = self._fragment_of(self._mixed_step)
-        self._weights.mix(index, others, self._own.result()[0])
+        return self._weights.changes(index, mean, own)
+
+    def _put_in(self, others: Any, *, num: int) -> None:
+        del num  # It is in the mean.
+        self._weights.mix(self._fragment_of(self._mixed_step), others)
 
     def _check_together(self, mixed: Sequence[versions.Version]) -> None:
         _, anchor = self._own.result()
@@ -368,6 +373,8 @@ class FragmentMixer(mixer.WeightMixer):
 
     def state(self) -> dict[str, Any]:
         """Returns what else a resumed training goes on with."""
+        if self._sent_step is not None:
+            self._own.result()  # What is on its way is in its variable then.
         return {**super().state(), "sent_step": self._sent_step}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -415,10 +422,14 @@ class Fragments(weights.Floats):
         ]
         largest = max(map(sum, self.sizes))
         self.most_bytes = 2**16 + 8 * largest
-        self._taken = tf.Variable(tf.zeros([largest]), trainable=False)
-        self.variables = [*itertools.chain(*self._state), self._taken]
+        self._sent = tf.Variable(tf.zeros([largest]), trainable=False)
+        self.variables = [*itertools.chain(*self._state), self._sent]
+        # Weights at the last mix, until their outer gradient is computed.
+        self._taken: list[tf.Tensor] = []
+        # The rule's places to work in are shared by fragments.
+        self._lock = threading.Lock()
         # Traced here: the first mixes shall not wait for it.
-        self._takes, self._mixes = zip(
+        self._moves, self._adds = zip(
             *map(self._traced, range(num_parts)), strict=True
         )
 
@@ -430,35 +441,51 @@ class Fragments(weights.Floats):
                 variable.assign(value)
 
     def take(self, index: int) -> None:
-        """Keeps a part's outer gradient."""
-        self._takes[index]()
+        """Holds a part's weights: the next step copies what it changes."""
+        self._taken = self._take(self._parts[index])
 
     def taken(self, index: int) -> tuple[list[np.ndarray], str]:
-        """Returns what was kept, flat, and the SHA-256 of the common weights.
+        """Returns the outer gradient, flat, and the SHA-256 of the anchor.
 
-        In any thread, until the part is mixed or another is taken.
+        Of what `take` holds, or else of what the variable has. In any thread,
+        until the part is mixed or another is taken.
         """
-        sizes, values = self.sizes[index], self._taken.numpy()
-        ends = list(itertools.accumulate(sizes))
-        common = self._state[index][: len(sizes)]
+        common = self._state[index][: len(self._parts[index])]
+        if self._taken:
+            flat = np.zeros(self._sent.shape, np.float32)
+            parts = [
+                np.ravel(a.numpy() - w.numpy())
+                for a, w in zip(common, self._taken, strict=True)
+            ]
+            flat[: sum(self.sizes[index])] = np.concatenate(parts)
+            self._sent.assign(flat)
+            self._taken = []
+        values = self._sent.numpy()
+        ends = list(itertools.accumulate(self.sizes[index]))
         return np.split(values[: ends[-1]], ends[:-1]), weights.digest(common)
 
-    def mix(self, index: int, mean: Sequence[Any], sent: Sequence[Any]) -> None:
-        """Moves a part by the mean, of which this group has `sent` its own."""
-        self._mixes[index](list(mean), list(map(tf.constant, sent)))
+    def changes(
+        self, index: int, mean: Sequence[Any], sent: Sequence[Any]
+    ) -> Any:
+        """Returns how the mean moves a part, and its new state; in any thread.
+
+        Both flat; `sent` is this group's own share of the mean.
+        """
+        with self._lock:
+            return self._moves[index](list(mean), list(map(tf.constant, sent)))
+
+    def mix(self, index: int, changes: Any) -> None:
+        """Moves a part as `changes` said."""
+        moves, state = changes
+        self._adds[index](moves)
+        for variable, value in zip(self._state[index], state, strict=True):
+            variable.assign(value)
 
     def _traced(self, index: int) -> tuple[Any, Any]:
         part, state = self._parts[index], self._state[index]
         common = state[: len(part)]
 
-        def take() -> None:
-            flat = [
-                tf.reshape(tf.cast(a - w, tf.float32), [-1])
-                for a, w in zip(common, self._take(part), strict=True)
-            ]
-            self._taken[: sum(self.sizes[index])].assign(tf.concat(flat, 0))
-
-        def mix(mean: list[tf.Tensor], sent: list[tf.Tensor]) -> None:
+        def move(mean: list[tf.Tensor], sent: list[tf.Tensor]) -> Any:
             gradients, own = (
                 [
                     tf.cast(tf.reshape(v, a.shape), a.dtype)
@@ -466,24 +493,28 @@ class Fragments(weights.Floats):
                 ]
                 for values in (mean, sent)
             )
-            before = list(map(tf.convert_to_tensor, common))
-            after = self._rule.moved(
-                gradients, list(map(tf.convert_to_tensor, state))
-            )
-            for (_, variable), old, new, c in zip(
-                part, before, after, own, strict=False
-            ):
-                for piece, change in layer.by_part(variable, new - old + c):
+            before = list(map(tf.convert_to_tensor, state))
+            after = self._rule.moved(gradients, before)
+            moves = [
+                new - old + c
+                for new, old, c in zip(after, before, own, strict=False)
+            ]
+            return moves, after
+
+        def add(moves: list[tf.Tensor]) -> None:
+            for (_, variable), change in zip(part, moves, strict=True):
+                for piece, rows in layer.by_part(variable, change):
                     for copy in self._copies(piece):
                         with tf.device(copy.device):
-                            copy.assign_add(change)
-            for variable, value in zip(state, after, strict=True):
-                variable.assign(value)
+                            copy.assign_add(rows)
 
         flat = [tf.TensorSpec([size]) for size in self.sizes[index]]
+        whole = [tf.TensorSpec(a.shape, a.dtype) for a in common]
         return (
-            tf.function(take, autograph=False).get_concrete_function(),
-            tf.function(mix, autograph=False).get_concrete_function(flat, flat),
+            tf.function(move, autograph=False).get_concrete_function(
+                flat, flat
+            ),
+            tf.function(add, autograph=False).get_concrete_function(whole),
         )
 
 

@@ -115,7 +115,7 @@ class WeightMixer(steps.Mixer):
         self._began: str | None = None
         self._rounds: Any = None
         # The mean of peers' versions, by what it consists of.
-        self._mean: tuple[Any, list[tf.Tensor]] = None, []
+        self._mean: tuple[Any, Any] = None, []
         self._followers: dict[int, follower.Follower] = {}
         self.num_mixes = self.num_skipped = self.num_bytes = self.num_waits = 0
         self.staleness_steps: dict[int, int] = {}
@@ -348,13 +348,13 @@ class WeightMixer(steps.Mixer):
         self.num_mixes += 1
         self.staleness_steps = {v.group: self.step - v.step for v in mixed}
 
-    def _put_in(self, others: list[tf.Tensor], *, num: int) -> None:
+    def _put_in(self, others: Any, *, num: int) -> None:
         self._weights.mix(others, num=num)
 
-    def _find_mean(self, staged: Sequence[follower.Staged]) -> list[tf.Tensor]:
+    def _find_mean(self, staged: Sequence[follower.Staged]) -> Any:
         return self._weights.mean_of([each.values for each in staged])
 
-    def _mean_of(self, staged: Sequence[follower.Staged]) -> list[tf.Tensor]:
+    def _mean_of(self, staged: Sequence[follower.Staged]) -> Any:
         key = [(each.version.group, each.version.step) for each in staged]
         known = self._mean
         if known[0] != key:

@@ -63,7 +63,7 @@ class Stateful(typing.Protocol):
         """What it holds; known before training begins."""
 
     def state(self) -> dict[str, Any]:
-        """Returns the rest, as JSON."""
+        """Returns the rest, as JSON; called before variables are read."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned, once training has begun."""
@@ -129,7 +129,10 @@ class SteppedCallback(keras.callbacks.Callback):
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Returns what a backup keeps of it, as JSON."""
+        """Returns what a backup keeps of it, before it reads `variables`.
+
+        As JSON.
+        """
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
