@@ -53,6 +53,7 @@ _log = logging.getLogger(__name__)
 # Of a manifest's `extras`: the SHA-256 of what the fragment's weights have in
 # common, where this was taken.
 _ANCHOR_FIELD = "anchor"
+_Own = futures.Future[tuple[list[np.ndarray], str]]
 
 
 class FragmentMixer(mixer.WeightMixer):
@@ -145,11 +146,10 @@ class FragmentMixer(mixer.WeightMixer):
     def forget(self) -> None:
         """Forgets an earlier training: this one is at step 0."""
         super().forget()
-        # Of the outer gradient that is on its way: its step; and what is sent
-        # of it, with the SHA-256 of the common weights there.
+        # Of the outer gradient that is on its way: its step. Of that and the
+        # one before, by step: what is sent, and the SHA-256 of the anchor.
         self._sent_step: int | None = None
-        self._own: futures.Future[tuple[list[np.ndarray], str]]
-        self._own = futures.Future()
+        self._own: dict[int, _Own] = {}
         self._is_apart = False
 
     # ---- before the first step ----
@@ -261,9 +261,11 @@ class FragmentMixer(mixer.WeightMixer):
 
         Of a training that goes on from a backup, what is in the backup.
         """
-        self._sent_step, self._own = step, futures.Future()
+        own: _Own = futures.Future()
+        before = [*self._own.items()][-1:]
+        self._sent_step, self._own = step, dict([*before, (step, own)])
         self._rounds.want(step)
-        exporter, ours, own = self._exporter, self._weights, self._own
+        exporter, ours = self._exporter, self._weights
         is_chief = replicas.is_chief(self.codistilled.distribute_strategy)
         index, described = self._fragment_of(step), self._described
 
@@ -279,12 +281,12 @@ class FragmentMixer(mixer.WeightMixer):
             except Exception as error:
                 own.set_exception(error)
                 return
+            own.set_result((sent, anchor))
             if is_chief and exporter.exchange.enabled:
                 extras = {**described, _ANCHOR_FIELD: anchor}
                 self._publisher.submit(
                     lambda: publish(blocks, extras), wait_secs=self._wait_secs
                 )
-            own.set_result((sent, anchor))
 
         def publish(blocks: list[bytes], extras: dict[str, Any]) -> None:
             pause = background.Backoff(first_secs=0.1, longest_secs=5.0)
@@ -302,8 +304,8 @@ class FragmentMixer(mixer.WeightMixer):
                 except claim.ERRORS:
                     raise
                 except versions.ExportError as error:
-                    if self._own is not own:
-                        raise
+                    if self._sent_step != step:
+                        raise  # Nobody waits for it any more.
                     _log.warning("%s It is tried again.", error)
                     time.sleep(pause.failed())
                 else:
@@ -312,8 +314,7 @@ class FragmentMixer(mixer.WeightMixer):
         self._encoder.submit(encode, wait_secs=self._wait_secs)
 
     def _publish_own(self, timeout_secs: float) -> None:
-        self._own.result()
-        self._publisher.wait_idle(timeout_secs)
+        """Leaves it to the thread, which began when it was taken."""
 
     def _take(self, staged: Sequence[follower.Staged]) -> None:
         super()._take(staged)
@@ -321,7 +322,8 @@ class FragmentMixer(mixer.WeightMixer):
 
     def in_background(self) -> None:
         """Finds the mean before a mix needs it, once what is sent is known."""
-        if self._own.done() and not self._own.exception():
+        owns = self._own.values()
+        if all(own.done() and not own.exception() for own in owns):
             super().in_background()
 
     def _find_mean(self, staged: Sequence[follower.Staged]) -> Any:
@@ -329,23 +331,23 @@ class FragmentMixer(mixer.WeightMixer):
 
         In the order of the groups: they all must find the same bits.
         """
+        step = staged[0].version.step if staged else self._mixed_step
         found = {each.version.group: each.values for each in staged}
-        found[self._exporter.group] = own = self._own.result()[0]
+        found[self._exporter.group] = own = self._own[step].result()[0]
         values = [found[group] for group in sorted(found)]
         with tf.device("CPU:0"):
             mean = [
                 weights.mean_of(list(map(tf.constant, each)))
                 for each in zip(*values, strict=True)
             ]
-        index = self._fragment_of(self._mixed_step)
-        return self._weights.changes(index, mean, own)
+        return self._weights.changes(self._fragment_of(step), mean, own)
 
     def _put_in(self, others: Any, *, num: int) -> None:
         del num  # It is in the mean.
         self._weights.mix(self._fragment_of(self._mixed_step), others)
 
     def _check_together(self, mixed: Sequence[versions.Version]) -> None:
-        _, anchor = self._own.result()
+        _, anchor = self._own[self._mixed_step].result()
         apart = [
             version.group
             for version in mixed
@@ -374,7 +376,8 @@ class FragmentMixer(mixer.WeightMixer):
     def state(self) -> dict[str, Any]:
         """Returns what else a resumed training goes on with."""
         if self._sent_step is not None:
-            self._own.result()  # What is on its way is in its variable then.
+            # What is on its way is in its variable then.
+            self._own[self._sent_step].result()
         return {**super().state(), "sent_step": self._sent_step}
 
     def restore(self, state: Mapping[str, Any]) -> None:
