@@ -253,7 +253,7 @@ class FragmentMixer(mixer.WeightMixer):
         if self._sent_step is not None:
             super()._mix()
         if not self.is_over:
-            self._weights.take(self._fragment_of(self.step))
+            self._made.take(self._fragment_of(self.step))
             self._send(self.step)
 
     def _send(self, step: int) -> None:
@@ -265,7 +265,7 @@ class FragmentMixer(mixer.WeightMixer):
         before = [*self._own.items()][-1:]
         self._sent_step, self._own = step, dict([*before, (step, own)])
         self._rounds.want(step)
-        exporter, ours = self._exporter, self._weights
+        exporter, ours = self._exporter, self._made
         is_chief = replicas.is_chief(self.codistilled.distribute_strategy)
         index, described = self._fragment_of(step), self._described
 
@@ -340,11 +340,11 @@ class FragmentMixer(mixer.WeightMixer):
                 weights.mean_of(list(map(tf.constant, each)))
                 for each in zip(*values, strict=True)
             ]
-        return self._weights.changes(self._fragment_of(step), mean, own)
+        return self._made.changes(self._fragment_of(step), mean, own)
 
     def _put_in(self, others: Any, *, num: int) -> None:
         del num  # It is in the mean.
-        self._weights.mix(self._fragment_of(self._mixed_step), others)
+        self._made.mix(self._fragment_of(self._mixed_step), others)
 
     def _check_together(self, mixed: Sequence[versions.Version]) -> None:
         _, anchor = self._own[self._mixed_step].result()

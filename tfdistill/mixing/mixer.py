@@ -252,6 +252,7 @@ class WeightMixer(steps.Mixer):
 
     @property
     def _weights(self) -> Any:
+        """Makes `_made` again if other weights are trained; takes its time."""
         model = self.codistilled
         if self._made is None or not self._made.is_of(model.student):
             self._made = replicas.outside_scopes(self._make_weights)
@@ -349,10 +350,10 @@ class WeightMixer(steps.Mixer):
         self.staleness_steps = {v.group: self.step - v.step for v in mixed}
 
     def _put_in(self, others: Any, *, num: int) -> None:
-        self._weights.mix(others, num=num)
+        self._made.mix(others, num=num)
 
     def _find_mean(self, staged: Sequence[follower.Staged]) -> Any:
-        return self._weights.mean_of([each.values for each in staged])
+        return self._made.mean_of([each.values for each in staged])
 
     def _mean_of(self, staged: Sequence[follower.Staged]) -> Any:
         key = [(each.version.group, each.version.step) for each in staged]
