@@ -76,10 +76,11 @@ class AboveRms:
 
     Args:
         ratio: What the root mean square is multiplied with, > 0. Default 1.
-        bin_size: Elements a bin, >= 1. Default 256.
+        bin_size: Elements a bin, >= 1; the last is filled up with zeros.
+            Default 256.
 
     Example:
-        >>> AboveRms()(np.array([0.0, 2, -3, 1]), np.zeros(4))
+        >>> AboveRms(bin_size=4)(np.array([0.0, 2, -3, 1]), np.zeros(4))
         array([1, 2])
     """
 
