@@ -72,6 +72,25 @@ def test_versions_may_hold_their_weights_in_other_ways(exchange):
             )
 
 
+def test_litert_answers_with_each_version_in_8_bits(exchange):
+    pytest.importorskip("ai_edge_litert", reason="needs the extra: litert")
+    with server_cases.serving(exchange, wait=False, use_litert=True) as server:
+        for step, kind in enumerate([None, "int8", None], start=1):
+            model = cases.deep(step)
+            cases.publish(exchange, model, step=step, variables_dtype=kind)
+            waits.until(lambda step=step: server.followed.version == step)
+            for x in (_X, _X[:3]):
+                with _stub(server) as stub:
+                    answer = stub.Predict(_request(x), timeout=60)
+                wanted = model(x).numpy()
+                np.testing.assert_allclose(
+                    tf.make_ndarray(answer.outputs["outputs"]),
+                    wanted,
+                    atol=0.02 * np.abs(wanted).max(),
+                )
+    assert server.counts == {"requests": 6, "failed": 0}
+
+
 def test_a_bare_client_gets_the_signature(exchange):
     asked = get_model_metadata_pb2.GetModelMetadataRequest(
         metadata_field=["signature_def"]

@@ -33,6 +33,7 @@ def _add_options(options: programs.Flags) -> None:
     add("model_name", "name that clients request", "default")
     add("tls_key", "<FILE>: private key, PEM; clients then need TLS")
     add("tls_cert", "<FILE>: certificate of this key, PEM, with its chain")
+    add("litert", "answer by LiteRT, with weights in 8 bits", False)
     add("trust_graph", "load a graph that isn't known to be safe", False)
 
 
@@ -66,6 +67,7 @@ def _run(options: programs.Options) -> int:
             publisher.Exchange(options.exchange),
             options.group,
             trust_graph=options.trust_graph,
+            use_litert=options.litert,
         )
         server = server_lib.Server(
             followed,
