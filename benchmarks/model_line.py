@@ -46,6 +46,12 @@ _WINDOW = flags.DEFINE_integer(
 )
 _REPLAY = flags.DEFINE_integer("replay", 0, "earlier days in a warm start")
 _BUDGET = flags.DEFINE_float("budget", 0.0, "of churn; default none")
+_BUDGET_SHARE = flags.DEFINE_float(
+    "budget_share",
+    0.0,
+    "budget as a share of the held-out churn of fresh retrains of the seed, "
+    "which must be trained first",
+)
 _WEIGHT = flags.DEFINE_float(
     "weight", None, "of the teacher, without a budget; default the recipe's"
 )
@@ -65,13 +71,7 @@ def _main(argv: list[str]) -> None:
         )
         stack.enter_context(parent.keep())  # One for all trainings.
         found = [
-            {
-                kind: _Lines(
-                    pathlib.Path(place, f"{kind}_{seed}"), kind, seed
-                ).month()
-                for kind in _KINDS.value
-            }
-            for seed in range(_SEEDS.value)
+            _seed(pathlib.Path(place), seed) for seed in range(_SEEDS.value)
         ]
     print(
         json.dumps(
@@ -84,6 +84,19 @@ def _main(argv: list[str]) -> None:
         ),
         flush=True,
     )
+
+
+def _seed(place: pathlib.Path, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Trains the lines of a seed, in the order of the kinds."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    budget = _BUDGET.value
+    for kind in _KINDS.value:
+        if kind == "line" and _BUDGET_SHARE.value:
+            churn = [day["held_out_churn"] for day in found["fresh"]]
+            budget = _BUDGET_SHARE.value * sum(churn) / len(churn)
+        lines = _Lines(place / f"{kind}_{seed}", kind, seed, budget)
+        found[kind] = [{**day, "budget": budget} for day in lines.month()]
+    return found
 
 
 def _compared(found: list[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
@@ -111,8 +124,8 @@ def _compared(found: list[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
         )
     days = [day for seed in found for day in seed["line"]]
     result["verdicts"] = [day["verdict"] for day in days]
-    if _BUDGET.value:
-        shares = [day["held_out_churn"] / _BUDGET.value for day in days]
+    if all(day["budget"] for day in days):
+        shares = [day["held_out_churn"] / day["budget"] for day in days]
         result["budget"] = {
             "shares": [round(share, 3) for share in shares],
             "kept": sum(share <= 1 for share in shares),
@@ -133,13 +146,15 @@ def _paired(
 class _Lines:
     """One kind of a line, of one seed."""
 
-    def __init__(self, place: pathlib.Path, kind: str, seed: int) -> None:
+    def __init__(
+        self, place: pathlib.Path, kind: str, seed: int, budget: float
+    ) -> None:
         self._place, self._kind = place, kind
         overrides: dict[str, Any] = {"seed": seed}
         if _RECIPE.value == "clicks_daily":
             overrides |= {"log_seed": seed, "num_days": _DAYS.value}
         if kind == "line":
-            overrides["churn_budget"] = _BUDGET.value
+            overrides["churn_budget"] = budget
         self._recipe = recipes.get(_RECIPE.value).changed(overrides)
         self._line = store.Line.init(
             place, workload=_RECIPE.value, overrides=overrides
