@@ -109,7 +109,7 @@ def click_model(keras_like: Any, setting: Setting, embed: Any) -> Any:
     return keras_like.Model({"x": x, "ids": ids}, layers.Dense(1)(hidden))
 
 
-def our_model(setting: Setting, *, steps_per_execution: int) -> Any:
+def our_model(setting: Setting, *, steps_per_execution: Any) -> Any:
     """Makes a compiled `CodistillModel`; call it in the strategy's scope."""
     import keras
 

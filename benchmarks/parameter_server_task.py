@@ -25,7 +25,7 @@ TF_KERAS = tuple(
 )
 NAMES = ("tfdistill", "keras", _ALONE, *TF_KERAS)
 _MIN_SHARD_BYTES = 256 * 1024
-_SIDE = re.compile(r"^(?P<name>.+?)(_x(?P<steps>\d+))?$")
+_SIDE = re.compile(r"^(?P<name>.+?)(_x(?P<steps>\d+|auto))?$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Side:
 
     Attributes:
         name: Such as `"tfdistill"` or `"tf_keras_legacy_halves"`.
-        steps_per_execution: Steps a call.
+        steps_per_execution: Steps a call; "auto" with tfdistill only.
     """
 
     name: str
-    steps_per_execution: int
+    steps_per_execution: Any
 
     @classmethod
     def of(cls, text: str) -> "Side":
@@ -49,7 +49,8 @@ class Side:
                 f"A side must be one of {', '.join(NAMES)}, with a number of "
                 f"steps per execution as in tfdistill_x10; received {text!r}."
             )
-        return cls(found["name"], int(found["steps"] or 1))
+        steps = found["steps"] or "1"
+        return cls(found["name"], int(steps) if steps.isdigit() else steps)
 
     @property
     def is_alone(self) -> bool:

@@ -338,7 +338,7 @@ class StudentExporter(steps.Exporter):
             if len(self._uncounted) > _MOST_UNCOUNTED:
                 self._num_examples += float(self._uncounted.pop(0))
         # A first loss may be one of weights that are 0, whatever the data.
-        if 2 <= self.step <= 2 * self.model.steps_per_execution and logs:
+        if 2 <= self.step <= 2 * self.model.trainer.num_steps and logs:
             loss = float(logs["loss"])
             self._began = [self.step, loss] if math.isfinite(loss) else None
         if self._claim is not None:

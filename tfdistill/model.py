@@ -200,7 +200,13 @@ class DistributedModel(steps.Trained, keras.Model):
 
         Args:
             *args: As for the model's `compile`.
-            **kwargs: As for the model's `compile`. `jit_compile="auto"`, the
+            **kwargs: As for the model's `compile`. `steps_per_execution` may
+                be `"auto"` besides: `fit` starts with one, measures, and grows
+                while steps a second do, to 64 at most, or 16 on servers.
+                Executions end where an epoch does, or where a callback of
+                this package is due, so that training is that of one step per
+                execution; other callbacks are called once an execution, as
+                with a number. `jit_compile="auto"`, the
                 default, is Keras' own choice on one device, which is XLA on a
                 GPU if all layers support it. Several replicas, workers and
                 parameter servers train without XLA, which cannot compile what
@@ -220,6 +226,9 @@ class DistributedModel(steps.Trained, keras.Model):
         arguments["loss"] = loss
         if self._exchanges:
             _leave_out_xla(arguments)
+        is_auto = arguments.get("steps_per_execution") == "auto"
+        if is_auto:  # Keras' own loops count in single steps.
+            arguments["steps_per_execution"] = 1
         for given in ("metrics", "weighted_metrics"):
             scale.check_metrics(loss, arguments.get(given))
         super().compile(**arguments)
@@ -235,6 +244,8 @@ class DistributedModel(steps.Trained, keras.Model):
         if self._own.has_loss and not self._own.is_compiled:
             keras_internals.lend_compiled_loss(self, self.model)
         self.trainer.compiled()
+        found = self.trainer.new_auto_steps() if is_auto else None
+        self.trainer.auto_steps = found
 
     @property
     def _exchanges(self) -> bool:
@@ -276,7 +287,7 @@ class DistributedModel(steps.Trained, keras.Model):
         #
         #     [_Before], _DataWatch, TerminateOnNonFinite, [FitBackup],
         #     [TeachingWatch], yours, [RunLogger], [CodistillTensorBoard],
-        #     [Backup], [StepWatchdog], [_After]
+        #     [Backup], [AutoSteps], [StepWatchdog], [_After]
         if self.model.built and not self.model.trainable_weights:
             warnings.warn(
                 f"Nothing of {self.model.name!r} will be trained: it has no "
@@ -287,6 +298,8 @@ class DistributedModel(steps.Trained, keras.Model):
         strategy = self.distribute_strategy
         arguments = fit_arguments.of_loop(super().fit, args, kwargs, strategy)
         callbacks = self._callbacks(arguments)
+        if self.trainer.auto_steps is not None:
+            callbacks.append(self.trainer.auto_steps)
         arguments["callbacks"] = callbacks
         for callback in callbacks:
             if isinstance(callback, steps.SteppedCallback):

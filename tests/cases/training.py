@@ -19,6 +19,8 @@ import tensorflow as tf
 import tfdistill
 from tfdistill import data as tfdistill_data
 from tfdistill.embedding import layer as embedding_layer
+from tfdistill.training import auto_steps
+from tfdistill.training import steps
 
 Results = dict[str, np.ndarray]
 BATCH_SIZE = 8
@@ -331,7 +333,7 @@ class Case:
     wrap: Callable[[keras.Model], Any] = tfdistill.DistributedModel
     is_plain: bool = True
     teacher: Callable[[], keras.Model] | None = None
-    steps_per_execution: int = 1
+    steps_per_execution: Any = 1
     steps_per_epoch: int | None = None
     callbacks: Callable[[], list] = list
     policy: str = "float32"
@@ -347,6 +349,27 @@ def _decay(rate: float) -> Any:
 
 def _rates() -> list:
     return [keras.callbacks.LearningRateScheduler(lambda e: [0.2, 0.03][e])]
+
+
+class _Grown(steps.SteppedCallback):
+    """Has executions grow, and is due every 20 steps; not in plain Keras."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Each number is taken for faster than the one before, at once."""
+        super().on_train_begin(logs)
+        auto_steps._LEAST_SECS = auto_steps._LEAST_GAIN = 0.0
+        self._due, self._seen = steps.EverySteps(20), []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if isinstance(self.model, tfdistill.DistributedModel):
+            super().on_train_batch_end(batch, logs)
+            self._seen.append(self.step)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._seen:
+            last = self._seen[-1]
+            assert len(self._seen) < last / 1.5, f"{self._seen}: no growth"
+            assert set(range(20, last, 20)) <= set(self._seen), self._seen
 
 
 def _kinds(**options: Any) -> keras.losses.Loss:
@@ -457,6 +480,12 @@ CASES: dict[str, Case] = {
         steps_per_epoch=6,
         callbacks=_rates,
     ),
+    "steps_found": Case(
+        data=lambda: regression(400),
+        steps_per_execution="auto",
+        callbacks=lambda: [_Grown()],
+        tolerance=2e-5,
+    ),
     "taught_in_memory": Case(
         optimizer=lambda: keras.optimizers.Adagrad(0.1),
         teacher=lambda: dense(hidden_units=9),
@@ -524,7 +553,7 @@ CASES: dict[str, Case] = {
 
 # What a place takes a path of its own in; most cases run in two of them.
 PLACES = {
-    "one_device": ("momentum_clipped", "dictionaries"),
+    "one_device": ("momentum_clipped", "dictionaries", "steps_found"),
     "two_replicas": (
         "momentum_clipped",
         "dictionaries",
@@ -534,6 +563,7 @@ PLACES = {
         "sparse_adam",
         "masked_sequence",
         "tables",
+        "steps_found",
         "taught_in_memory",
         "partly_labelled",
         "muon",
@@ -548,6 +578,7 @@ PLACES = {
         "masked_sequence",
         "tables",
         "rates_auc",
+        "steps_found",
         "own_loss",
         "own_step",
         "own_losses",
@@ -562,6 +593,7 @@ PLACES = {
         "tables",
         "tables_lazy_adam",
         "rates_auc",
+        "steps_found",
         "taught_in_memory",
         "own_loss",
         "bags_by_function",

@@ -323,6 +323,7 @@ class BatchScaler(steps.SteppedCallback):
         # A change that is on its way from an earlier `fit` is none of this one.
         self._decide(2 * [self.batch_size if self.step else self._first_size])
         self._start = self.step
+        self._blocks = steps.EverySteps(self._block, offset_steps=self._start)
         self._speed = self._measured = None
         self._set_factor(self._size(0))
         # Only the chief's sizes count.

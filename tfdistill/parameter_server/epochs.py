@@ -20,12 +20,13 @@ from tfdistill.cluster import signs
 from tfdistill.parameter_server import metric_totals
 from tfdistill.parameter_server import worker
 from tfdistill.parameter_server import worker_data
+from tfdistill.training import auto_steps
 from tfdistill.training import fit_arguments
 from tfdistill.training import steps
 
 # Enough that a worker finds its next execution waiting, and few enough that
 # callbacks see the training as it stands.
-_IN_FLIGHT_PER_WORKER = 2
+IN_FLIGHT_PER_WORKER = 2
 
 
 class Executions:
@@ -33,7 +34,7 @@ class Executions:
 
     def __init__(self, coordinator: Any, *, num_workers: int) -> None:
         self.coordinator, self.num_workers = coordinator, num_workers
-        self.limit = _IN_FLIGHT_PER_WORKER * num_workers
+        self.limit = IN_FLIGHT_PER_WORKER * num_workers
         self._pending: collections.deque[Any] = collections.deque()
 
     def __len__(self) -> int:
@@ -98,11 +99,13 @@ class TrainingEpochs:
         last: steps.LastExecution,
         steps_per_epoch: int | None,
         backup: Any,
+        auto: auto_steps.AutoSteps | None,
     ) -> None:
         """Traces nothing yet.
 
         `steps_per_epoch` is None for all that the data hold. The first epoch
-        begins where `backup`, if there is one, resumes.
+        begins where `backup`, if there is one, resumes. `auto` says how many
+        steps an execution has, if the model does not.
         """
         self._model = model
         self._step = step
@@ -112,6 +115,7 @@ class TrainingEpochs:
         self._last = last
         self._steps_per_epoch = steps_per_epoch
         self._backup = backup
+        self._auto = auto
         self._endless = data.is_endless()
         if self._endless and steps_per_epoch is None:
             raise ValueError(
@@ -142,7 +146,7 @@ class TrainingEpochs:
                 or model.stop_training
                 or len(ended) == window.num_workers
             ):
-                num_steps = self._num_steps(scheduled)
+                num_steps = self._num_steps(scheduled, scheduled - done)
                 if not num_steps:
                     break
                 self._schedule(num_steps, scheduled - done)
@@ -203,12 +207,15 @@ class TrainingEpochs:
             self._model.optimizer.iterations.assign(self._global_step)
             self._backup.on_quiet(point)
 
-    def _num_steps(self, scheduled: int) -> int:
+    def _num_steps(self, scheduled: int, ahead: int) -> int:
         """Steps of the next execution: fewer at the end of the epoch."""
-        wanted = int(self._model.steps_per_execution)
-        if self._steps_per_epoch is None:
-            return wanted
-        return min(wanted, self._steps_per_epoch - scheduled)
+        if self._auto is None:
+            wanted = int(self._model.steps_per_execution)
+        else:
+            wanted = self._auto.next_count(self._global_step + ahead)
+        if self._steps_per_epoch is not None:
+            wanted = min(wanted, self._steps_per_epoch - scheduled)
+        return wanted if self._auto is None else self._auto.next_size(wanted)
 
     def _schedule(self, num_steps: int, ahead: int) -> None:
         if num_steps not in self._functions:

@@ -28,6 +28,7 @@ from tfdistill.parameter_server import variables
 from tfdistill.parameter_server import worker
 from tfdistill.parameter_server import worker_data
 from tfdistill.system import keras_internals
+from tfdistill.training import auto_steps
 from tfdistill.training import fit_arguments
 from tfdistill.training import steps
 from tfdistill.training import trainer
@@ -121,6 +122,18 @@ class ServerTrainer(trainer.Trainer):
                 num_workers=len(keras_internals.jobs_of(strategy)["worker"]),
             )
         return self._workers_met
+
+    def new_auto_steps(self) -> auto_steps.AutoSteps:
+        """What finds a number of steps; each is a graph of so many."""
+        strategy = self._model.distribute_strategy
+        num_workers = len(keras_internals.jobs_of(strategy)["worker"])
+        return auto_steps.AutoSteps(
+            strategy,
+            most=16,
+            longest_secs=0.5,
+            # In flight before a change, or first of their graph on a worker.
+            num_unsteady=2 * training_epochs.IN_FLIGHT_PER_WORKER * num_workers,
+        )
 
     def compiled(self) -> None:
         """Drops what depends on how the model was compiled before."""
@@ -233,6 +246,7 @@ class ServerTrainer(trainer.Trainer):
             last=self.last,
             steps_per_epoch=steps_per_epoch,
             backup=self.backup,
+            auto=self.auto_steps,
         )
 
     def _callbacks(

@@ -6,10 +6,12 @@ Nothing else in the package touches a private name of Keras or TensorFlow.
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -339,6 +341,40 @@ def _iterator_after(source: Any, num_batches: int) -> Any:
         vars(source)[name] = pipelines
 
 
+class Steps(NamedTuple):
+    """What one execution is to do: so many steps of an iterator."""
+
+    iterator: Any
+    number: int
+
+
+def group_steps(epoch_iterator: Any, next_count: Callable[[], int]) -> None:
+    """Has a `TFEpochIterator` ask for other numbers of steps each time.
+
+    Keras' own number is that of a whole `fit`. It must be one, so that what
+    is left here are groups of single steps, which end with the epoch.
+    """
+    if "_enumerate_iterator" in vars(epoch_iterator):  # A kept one.
+        return
+    enumerate_singly = epoch_iterator._enumerate_iterator
+
+    def grouped() -> Iterator[Any]:
+        num_batches = epoch_iterator.num_batches
+        singly = enumerate_singly()
+        for begin, end, iterator in singly:
+            count = next_count()
+            # At its end Keras opens the data of the next epoch.
+            if num_batches:
+                count = min(count, num_batches - begin)
+            ends = [
+                end,
+                *(e for _, e, _ in itertools.islice(singly, count - 1)),
+            ]
+            yield begin, ends[-1], Steps(iterator, len(ends))
+
+    epoch_iterator._enumerate_iterator = grouped
+
+
 class EpochData:
     """Says how far `fit` has read its data, and resumes it there.
 
@@ -349,6 +385,7 @@ class EpochData:
     def __init__(self, epoch_iterator: Any) -> None:
         """Counts the iterators that a `TFEpochIterator` makes from now on."""
         self._it = epoch_iterator
+        self._enumerate = epoch_iterator._enumerate_iterator
         self._make = epoch_iterator._get_iterator
         self._num_iterators = 0
         epoch_iterator._get_iterator = self._counted
@@ -389,7 +426,7 @@ class EpochData:
         from_batch: Callable[[Any, int], Any],
     ) -> Iterator[Any]:
         it, current = self._it, iter(())
-        del it._enumerate_iterator
+        it._enumerate_iterator = self._enumerate
         # Each iterator moves the seeds of shuffles on, read or not.
         for _ in range(position["iterators"] - 1):
             iter(it._get_iterator())

@@ -51,6 +51,10 @@ class EverySteps:
         passed, self._last = reached > self._last, reached
         return passed
 
+    def next(self, step: int) -> int:
+        """Returns the first step after this one that is due."""
+        return (self._reached(step) + 1) * self.every_steps + self._offset_steps
+
     def _reached(self, step: int) -> int:
         return (step - self._offset_steps) // self.every_steps
 
@@ -138,6 +142,15 @@ class SteppedCallback(keras.callbacks.Callback):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned, once training has begun."""
 
+    def next_due(self, step: int) -> int | None:
+        """Returns after which step it next acts, as far as it is known.
+
+        An execution of `steps_per_execution="auto"` ends there. By default the
+        first that is due by any `EverySteps` it has.
+        """
+        schedules = [s for s in vars(self).values() if type(s) is EverySteps]
+        return min((s.next(step) for s in schedules), default=None)
+
     @property
     def variables(self) -> Sequence[tf.Variable]:
         """What a backup keeps of it; known before training begins."""
@@ -179,7 +192,7 @@ class SteppedCallback(keras.callbacks.Callback):
             # With several steps an execution Keras gives the last batch that
             # was asked for, though the data may have ended before it.
             num_batches = self.params.get("steps")
-            if num_batches is None and self.model.steps_per_execution > 1:
+            if num_batches is None and self.model.trainer.num_steps > 1:
                 self.read_step()
                 return
             if num_batches is not None:

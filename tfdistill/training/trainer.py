@@ -22,6 +22,7 @@ from tfdistill.cluster import replicas
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import updates
 from tfdistill.system import keras_internals
+from tfdistill.training import auto_steps
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
 from tfdistill.training import metric_states
@@ -47,6 +48,7 @@ class Trainer:
         backup: The `callbacks.Backup` of the `fit` in progress, if it has one.
         not_finite: What an export or a backup found of weights that are not
             finite.
+        auto_steps: What finds `steps_per_execution="auto"`; None for a number.
         counts_done: Whether callbacks get the index of the last batch that was
             done. Keras gives them the last one that was asked for.
     """
@@ -61,6 +63,13 @@ class Trainer:
         self.worker_waits = stragglers.WorkerWaits(model.distribute_strategy)
         self.backup: Any = None
         self.not_finite: str | None = None
+        self.auto_steps: auto_steps.AutoSteps | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of an execution, unless something ends it before."""
+        auto = self.auto_steps
+        return self._model.steps_per_execution if auto is None else auto.count
 
     def train_function(self, step: Step, keras_own: Any) -> Any:
         """Returns what `fit` calls for each execution."""
@@ -107,6 +116,12 @@ class ReplicaTrainer(Trainer):
     def _has_replicas(self) -> bool:
         return self._strategy.num_replicas_in_sync > 1
 
+    def new_auto_steps(self) -> auto_steps.AutoSteps:
+        """What finds a number of steps, for which one graph is traced."""
+        return auto_steps.AutoSteps(
+            self._strategy, most=64, longest_secs=0.1, num_unsteady=2
+        )
+
     def compiled(self) -> None:
         """Takes the sums of gradients away from the optimizer."""
         if self._model.optimizer is not None and self._has_replicas:
@@ -122,6 +137,8 @@ class ReplicaTrainer(Trainer):
             scope=self._strategy.scope,
             optimized=updates.dense_variables,
         )
+        if self.auto_steps is not None and iterator is not None:
+            keras_internals.group_steps(iterator, self.auto_steps.for_opened())
         if self.backup is not None and iterator is not None:
             self.backup.opened(iterator)
 
@@ -133,7 +150,7 @@ class ReplicaTrainer(Trainer):
         run = self.test_function(self._without_rows_unchanged(step), keras_own)
 
         def execute(iterator: Any) -> Logs:
-            num_steps = self._model.steps_per_execution
+            _, num_steps = self._asked(iterator)
             logs = self.last.taken_from(run(iterator), num_steps=num_steps)
             self.worker_waits.executed(self.last, num_steps)
             return logs
@@ -167,17 +184,25 @@ class ReplicaTrainer(Trainer):
     def test_function(self, step: Step, keras_own: Any) -> Any:
         """Runs the step on each replica, or what Keras would."""
         execution = _Execution(self._model, step)
-        if self._has_replicas:
-            return execution
-        if self._model.jit_compile:  # Which takes the iterator out of a step.
-            return keras_own
 
         def execute(iterator: Any) -> Logs:
+            iterator, num_steps = self._asked(iterator)
             # `train_on_batch` has a generator.
-            is_data = isinstance(iterator, tf.data.Iterator)
-            return (execution if is_data else keras_own)(iterator)
+            is_data = self._has_replicas or isinstance(
+                iterator, tf.data.Iterator
+            )
+            if is_data:
+                return execution(iterator, num_steps)
+            return keras_own(iterator)
 
         return execute
+
+    def _asked(self, iterator: Any) -> keras_internals.Steps:
+        """The data, and how many steps an execution makes of them."""
+        if isinstance(iterator, keras_internals.Steps):
+            return iterator
+        number = self._model.steps_per_execution
+        return keras_internals.Steps(iterator, number)
 
     def sendable(self, predictions: Any) -> Any:
         """Casts what workers will gather; `predict` casts it back."""
@@ -356,20 +381,24 @@ def _has_distinct_rows(gradient: Any) -> bool:
 
 
 class _Execution:
-    """Calls `step` on every replica, `steps_per_execution` times.
+    """Calls `step` on every replica, a number of times.
 
     In one function, or in one function each. `fit` or `evaluate` calls it with
     an iterator of global batches, of which each replica's step gets its part.
-    With one replica this is Keras' own function, except that Keras hands out
-    the logs in `Optional`s and unwraps them one by one, which is a third of a
-    step of 1 ms.
+    There is one trace for a single step, and one for any other number. With one
+    replica this is Keras' own function, except that Keras hands out the logs in
+    `Optional`s and unwraps them one by one, which is a third of a step of 1 ms.
 
     The last step's logs are returned: those named as a metric's result from
     states summed over all replicas, the rest from the first replica.
     """
 
     def __init__(self, model: keras.Model, step: Step) -> None:
-        self._model, self._step = model, step
+        self._model = model
+        is_compiled = model.jit_compile and not model.run_eagerly
+        if is_compiled:  # Without the iterator, which XLA cannot read.
+            step = tf.function(step, reduce_retracing=True, jit_compile=True)
+        self._step = step
         self._strategy = model.distribute_strategy
         self._has_replicas = self._strategy.num_replicas_in_sync > 1
         # Whether each step must be a function's call. Only a trace of the
@@ -378,48 +407,45 @@ class _Execution:
         self._begin, self._go_on = (
             function
             if model.run_eagerly
-            else tf.function(
-                function, reduce_retracing=True, jit_compile=model.jit_compile
-            )
+            else tf.function(function, reduce_retracing=True)
             for function in map(
                 tf.autograph.experimental.do_not_convert,
                 (self._first_steps, self._next_step),
             )
         )
 
-    def __call__(self, iterator: Any) -> Logs:
-        logs = self._of_first_replica(self._begin(iterator))
-        step = tf.constant(1)
-        while self._stepwise and step < self._model.steps_per_execution:
-            step, logs = self._go_on(iterator, step, logs)
+    def __call__(self, iterator: Any, num_steps: int) -> Logs:
+        left = None if num_steps == 1 else tf.constant(num_steps - 1)
+        logs = self._of_first_replica(self._begin(iterator, left))
+        while self._stepwise and left is not None and left > 0:
+            left, logs = self._go_on(iterator, left, logs)
             logs = self._of_first_replica(logs)
         return logs
 
-    def _first_steps(self, iterator: Any) -> Logs:
-        steps = self._model.steps_per_execution
+    def _first_steps(self, iterator: Any, left: tf.Tensor | None) -> Logs:
         logs = self._run(iterator.get_next())
         self._stepwise = _gathers_in_graph()
-        if steps > 1 and not self._stepwise:
+        if left is not None and not self._stepwise:
             _, logs = tf.while_loop(
-                lambda step, _: step < steps,
-                lambda step, logs: self._step_if_data(iterator, step, logs),
-                (tf.constant(1), logs),
+                lambda left, _: left > 0,
+                lambda left, logs: self._step_if_data(iterator, left, logs),
+                (left, logs),
             )
         return self._finish(logs)
 
-    def _next_step(self, iterator: Any, step: tf.Tensor, logs: Logs) -> Any:
-        step, logs = self._step_if_data(iterator, step, logs)
-        return step, self._finish(logs)
+    def _next_step(self, iterator: Any, left: tf.Tensor, logs: Logs) -> Any:
+        left, logs = self._step_if_data(iterator, left, logs)
+        return left, self._finish(logs)
 
     def _step_if_data(
-        self, iterator: Any, step: tf.Tensor, logs: Logs
+        self, iterator: Any, left: tf.Tensor, logs: Logs
     ) -> tuple[tf.Tensor, Logs]:
-        """Runs one step and counts it; if the data have ended, counts all."""
+        """Runs one of the steps left; none is if the data have ended."""
         data = iterator.get_next_as_optional()
         return tf.cond(
             data.has_value(),
-            lambda: (step + 1, self._run(data.get_value())),
-            lambda: (tf.constant(self._model.steps_per_execution), logs),
+            lambda: (left - 1, self._run(data.get_value())),
+            lambda: (tf.constant(0), logs),
         )
 
     def _run(self, data: Any) -> Logs:

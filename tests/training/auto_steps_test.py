@@ -1,0 +1,60 @@
+"""How many steps an execution gets, by clocks that are made up."""
+
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tfdistill.training import auto_steps
+from tfdistill.training import steps
+
+
+def _found(secs, *, most=64, longest_secs=0.1, num_executions=2000):
+    """What it settles on if executions of n steps take `secs(n)`."""
+    time = 0.0
+    found = auto_steps.AutoSteps(
+        tf.distribute.get_strategy(),
+        most=most,
+        longest_secs=longest_secs,
+        num_unsteady=2,
+        clock=lambda: time,
+    )
+    found.set_model(tfdistill.DistributedModel(cases.linear()))
+    found.model.compile("sgd", "mse")
+    found.set_params({"steps": 10**9})
+    found.on_train_begin()
+    found.on_epoch_begin(0)
+    done = 0
+    for _ in range(num_executions):
+        time += secs(found.count)
+        done += found.count
+        found.on_train_batch_end(done - 1)
+    return found.count
+
+
+@pytest.mark.parametrize(
+    ("secs", "count"),
+    [
+        # What an execution costs by itself, and each of its steps.
+        (lambda n: 1e-3 + 1e-6 * n, 64),
+        (lambda n: 1e-3 + 4e-3 * n, 16),
+        # The last that was tried stays, unless it is slower.
+        (lambda n: 1e-5 + 1e-3 * n, 4),
+        # Too long for callbacks, whatever is gained.
+        (lambda n: 0.03 + 1e-6 * n, 1),
+        # More steps are slower, as of a graph that is not in the caches.
+        (lambda n: 1e-3 * n**1.2, 1),
+    ],
+)
+def test_it_grows_while_steps_a_second_do(secs, count):
+    assert _found(secs) == count
+
+
+def test_executions_end_where_a_callback_is_due(exchange, tmp_path):
+    for callback, due in (
+        (tfdistill.callbacks.StudentExporter(exchange, every_steps=7), 14),
+        (tfdistill.callbacks.TeacherLoader(every_steps=5), 15),
+        (tfdistill.callbacks.Backup(tmp_path, every_steps=9), 18),
+        (steps.SteppedCallback(), None),
+    ):
+        assert callback.next_due(12) == due

@@ -1,0 +1,190 @@
+"""Finds how many steps an execution should have, while `fit` trains.
+
+An execution costs time of its own: Keras' loop and its callbacks, the call of
+a graph, on servers a message there and back. More steps share it. What a step
+computes is the same, and where executions end is for callbacks to say, so the
+number changes nothing but the speed.
+"""
+
+import time
+import zlib
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill.cluster import replicas
+from tfdistill.training import steps
+
+# Four times as many at once: what each trial gains is more than a busy machine
+# takes, and where each number has its own graph, there are few.
+_GROWTH = 4
+# Of steps a second, at least; what is left to gain is about a third of it.
+_LEAST_GAIN = 1.05
+# The best window counts: others were held up by something else.
+_LEAST_SECS, _NUM_WINDOWS = 0.1, 3
+
+
+class AutoSteps(steps.SteppedCallback):
+    """The number of steps of an execution, for `steps_per_execution="auto"`.
+
+    `fit` adds it behind all callbacks that count steps. The number starts at
+    one and grows while steps a second do; then it stays, also for later calls
+    of `fit`. The chief's clock decides, by a collective, so that all workers
+    of a group grow at the same step.
+
+    Attributes:
+        count: Steps of an execution, unless a callback is due before.
+        sizes: The numbers up to `count` that were tried.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        *,
+        most: int,
+        longest_secs: float,
+        num_unsteady: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Starts at one.
+
+        Args:
+            strategy: Of the model.
+            most: Steps of an execution, at most.
+            longest_secs: How long an execution may last. One that is longer
+                has nothing to gain.
+            num_unsteady: Executions that show nothing yet after a change.
+            clock: Seconds.
+        """
+        super().__init__()
+        self.sizes = [1]
+        self._strategy = strategy
+        self._most, self._longest_secs = most, longest_secs
+        self._num_unsteady, self._clock = num_unsteady, clock
+        self._is_found = False
+        self._best = 0.0
+        self._window_length = 4  # Executions.
+        self._others: list[steps.SteppedCallback] = []
+        self._opens_training = False
+        self._try()
+
+    @property
+    def count(self) -> int:
+        """Steps of an execution, unless a callback is due before."""
+        return self.sizes[-1]
+
+    def next_count(self, step: int | None = None) -> int:
+        """Steps of the execution that begins at a step; by default the next."""
+        step = self.step if step is None else step
+        return min([self.count, *(due - step for due in self._due_after(step))])
+
+    def next_size(self, most: int) -> int:
+        """Returns the largest of `sizes` that is at most `most`; 0 for 0."""
+        return max((size for size in self.sizes if size <= most), default=0)
+
+    def for_opened(self) -> Callable[[], int]:
+        """Returns what says how many steps come next, of data just opened.
+
+        The first that a `fit` opens are its training data.
+        """
+        is_training, self._opens_training = self._opens_training, False
+        return self.next_count if is_training else lambda: self.count
+
+    def _due_after(self, step: int) -> list[int]:
+        found = (callback.next_due(step) for callback in self._others)
+        return [due for due in found if due is not None]
+
+    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds those which say where executions end."""
+        self._opens_training = True
+        self._others = [
+            each
+            for each in callbacks
+            if isinstance(each, steps.SteppedCallback) and each is not self
+        ]
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Checks that executions will end at the same steps on all workers."""
+        super().on_train_begin(logs)
+        self._last: float | None = None
+        self._workers = replicas.WorkerValues(self._strategy)
+        if self._is_alone:
+            return
+        due = repr(sorted(self._due_after(self.step)))
+        if len(set(self._workers.gathered(zlib.crc32(due.encode())))) > 1:
+            raise ValueError(
+                "`callbacks` must be the same on all workers of a group with "
+                '`steps_per_execution="auto"`; received some with other '
+                f"intervals, here the next steps {due}. Pass all callbacks on "
+                "every worker: `fit` runs those that write on the chief only."
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Does not count the time since the last epoch."""
+        super().on_epoch_begin(epoch, logs)
+        self._last = None
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Adds an execution to what is measured."""
+        before = self.step
+        super().on_train_batch_end(batch, logs)
+        if self._is_found:
+            return
+        last, self._last = self._last, self._clock()
+        if last is not None:
+            self._add(self.step - before, self._last - last)
+
+    @property
+    def _is_alone(self) -> bool:
+        return replicas.num_workers(self._strategy) == 1
+
+    def _try(self) -> None:
+        """Begins to measure the newest number."""
+        self._left = self._num_unsteady
+        # Steps and seconds of the executions of the present window.
+        self._window: list[tuple[int, float]] = []
+        # Steps a second, and seconds an execution.
+        self._windows: list[tuple[float, float]] = []
+
+    def _add(self, num_steps: int, secs: float) -> None:
+        if self._left:
+            self._left -= 1
+            return
+        self._window.append((num_steps, secs))
+        length = len(self._window)
+        if length < self._window_length:
+            return
+        done = sum(steps for steps, _ in self._window)
+        spent = self._agreed(sum(secs for _, secs in self._window))
+        self._window.clear()
+        if spent < _LEAST_SECS:
+            self._window_length *= 2
+            return
+        self._windows.append((done / spent, spent / length))
+        if len(self._windows) == _NUM_WINDOWS:
+            self._judge(*max(self._windows))
+
+    def _agreed(self, secs: float) -> float:
+        """The chief's time on all workers, in whole microseconds above 0."""
+        micros = 1 + round(secs * 1e6)
+        if not self._is_alone:
+            micros = self._workers.gathered(micros)[0]
+        return micros / 1e6
+
+    def _judge(self, rate: float, secs: float) -> None:
+        """Grows, stays or goes back, by the best rate of the newest number."""
+        if rate < self._best * _LEAST_GAIN:
+            self._is_found = True
+            if rate < self._best:
+                self.sizes.pop()
+            return
+        self._best, count = rate, self.count * _GROWTH
+        if count > self._most or secs * _GROWTH > self._longest_secs:
+            self._is_found = True
+            return
+        self.sizes.append(count)
+        self._window_length = max(1, self._window_length // _GROWTH)
+        self._try()
