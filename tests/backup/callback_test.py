@@ -1,5 +1,6 @@
 """Backups of a training on parameter servers, in one process."""
 
+import dataclasses
 import pathlib
 import shutil
 
@@ -14,6 +15,7 @@ from tests.cases import servers
 from tfdistill.backup import callback as callback_lib
 from tfdistill.parameter_server import variables
 from tfdistill.teachers import on_batches
+from tfdistill.training import auto_steps
 from tfdistill.training import steps
 
 
@@ -152,6 +154,20 @@ def test_it_ends_as_if_it_had_never_stopped(name, stops, tmp_path):
     assert logs.found == {key: expected_logs.found[key] for key in logs.found}
     if CASES[name].data is cases.finite:
         assert cases.times_seen(model) == {CASES[name].epochs}
+
+
+def test_the_steps_of_an_execution_may_be_found_anew(tmp_path, monkeypatch):
+    # It grows as soon as it can.
+    monkeypatch.setattr(auto_steps, "_LEAST_SECS", 0.0)
+    monkeypatch.setattr(auto_steps, "_LEAST_GAIN", 0.0)
+    single = cases.Case(fit={"steps_per_epoch": 40}, epochs=2)
+    whole, *_ = cases.train(single)
+    case = dataclasses.replace(single, steps_per_execution="auto")
+    cases.train(case, tmp_path, stop_after=19, every_steps=10)
+    model, _, backup = cases.train(case, tmp_path, every_steps=10)
+    assert backup.resumed_step % 10 == 0
+    assert model.trainer.num_steps > 1
+    cases.assert_same(cases.values(model), cases.values(whole))
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -173,7 +173,7 @@ class Case:
         default_factory=lambda: {"steps_per_epoch": 5}
     )
     epochs: int = 3
-    steps_per_execution: int = 1
+    steps_per_execution: Any = 1
     optimizer: Callable[[], Any] = lambda: keras.optimizers.Adam(0.05)
     callbacks: Callable[[], list] = list
     num_classes: int = 3
