@@ -11,6 +11,7 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -357,7 +358,10 @@ class _Grown(steps.SteppedCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Each number is taken for faster than the one before, at once."""
         super().on_train_begin(logs)
-        auto_steps._LEAST_SECS = auto_steps._LEAST_GAIN = 0.0
+        self._at_once = mock.patch.multiple(
+            auto_steps, _LEAST_SECS=0.0, _LEAST_GAIN=0.0
+        )
+        self._at_once.start()
         self._due, self._seen = steps.EverySteps(20), []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -366,6 +370,7 @@ class _Grown(steps.SteppedCallback):
             self._seen.append(self.step)
 
     def on_train_end(self, logs: Any = None) -> None:
+        self._at_once.stop()
         if self._seen:
             last = self._seen[-1]
             assert len(self._seen) < last / 1.5, f"{self._seen}: no growth"
