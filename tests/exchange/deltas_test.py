@@ -105,8 +105,8 @@ def _read(exchange, version, held=None):
             with np.load(f"{whole.path}/values.npz") as found:
                 return dict(found)
     with exchange.deltas.readable(version) as delta:
-        content = pathlib.Path(delta.path, deltas.FILE_NAME).read_bytes()
-    return deltas.patched(version.manifest.extras[deltas.FIELD], content, held)
+        field = delta.manifest.extras[deltas.FIELD]
+        return deltas.patched(field, delta.content, held)
 
 
 @pytest.mark.parametrize("dtype", [None, "int8", "int4"])
@@ -206,6 +206,9 @@ def test_a_torn_delta_is_corrupt_and_a_key_must_sign_it(tmp_path):
     path = pathlib.Path(version.path, deltas.FILE_NAME)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(versions.CorruptVersionError, match="SHA-256"):
+        _read(exchange, exchange.deltas.latest(0), values)
+    path.write_bytes(path.read_bytes() + b"?")
+    with pytest.raises(versions.CorruptVersionError, match="has more"):
         _read(exchange, exchange.deltas.latest(0), values)
 
 

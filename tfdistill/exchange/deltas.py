@@ -93,14 +93,18 @@ class Encoder:
         self._touched: dict[str, Any] = dict.fromkeys(values, False)
 
     def encode(
-        self, values: Mapping[str, np.ndarray]
+        self, values: Mapping[str, np.ndarray], *, everything: bool = False
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Returns a delta's field of the manifest, and its file in blocks."""
+        """Returns a delta's field of the manifest, and its file in blocks.
+
+        With `everything`, nothing is left out, as of the next key frame.
+        """
         self.num_deltas += 1
         entries, blocks = {}, []
         for name in sorted(values):
             if name in self._sent:
-                changed = self._send(name, values[name].reshape(-1))
+                new = values[name].reshape(-1)
+                changed = self._send(name, new, everything)
                 rows = _rows(self._sent[name])
             else:
                 rows = _rows(values[name])
@@ -116,15 +120,17 @@ class Encoder:
             }
         return {"frame": self.frame, "variables": entries}, blocks
 
-    def _send(self, name: str, new: np.ndarray) -> np.ndarray:
+    def _send(self, name: str, new: np.ndarray, everything: bool) -> np.ndarray:
         """Publishes the chosen elements; returns which those were."""
         choose: Any = self._choose
         last, sent = self._last[name], self._sent[name]
         now, before, known = (v.astype(np.float32) for v in (new, last, sent))
-        index = choose(now - before, before - known)
-        self._last[name], sent[index] = new, new[index]
-        changed = np.zeros(new.shape, bool)
-        changed[index] = True
+        if everything:
+            changed = (_rows(new) != _rows(sent)).any(axis=1)
+        else:
+            changed = np.zeros(new.shape, bool)
+            changed[choose(now - before, before - known)] = True
+        self._last[name], sent[changed] = new, new[changed]
         return changed
 
 

@@ -37,6 +37,7 @@ from tfdistill.system import run_files
 _log = logging.getLogger(__name__)
 # The file of an outer gradient, and how many are kept for each version that is.
 OUTER_GRADIENT = "outer_gradient.bin"
+_SINGLE_FILES = {deltas.FILE_NAME, OUTER_GRADIENT}
 _OUTER_GRADIENTS_PER_VERSION = 64
 
 
@@ -434,10 +435,10 @@ class Exchange:
     ) -> versions.Version | None:
         """Returns the newest version whose files are all there, or None.
 
-        Newest means the highest step. Sizes are compared and checksums are
-        not: call `verify` before use. Versions that are incomplete, or whose
-        manifest is not one to trust, are passed over with a warning if they
-        stay so, and the next older one is taken.
+        Newest means the highest step. Sizes are compared, except for deltas,
+        and checksums are not: call `verify` before use. Versions that are
+        incomplete, or whose manifest is not one to trust, are passed over with
+        a warning if they stay so, and the next older one is taken.
 
         Args:
           group: The group.
@@ -453,7 +454,8 @@ class Exchange:
             try:
                 version = self.open(group, step)
                 if wanted(version):
-                    versions.check_listing(self._file_system, version)
+                    if not deltas.is_delta(version.manifest):
+                        versions.check_listing(self._file_system, version)
                     return version
             except versions.VersionNotFoundError:
                 continue
@@ -471,9 +473,14 @@ class Exchange:
           VersionNotFoundError: If the version was pruned or replaced meanwhile.
           OSError: If the storage fails; the version may well be good.
         """
-        try:
+        with self._unless_gone(version):
             versions.check_listing(self._file_system, version)
             versions.check_content(self._file_system, version)
+
+    @contextlib.contextmanager
+    def _unless_gone(self, version: versions.Version) -> Iterator[None]:
+        try:
+            yield
         except versions.CorruptVersionError as error:
             if self._is_gone(version):
                 raise versions.VersionNotFoundError(
@@ -513,8 +520,25 @@ class Exchange:
         """Gives a verified version where TensorFlow's operations can read it.
 
         In an object store that is a copy for as long as the block lasts; each
-        byte is read once. Raises what `verify` and `fetch` do.
+        byte is read once. What is one file, such as a delta, is read by one
+        request, and comes as `content`. Raises what `verify` and `fetch` do.
         """
+        files = version.manifest.files
+        if len(files) == 1 and files.keys() <= _SINGLE_FILES:
+            content = bytearray()
+
+            def keep(block: bytes) -> None:
+                content.extend(block)
+                if len(content) > version.num_bytes:
+                    raise versions.CorruptVersionError(
+                        f"{version.path} must have {version.num_bytes} bytes "
+                        "by its manifest; it has more."
+                    )
+
+            with self._unless_gone(version):
+                versions.check_content(self._file_system, version, keep)
+            yield dataclasses.replace(version, content=bytes(content))
+            return
         if not filesystem.in_object_store(version.path):
             self.verify(version)
             yield version

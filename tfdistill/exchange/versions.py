@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import operator
 import re
+from collections.abc import Callable
 from typing import Any
 
 from tfdistill.exchange import filesystem
@@ -35,6 +36,7 @@ class Version:
     """A published version: the SavedModel in `path`, local or a URL.
 
     `is_copy` if that is this process's own copy, which no other can see.
+    `content` is what was read of a version that is one file.
     """
 
     group: int
@@ -42,6 +44,7 @@ class Version:
     path: str
     manifest: manifest_lib.Manifest = dataclasses.field(hash=False, repr=False)
     is_copy: bool = False
+    content: bytes = dataclasses.field(default=b"", compare=False, repr=False)
 
     @property
     def num_bytes(self) -> int:
@@ -50,14 +53,17 @@ class Version:
 
 
 def checksum(
-    file_system: filesystem.FileSystem, path: str
+    file_system: filesystem.FileSystem,
+    path: str,
+    keep: Callable[[bytes], Any] = lambda block: None,
 ) -> manifest_lib.FileEntry:
-    """Returns the size and SHA-256 of a file."""
+    """Returns the size and SHA-256 of a file, whose blocks `keep` gets."""
     digest = hashlib.sha256()
     size = 0
     for block in file_system.blocks(path):
         digest.update(block)
         size += len(block)
+        keep(block)
     return manifest_lib.FileEntry(size, digest.hexdigest())
 
 
@@ -90,12 +96,19 @@ def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
             )
 
 
-def check_content(file_system: filesystem.FileSystem, version: Version) -> None:
-    """Raises CorruptVersionError unless each file has its checksum."""
+def check_content(
+    file_system: filesystem.FileSystem,
+    version: Version,
+    keep: Callable[[bytes], Any] = lambda block: None,
+) -> None:
+    """Raises CorruptVersionError unless each file has its checksum.
+
+    Each block that is read is given to `keep`.
+    """
     for name, expected in version.manifest.files.items():
         path = f"{version.path}/{name}"
         try:
-            received = checksum(file_system, path)
+            received = checksum(file_system, path, keep)
         except (FileNotFoundError, filesystem.NotRegularFileError) as error:
             raise CorruptVersionError(
                 f"{path} must be a regular file: {error}"

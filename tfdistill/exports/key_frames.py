@@ -15,7 +15,6 @@ import tensorflow as tf
 from tfdistill.embedding import layer
 from tfdistill.exchange import bases
 from tfdistill.exchange import deltas
-from tfdistill.exchange import filesystem
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import frozen
@@ -90,13 +89,10 @@ class KeyFrames:
         keys, base = self._find_base(writer, values)
         encoder = self._encoder if self._writer is writer else None
         # A later frame is of a training before this one.
-        if encoder and (
-            encoder.num_deltas >= self.every - 1
-            or encoder.frame >= step
-            or self._frozen != (keys, base)
-        ):
+        if encoder and (encoder.frame >= step or self._frozen != (keys, base)):
             encoder = None
-        other = exchange.deltas if whole or not encoder else exchange
+        is_key = whole or not encoder or encoder.num_deltas >= self.every - 1
+        other = exchange.deltas if is_key else exchange
         # An earlier attempt may have published it the other way: all readers
         # must see the same.
         if not whole and step in other.listed(described["group"]):
@@ -106,9 +102,10 @@ class KeyFrames:
             kept = {key: values.pop(key) for key in keys}
             exchange.bases.publish(base, frozen.blocks(kept))
             start = {key: np.zeros_like(v) for key, v in values.items()}
-        if base or (encoder and not whole):
+        # Of a key frame, who has followed so far needs a delta and no more.
+        if base or encoder:
             made = encoder or deltas.Encoder(step, start)
-            field, blocks = made.encode(values)
+            field, blocks = made.encode(values, everything=is_key)
             field |= {deltas.BASE: base} if base else {}
             # What must be whole may have been due, and there.
             known = [versions.VersionExistsError] if whole else []
@@ -117,7 +114,7 @@ class KeyFrames:
                     blocks,
                     **{**described, "extras": {**extras, deltas.FIELD: field}},
                 )
-            if encoder and not whole:
+            if not is_key:
                 return version
         version = exchange.publish(
             lambda path: writer.write_stored(path, stored), **described
@@ -189,11 +186,11 @@ def read_delta(
 ) -> saved_model.Snapshot:
     """Returns a delta's values, from those of a version of its frame.
 
-    Both in the order of `variables`, the student's. Of a delta with a base,
-    from anything; None stands for a variable of which `held` has the base's
-    values. ValueError if it does not fit the student's, or is not finite;
-    DeltaError if it does not fit what is held; CorruptVersionError if its base
-    is missing or another.
+    `delta` is as `Exchange.readable` gives it, and values are in the order of
+    `variables`, the student's. Of a delta with a base, from anything; None
+    stands for a variable of which `held` has the base's values. ValueError if
+    it does not fit the student's, or is not finite; DeltaError if it does not
+    fit what is held; CorruptVersionError if its base is missing or another.
     """
     found = delta.manifest.variables
     shapes = {
@@ -215,11 +212,7 @@ def read_delta(
             key: tf.cast(value, found[key]["dtype"]).numpy()
             for key, value in parts.items()
         }
-    file_system, root = filesystem.for_root(delta.path)
-    content = filesystem.read(
-        file_system, f"{root}/{deltas.FILE_NAME}", max_bytes=delta.num_bytes
-    )
-    results = deltas.patched(field, content, arrays)
+    results = deltas.patched(field, delta.content, arrays)
     if base is not None:
         left = {key: spec for key, spec in found.items() if key not in arrays}
         results |= frozen.missing(place, base, parts, left, namer)

@@ -27,7 +27,7 @@ PENDING, READY, FAILED = 0, 1, -1
 # Storage may show the files of a version one after the other, or lose sight of
 # one for a moment: what contradicts a version must be seen twice.
 _LOOKS_TO_BE_SURE = 2
-_CONTRADICTIONS = versions.CorruptVersionError, versions.VersionNotFoundError
+CONTRADICTIONS = versions.CorruptVersionError, versions.VersionNotFoundError
 # Of deltas of one key frame, how many bad ones are enough.
 _MOST_BAD_DELTAS = 2
 # How often reading a version is tried, and the pause between two tries while
@@ -120,6 +120,8 @@ class Follower:
         # Of the thread that reads: what was read, and how long it takes.
         self.reads = background.WorkTimes()
         self.read_secs = 0.0
+        # Called when a version was taken: the next one may be looked for.
+        self.on_taken: Callable[[], None] = lambda: None
         self._pause = background.Backoff(
             first_secs=1.0, longest_secs=_LONGEST_PAUSE_SECS, clock=clock
         )
@@ -143,18 +145,24 @@ class Follower:
     def _latest(
         self, newer_than: int, *, wanted: Callable[[versions.Version], bool]
     ) -> versions.Version | None:
-        """Returns the newest version or, if deltas are read, delta."""
+        """Returns the newest version, a delta if there is one of its step.
+
+        Who follows deltas asks for nothing else while these come.
+        """
+        delta = None
+        if self._reads_deltas:
+            delta = self._exchange.deltas.latest(
+                self.group,
+                newer_than=newer_than,
+                wanted=lambda each: self._is_readable(each) and wanted(each),
+            )
+            if delta and self.frame is not None:
+                return delta
+            newer_than = delta.step if delta else newer_than
         found = self._exchange.latest(
             self.group, newer_than=newer_than, wanted=wanted
         )
-        if not self._reads_deltas:
-            return found
-        delta = self._exchange.deltas.latest(
-            self.group,
-            newer_than=found.step if found else newer_than,
-            wanted=lambda each: self._is_readable(each) and wanted(each),
-        )
-        return delta or found
+        return found or delta
 
     @property
     def _reads_deltas(self) -> bool:
@@ -211,7 +219,7 @@ class Follower:
 
     def _judged(self, step: int, error: Exception) -> str | None:
         """Returns why a version is given up; None if it is tried again."""
-        if isinstance(error, _CONTRADICTIONS):
+        if isinstance(error, CONTRADICTIONS):
             self._doubts += 1
             return str(error) if self._doubts >= _LOOKS_TO_BE_SURE else None
         if isinstance(error, ValueError):
@@ -309,7 +317,8 @@ class Follower:
             if staged.fingerprint == self._deltas_of:
                 self.frame = deltas.frame_of(staged.version.manifest)
             self._announce(-1)
-            return staged
+        self.on_taken()
+        return staged
 
     def reject(self, step: int, reason: str | None = None) -> None:
         """Quarantines a version: its step is never proposed again.
@@ -356,11 +365,15 @@ class Following(threading.Thread):
         self._proposes = proposes
         self._also = also
         self._out_of_reach: set[int] = set()
-        self._stopping = threading.Event()
+        self._is_stopping = False
+        self._awake = threading.Event()
+        for each in followers:
+            each.on_taken = self._awake.set
 
     def run(self) -> None:
         """Looks and reads; errors are logged and tried again."""
-        while not self._stopping.is_set():
+        while not self._is_stopping:
+            self._awake.clear()
             for follower in self._followers:
                 try:
                     if self._proposes:
@@ -378,7 +391,7 @@ class Following(threading.Thread):
                 self._also()
             except Exception:
                 _log.exception("The work beside looking for versions failed")
-            self._stopping.wait(POLL_SECS)
+            self._awake.wait(POLL_SECS)
 
     def _log_outage(self, group: int, error: OSError) -> None:
         """Tells of an outage once: it may last for many rounds."""
@@ -388,5 +401,6 @@ class Following(threading.Thread):
 
     def stop(self) -> None:
         """Ends the thread; waits 30 s at most for a read in progress."""
-        self._stopping.set()
+        self._is_stopping = True
+        self._awake.set()
         self.join(timeout=30.0)

@@ -35,8 +35,6 @@ import tensorflow as tf
 from tfdistill.cluster import replicas
 from tfdistill.embedding import layer
 from tfdistill.exchange import claim
-from tfdistill.exchange import filesystem
-from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import student_graph
 from tfdistill.follow import follower
@@ -193,14 +191,8 @@ class FragmentMixer(mixer.WeightMixer):
         ours = self._weights
 
         def read(version: versions.Version) -> Any:
-            file_system, root = filesystem.for_root(version.path)
-            content = filesystem.read(
-                file_system,
-                f"{root}/{publisher.OUTER_GRADIENT}",
-                max_bytes=version.num_bytes,
-            )
             index = self._fragment_of(version.step)
-            return outer_gradients.decode(content, ours.sizes[index])
+            return outer_gradients.decode(version.content, ours.sizes[index])
 
         def screen(version: versions.Version) -> None:
             if version.manifest.graph_fingerprint != ours.fingerprint:

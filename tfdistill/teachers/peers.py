@@ -295,31 +295,58 @@ class Peer(teacher.Teacher):
 
     def _patched(self, delta: versions.Version) -> saved_model.Snapshot:
         """Reads a delta, over the values in place or those of its key frame."""
-        read = functools.partial(
-            key_frames.read_delta,
+        frame: Any = deltas.frame_of(delta.manifest)
+        has_base = deltas.base_of(delta.manifest) is not None
+        if has_base or frame in self._frames:
+            try:
+                return self._over(self._own_place.variables, delta)
+            except versions.CorruptVersionError:
+                if whole := self._twin(delta):
+                    return self._whole(whole)
+                raise
+            except deltas.DeltaError as error:
+                if has_base:
+                    raise
+                _log.info("Reading key frame %d again: %s", frame, error)
+        return self._over(self._frame(delta.group, frame), delta)
+
+    @property
+    def _frames(self) -> set[int]:
+        """The key frames whose deltas can be put over the values in place."""
+        follower = self.follower
+        if follower.frame is None:
+            return set()
+        return {follower.frame, follower.current}
+
+    def _over(
+        self, held: saved_model.Snapshot, delta: versions.Version
+    ) -> saved_model.Snapshot:
+        return key_frames.read_delta(
             delta,
-            variables=self._writer.variables,
+            held,
+            self._writer.variables,
             place=self.exchange.bases,
             namer=self._namer,
         )
-        frame: Any = deltas.frame_of(delta.manifest)
-        if deltas.base_of(delta.manifest) is not None:
-            try:
-                return read(self._own_place.variables)
-            except versions.CorruptVersionError:
-                # Of one publisher, the same bits, if they were due whole, too.
-                own = delta.manifest.incarnation
-                with contextlib.suppress(versions.VersionNotFoundError):
-                    whole = self.exchange.open(delta.group, delta.step)
-                    if whole.manifest.incarnation == own:
-                        return self._whole(whole)
-                raise
-        if frame is not None and frame == self.follower.frame:
-            try:
-                return read(self._own_place.variables)
-            except deltas.DeltaError as error:
-                _log.info("Reading key frame %d again: %s", frame, error)
-        return read(self._whole(self.exchange.open(delta.group, frame)))
+
+    def _twin(self, delta: versions.Version) -> versions.Version | None:
+        """Finds a delta's version whole: of one publisher, the same bits."""
+        with contextlib.suppress(versions.VersionNotFoundError):
+            whole = self.exchange.open(delta.group, delta.step)
+            if whole.manifest.incarnation == delta.manifest.incarnation:
+                return whole
+        return None
+
+    def _frame(self, group: int, step: int) -> saved_model.Snapshot:
+        """Reads a key frame, by the delta of its step if that is enough."""
+        place = self.exchange.deltas
+        with contextlib.suppress(*follower_lib.CONTRADICTIONS, ValueError):
+            delta = place.open(group, step)
+            if deltas.frame_of(delta.manifest) in self._frames:
+                self._screen(delta)
+                with place.readable(delta) as readable:
+                    return self._over(self._own_place.variables, readable)
+        return self._whole(self.exchange.open(group, step))
 
     def _whole(self, version: versions.Version) -> saved_model.Snapshot:
         self._screen(version)
@@ -389,7 +416,7 @@ class Peer(teacher.Teacher):
         Returns whether its graph is another one, so that steps must be traced
         again.
         """
-        staged = self.follower.take()
+        staged: Any = self.follower.staged
         changed = self._next is not None
         if self._next is not None:
             self._place, self._next = self._next, None
@@ -397,6 +424,8 @@ class Peer(teacher.Teacher):
             if self._fingerprint == self._graph.fingerprint:
                 self._own_place = self._place
         self._place.install(staged.values)
+        # From now on the next one may be read over these values.
+        self.follower.take()
         extras = staged.version.manifest.extras
         self._silence.arrived(step, extras.get(screen.INTERVAL_FIELD))
         self._now, self._drop_reason = step, ""

@@ -363,12 +363,14 @@ class TeacherList:
                     "its outputs were NaN or infinite in the batches before "
                     f"{_MAX_BAD} refreshes in a row."
                 )
-        for index, peer in enumerate(self._peers):
-            is_free = index not in news.failed and peer.follower.announced < 0
-            if is_free and news.newest[index] >= 0:
-                peer.follower.announce(news.newest[index])
         ready = self._load_graphs(news.ready)
         self._swap(ready, step)
+        for index, peer in enumerate(self._peers):
+            # All workers have the same in use, so all announce the same.
+            is_new = news.newest[index] > peer.follower.current
+            is_free = index not in news.failed and peer.follower.announced < 0
+            if is_free and is_new:
+                peer.follower.announce(news.newest[index])
         for peer, move in zip(self._peers, moves, strict=True):
             if move:
                 peer.follow(move - 1)
