@@ -4,9 +4,12 @@ Trains a recipe in one process and publishes a version at its interval: once
 more than a key frame and all of its deltas. Each delta is read back, and must
 be what was written, to the bit. What rounding costs is measured on the held-out
 data: the last version's KL divergence from the student, and both log losses.
-TFDISTILL_DATA names the data.
+TFDISTILL_DATA names the data. With `--table_rows`, no recipe: how long a table
+of so many rows takes to publish, whole and as a delta.
 """
 
+import functools
+import os
 import tempfile
 import time
 from typing import Any
@@ -29,6 +32,10 @@ from tfdistill.system import programs
 
 # Of a whole version's bytes to those of an exact delta, at least.
 _TARGET = 3.5
+# Of a whole version's seconds to those of a delta, of a table, at least.
+_TABLE_TARGET = 5.0
+# The table, of which so many rows change between versions: a thousandth of 1e7.
+_TABLE_WIDTH, _CHANGED_ROWS = 16, 10_000
 # From the student to what is written of it, in nats.
 _MOST_KL = 1e-3
 
@@ -169,8 +176,65 @@ def _measure(
     }
 
 
+def _table(options: Any) -> dict[str, Any]:
+    """Publishes a table whole and as a delta, in turn."""
+    table = keras.layers.Embedding(options.table_rows, _TABLE_WIDTH)
+    ids = keras.Input([1], dtype="int64", name="id")
+    model = keras.Model(ids, table(ids))
+    graph = student_graph.StudentGraph(model, {"id": ids})
+    writer = saved_model.SavedModelWriter(graph)
+    found, step = np.random.default_rng(0), 0
+
+    def _publish(
+        publisher: key_frames.KeyFrames, exchange: Any, is_delta: bool
+    ) -> float:
+        nonlocal step
+        step += 1
+        rows = found.integers(options.table_rows, size=_CHANGED_ROWS)
+        new = found.normal(size=[_CHANGED_ROWS, _TABLE_WIDTH])
+        table.embeddings.value.scatter_update(tf.IndexedSlices(new, rows))
+        snapshot = writer.snapshot()
+        start = time.perf_counter()
+        version = publisher.publish(
+            exchange,
+            writer,
+            snapshot,
+            whole=False,
+            extras={},
+            group=0,
+            step=step,
+            variables=writer.variables,
+        )
+        secs = time.perf_counter() - start
+        if deltas.is_delta(version.manifest) != is_delta:
+            raise RuntimeError(f"Version {step} is of the other kind.")
+        return secs
+
+    with tempfile.TemporaryDirectory() as root:
+        sides = {}
+        for name, every in {"whole": 1, "delta": 10**9}.items():
+            publisher = key_frames.KeyFrames(every, None)
+            exchange = tfdistill.Exchange(os.path.join(root, name), key=None)
+            _publish(publisher, exchange, False)
+            sides[name] = functools.partial(
+                _publish, publisher, exchange, every > 1
+            )
+        secs = measure.interleave(sides, rounds=options.rounds)
+    ratio = measure.ratio_of(secs["whole"], secs["delta"])
+    return {
+        **{name: measure.summary(each) for name, each in secs.items()},
+        "bytes": 4 * options.table_rows * _TABLE_WIDTH,
+        **measure.judge(ratio["of_medians"], at_least=_TABLE_TARGET),
+    }
+
+
 def run(options: Any, record: dict[str, Any]) -> None:
     """Measures each chooser, or a dtype of versions."""
+    if options.table_rows:
+        record.update(
+            benchmark="deltas", config=vars(options), **_table(options)
+        )
+        return
     sides: dict[str, dict[str, Any]] = {
         "exact": {},
         "top_of_chunks": {"choose": contrib.TopOfChunks()},
@@ -199,6 +263,8 @@ def _add_options(options: programs.Flags) -> None:
     options.add("every_steps", "steps between versions; 0: the recipe's", 0)
     options.add("key_every", "versions for each whole one", 10, quick=3)
     options.add("frames", "whole versions", 2)
+    options.add("table_rows", "of a table to publish, in place of a recipe", 0)
+    options.add("rounds", "of such a table, each way", 5, quick=1)
     options.add("dtype", "bfloat16, int8 or int4, in place of choosers", "")
 
 
