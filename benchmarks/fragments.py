@@ -37,10 +37,20 @@ class _Turns(keras.callbacks.Callback):
         self._num_mixes, self._average = 0, tf.function(_mean)
         self.blocked_secs: list[float] = []
         self.foreground_secs: list[float] = []
+        # Steps, by how many since the last mix.
+        self.step_secs: list[list[float]] = [[] for _ in range(_EVERY)]
+        self._began = 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Notes when a step begins."""
+        self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Publishes what this group has sent, as the peer, and has it read."""
         step, mixer = batch + 1, self._mixer
+        if mixer.num_mixes > mixer._num_fragments:
+            secs = time.perf_counter() - self._began
+            self.step_secs[batch % _EVERY].append(secs)
         if step % _EVERY == 0:
             self._note()
             self._publish_as_peer(step)
@@ -157,6 +167,9 @@ def run(options: Any, record: dict[str, Any]) -> None:
         "ratios": blocked,
         "blocked_secs": measure.summary(turns.blocked_secs),
         "foreground_secs": measure.summary(turns.foreground_secs),
+        # The next step copies what is held, while it is encoded.
+        "step_after_secs": measure.summary(turns.step_secs[0]),
+        "other_steps_secs": measure.summary(sum(turns.step_secs[1:-1], [])),
         "bound": {
             # Weights and changes are read, and weights are written.
             "moved_bytes": round(3 * 4 * num_weights / options.fragments),
@@ -173,7 +186,7 @@ def run(options: Any, record: dict[str, Any]) -> None:
 def _add_options(options: programs.Flags) -> None:
     options.add("depth", "layers of the ResNet: 26, 50, 101 or 152", 50)
     options.add("width", "of its first stage", 64)
-    options.add("fragments", "into which the weights are cut", 10)
+    options.add("fragments", "into which the weights are cut", 20)
     options.add("ratio", "to the root mean square of what is sent", 1.0)
     options.add("bits", "of a number", 1)
     options.add("rounds", "turns of a mix and the foreground", 9, quick=3)

@@ -14,35 +14,14 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import fragments
+from tests.cases import threads
 from tfdistill import mixing
 from tfdistill.mixing import outer_gradients
 
 
-def _together(*runs):
-    """Runs each in a thread of its own; returns what they do, or raises."""
-    found, errors = [None] * len(runs), []
-
-    def guarded(index, run):
-        try:
-            found[index] = run()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [
-        threading.Thread(target=guarded, args=each) for each in enumerate(runs)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    for error in errors:
-        raise error
-    return found
-
-
 def test_two_groups_are_the_equation(tmp_path):
     mixers = [fragments.mixer([1]), fragments.mixer([0])]
-    models = _together(
+    models = threads.together(
         *(
             lambda g=g: fragments.train(tmp_path, g, mixer=mixers[g])
             for g in range(2)
@@ -109,7 +88,7 @@ def _two_groups(directory, *, stops):
             directory, 0, backup(), mixer=fragments.mixer([1]), model=model
         )
 
-    models = _together(
+    models = threads.together(
         first, lambda: fragments.train(directory, 1, mixer=fragments.mixer([0]))
     )
     return [value for model in models for value in model.get_weights()]
@@ -149,7 +128,7 @@ def test_a_group_that_missed_a_mix_is_told_of(tmp_path, caplog):
     alone = threading.Event()
     mixers = [fragments.mixer([1]), fragments.mixer([0], wait_secs=0.5)]
     with caplog.at_level(logging.WARNING):
-        _together(
+        threads.together(
             lambda: fragments.train(
                 tmp_path, 0, Late(), mixer=mixers[0], num_epochs=14
             ),
@@ -254,7 +233,7 @@ def test_other_settings_are_refused_by_name(tmp_path, caplog):
     ]
     mixers[1]._num_fragments = 4
     with caplog.at_level(logging.WARNING):
-        _together(
+        threads.together(
             *(
                 lambda g=g: fragments.train(
                     tmp_path, g, mixer=mixers[g], num_epochs=3

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import shutil
-import threading
 import time
 
 import keras
@@ -14,6 +13,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import servers
+from tests.cases import threads
 from tests.cases import waits
 from tfdistill import mixing
 
@@ -39,25 +39,6 @@ def _exporter(exchange, every_steps=1, group=0):
     )
 
 
-def _together(*runs):
-    """Runs each in a thread of its own; raises what the first raised."""
-    errors = []
-
-    def guarded(run):
-        try:
-            run()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=[run]) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    for error in errors:
-        raise error
-
-
 def test_groups_that_mix_every_step_are_one_group(tmp_path):
     # Two groups of batches of four, and one group of batches of eight.
     models = [cases.codistill(cases.deep(0)) for _ in range(3)]
@@ -77,7 +58,7 @@ def test_groups_that_mix_every_step_are_one_group(tmp_path):
             callbacks=[exporter, mixer],
         )
 
-    _together(lambda: train(0), lambda: train(1))
+    threads.together(lambda: train(0), lambda: train(1))
     cases.fit(models[2], *data[2], batch_size=8, epochs=3, callbacks=[])
     before = cases.deep(0).get_weights()
     for values in zip(before, *(m.get_weights() for m in models), strict=True):

@@ -81,15 +81,12 @@ class Agreement:
         *,
         num_said: int,
     ) -> None:
-        """Takes the followers, in the same order on all workers.
-
-        On parameter servers the coordinator decides.
-        """
+        """Takes the followers, in the same order on all workers."""
         self._followers = followers
         size = _FIELDS * len(followers) + num_said
         self._sum = (
             (lambda values: values)
-            if replicas.on_servers(strategy)
+            if replicas.num_workers(strategy) == 1
             else _collective_sum(strategy, size)
         )
         self._num_workers = replicas.num_workers(strategy)

@@ -148,6 +148,8 @@ class FragmentMixer(mixer.WeightMixer):
         # one before, by step: what is sent, and the SHA-256 of the anchor.
         self._sent_step: int | None = None
         self._own: dict[int, _Own] = {}
+        # What a mix no longer needs: freeing it takes longer than adding it.
+        self._spent: list[Any] = []
         self._is_apart = False
 
     # ---- before the first step ----
@@ -235,7 +237,8 @@ class FragmentMixer(mixer.WeightMixer):
 
     @property
     def _looks_ahead(self) -> bool:
-        return self._sent_step is not None
+        # What has just been sent has had no time to arrive.
+        return self._sent_step not in (None, self.step)
 
     @property
     def _mixed_step(self) -> int:
@@ -247,6 +250,8 @@ class FragmentMixer(mixer.WeightMixer):
         if not self.is_over:
             self._made.take(self._fragment_of(self.step))
             self._send(self.step)
+        else:
+            self._made.settle()
 
     def _send(self, step: int) -> None:
         """Has what was taken at a step encoded, and published by the chief.
@@ -255,13 +260,16 @@ class FragmentMixer(mixer.WeightMixer):
         """
         own: _Own = futures.Future()
         before = [*self._own.items()][-1:]
+        spent = [self._spent, self._own]
         self._sent_step, self._own = step, dict([*before, (step, own)])
+        self._spent = []
         self._rounds.want(step)
         exporter, ours = self._exporter, self._made
         is_chief = replicas.is_chief(self.codistilled.distribute_strategy)
-        index, described = self._fragment_of(step), self._described
+        index = self._fragment_of(step)
 
         def encode() -> None:
+            spent.clear()
             try:
                 gradients, anchor = ours.taken(index)
                 blocks = outer_gradients.encode(
@@ -275,12 +283,12 @@ class FragmentMixer(mixer.WeightMixer):
                 return
             own.set_result((sent, anchor))
             if is_chief and exporter.exchange.enabled:
-                extras = {**described, _ANCHOR_FIELD: anchor}
                 self._publisher.submit(
-                    lambda: publish(blocks, extras), wait_secs=self._wait_secs
+                    lambda: publish(blocks, anchor), wait_secs=self._wait_secs
                 )
 
-        def publish(blocks: list[bytes], extras: dict[str, Any]) -> None:
+        def publish(blocks: list[bytes], anchor: str) -> None:
+            extras = {**self._described, _ANCHOR_FIELD: anchor}
             pause = background.Backoff(first_secs=0.1, longest_secs=5.0)
             while True:
                 try:
@@ -310,6 +318,7 @@ class FragmentMixer(mixer.WeightMixer):
 
     def _take(self, staged: Sequence[follower.Staged]) -> None:
         super()._take(staged)
+        self._spent += staged
         self._check_together([each.version for each in staged])
 
     def in_background(self) -> None:
@@ -421,15 +430,18 @@ class Fragments(weights.Floats):
         self.variables = [*itertools.chain(*self._state), self._sent]
         # Weights at the last mix, until their outer gradient is computed.
         self._taken: list[tf.Tensor] = []
+        # What `mix` was given, until `settle`.
+        self._unsettled: list[tuple[int, Any]] = []
         # The rule's places to work in are shared by fragments.
         self._lock = threading.Lock()
         # Traced here: the first mixes shall not wait for it.
-        self._moves, self._adds = zip(
+        self._reads, self._moves, self._adds = zip(
             *map(self._traced, range(num_parts)), strict=True
         )
 
     def start(self) -> None:
         """Begins again, at the present weights."""
+        self._unsettled.clear()
         for part, state in zip(self._parts, self._state, strict=True):
             values = self._rule.start(self._take(part))
             for variable, value in zip(state, values, strict=True):
@@ -437,7 +449,7 @@ class Fragments(weights.Floats):
 
     def take(self, index: int) -> None:
         """Holds a part's weights: the next step copies what it changes."""
-        self._taken = self._take(self._parts[index])
+        self._taken = self._reads[index]()
 
     def taken(self, index: int) -> tuple[list[np.ndarray], str]:
         """Returns the outer gradient, flat, and the SHA-256 of the anchor.
@@ -445,18 +457,17 @@ class Fragments(weights.Floats):
         Of what `take` holds, or else of what the variable has. In any thread,
         until the part is mixed or another is taken.
         """
+        self.settle()
         common = self._state[index][: len(self._parts[index])]
+        ends = list(itertools.accumulate(self.sizes[index]))
         if self._taken:
             flat = np.zeros(self._sent.shape, np.float32)
-            parts = [
-                np.ravel(a.numpy() - w.numpy())
-                for a, w in zip(common, self._taken, strict=True)
-            ]
-            flat[: sum(self.sizes[index])] = np.concatenate(parts)
+            places = np.split(flat, ends)[:-1]
+            for a, w, place in zip(common, self._taken, places, strict=True):
+                np.subtract(np.ravel(a), np.ravel(w), out=place)
             self._sent.assign(flat)
             self._taken = []
         values = self._sent.numpy()
-        ends = list(itertools.accumulate(self.sizes[index]))
         return np.split(values[: ends[-1]], ends[:-1]), weights.digest(common)
 
     def changes(
@@ -470,13 +481,21 @@ class Fragments(weights.Floats):
             return self._moves[index](list(mean), list(map(tf.constant, sent)))
 
     def mix(self, index: int, changes: Any) -> None:
-        """Moves a part as `changes` said."""
-        moves, state = changes
-        self._adds[index](moves)
-        for variable, value in zip(self._state[index], state, strict=True):
-            variable.assign(value)
+        """Moves a part's weights as `changes` said; `settle` does the rest."""
+        self._adds[index](changes[0])
+        self._unsettled.append((index, changes))
 
-    def _traced(self, index: int) -> tuple[Any, Any]:
+    def settle(self) -> None:
+        """Files the state of what was mixed; in any thread.
+
+        To free what it was takes as long as a mix, so it is not part of one.
+        """
+        while self._unsettled:
+            index, (_, state) = self._unsettled.pop()
+            for variable, value in zip(self._state[index], state, strict=True):
+                variable.assign(value)
+
+    def _traced(self, index: int) -> tuple[Any, Any, Any]:
         part, state = self._parts[index], self._state[index]
         common = state[: len(part)]
 
@@ -505,11 +524,15 @@ class Fragments(weights.Floats):
 
         flat = [tf.TensorSpec([size]) for size in self.sizes[index]]
         whole = [tf.TensorSpec(a.shape, a.dtype) for a in common]
+
+        def traced(function: Any, *like: Any) -> Any:
+            made = tf.function(function, autograph=False)
+            return made.get_concrete_function(*like)
+
         return (
-            tf.function(move, autograph=False).get_concrete_function(
-                flat, flat
-            ),
-            tf.function(add, autograph=False).get_concrete_function(whole),
+            traced(lambda: self._take(part)),
+            traced(move, flat, flat),
+            traced(add, whole),
         )
 
 

@@ -273,13 +273,14 @@ class WeightMixer(steps.Mixer):
         """Mixes when it is due."""
         super().on_train_batch_end(batch, logs)
         is_due = self._schedule.due(self.step)
-        is_ahead = self._ahead.due(self.step) and self._looks_ahead
-        if self.is_over or not (is_due or is_ahead):
+        is_ahead = self._ahead.due(self.step)
+        if self.is_over:
             return
-        with self.blocked.measured():
-            if is_due:
+        if is_due:
+            with self.blocked.measured():
                 self._mix()
-            if is_ahead and self._followers:
+        if is_ahead and self._looks_ahead and self._followers:
+            with self.blocked.measured():
                 self._rounds.look_ahead()
 
     @property
