@@ -75,16 +75,9 @@ class KeyFrames:
             return exchange.publish(
                 lambda path: writer.write(path, snapshot), **described
             )
-        step, extras = described["step"], described["extras"]
-        extras[deltas.KEY_EVERY_FIELD] = self.every
-        # From servers, too: what is compared must be what was written.
-        snapshot = [
-            variable.value if value is None else value
-            for variable, value in zip(
-                writer.graph.variables, snapshot, strict=True
-            )
-        ]
-        stored = writer.stored(snapshot)
+        step = described["step"]
+        described["extras"][deltas.KEY_EVERY_FIELD] = self.every
+        stored = writer.stored(_read_from_servers(writer, snapshot))
         values = {key: np.asarray(value) for key, value in stored.items()}
         keys, base = self._find_base(writer, values)
         encoder = self._encoder if self._writer is writer else None
@@ -102,24 +95,35 @@ class KeyFrames:
             kept = {key: values.pop(key) for key in keys}
             exchange.bases.publish(base, frozen.blocks(kept))
             start = {key: np.zeros_like(v) for key, v in values.items()}
+            encoder = encoder or deltas.Encoder(step, start)
         # Of a key frame, who has followed so far needs a delta and no more.
-        if base or encoder:
-            made = encoder or deltas.Encoder(step, start)
-            field, blocks = made.encode(values, everything=is_key)
+        if encoder:
+            field, blocks = encoder.encode(values, everything=is_key)
             field |= {deltas.BASE: base} if base else {}
+            of_delta = {**described["extras"], deltas.FIELD: field}
             # What must be whole may have been due, and there.
             known = [versions.VersionExistsError] if whole else []
             with contextlib.suppress(*known):
                 version = exchange.publish_delta(
-                    blocks,
-                    **{**described, "extras": {**extras, deltas.FIELD: field}},
+                    blocks, **{**described, "extras": of_delta}
                 )
             if not is_key:
                 return version
         version = exchange.publish(
             lambda path: writer.write_stored(path, stored), **described
         )
-        choose = _changed if writer.is_quantized else self._choose
+        self._writer, self._frozen = writer, (keys, base)
+        self._encoder = self._encoder_of(writer, step, start, base)
+        return version
+
+    def _encoder_of(
+        self,
+        writer: saved_model.SavedModelWriter,
+        step: int,
+        start: Mapping[str, np.ndarray],
+        base: str,
+    ) -> deltas.Encoder:
+        """Makes the encoder of the deltas of a new key frame."""
         pairs = zip(writer.variables, writer.graph.variables, strict=False)
         dense = [
             key
@@ -128,14 +132,10 @@ class KeyFrames:
             and tf.as_dtype(variable.dtype).is_floating
             and (len(variable.shape) > 1 or not writer.is_quantized)
         ]
-        self._writer, self._frozen = writer, (keys, base)
-        self._encoder = deltas.Encoder(
-            step,
-            start,
-            choose=None if base else choose,
-            chosen=dense,
+        choose = _changed if writer.is_quantized else self._choose
+        return deltas.Encoder(
+            step, start, choose=None if base else choose, chosen=dense
         )
-        return version
 
     def _find_base(
         self,
@@ -168,6 +168,16 @@ class KeyFrames:
             )
             return set(), ""
         return found, name
+
+
+def _read_from_servers(
+    writer: saved_model.SavedModelWriter, snapshot: saved_model.Snapshot
+) -> saved_model.Snapshot:
+    """Fills a snapshot: what is compared must be what is written."""
+    pairs = zip(writer.graph.variables, snapshot, strict=True)
+    return [
+        variable.value if value is None else value for variable, value in pairs
+    ]
 
 
 def _changed(change: np.ndarray, residue: np.ndarray) -> np.ndarray:
