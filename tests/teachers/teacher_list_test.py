@@ -14,6 +14,7 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill import teachers as kinds
 from tfdistill.exchange import manifest
+from tfdistill.follow import agreement
 from tfdistill.teachers import staleness
 
 _X, _Y = cases.data()
@@ -170,6 +171,30 @@ def test_another_graph_is_loaded_once(exchange, monkeypatch):
         assert model.teachers.generation == (2 if step == 13 else 1)
     # Its own graph is not loaded from a peer, even if that is allowed.
     assert len(loads) == 1
+
+
+def test_a_graph_that_another_worker_refuses_is_forgotten(
+    exchange, monkeypatch
+):
+    model = cases.following(exchange, allow_other_graphs=True)
+    with monkeypatch.context() as patched:
+        # As the others' workers answer, after this one has loaded it.
+        patched.setattr(
+            agreement.Agreement,
+            "confirm",
+            lambda self, reasons: [
+                self._reject(index, "not here") for index in reasons
+            ][:0],
+        )
+        cases.publish(exchange, cases.deep(1), step=10)
+        _settle(model)
+    assert cases.quarantined(model) == {10: "not here"}
+    cases.publish(exchange, cases.linear(2), step=11)
+    cases.load(model, 11)
+    np.testing.assert_allclose(
+        _outputs(model)[0][0], cases.linear(2)(_X), rtol=1e-5
+    )
+    assert model.teachers.generation == 0
 
 
 @keras.saving.register_keras_serializable()

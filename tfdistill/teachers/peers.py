@@ -417,9 +417,10 @@ class Peer(teacher.Teacher):
         again.
         """
         staged: Any = self.follower.staged
-        changed = self._next is not None
-        if self._next is not None:
-            self._place, self._next = self._next, None
+        # What was loaded for a version that another worker refused is no use.
+        loaded, self._next = self._next, None
+        if changed := self.needs_graph:
+            self._place = loaded
             self._fingerprint = staged.fingerprint
             if self._fingerprint == self._graph.fingerprint:
                 self._own_place = self._place

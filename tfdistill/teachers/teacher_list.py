@@ -366,11 +366,13 @@ class TeacherList:
         ready = self._load_graphs(news.ready)
         self._swap(ready, step)
         for index, peer in enumerate(self._peers):
-            # All workers have the same in use, so all announce the same.
-            is_new = news.newest[index] > peer.follower.current
-            is_free = index not in news.failed and peer.follower.announced < 0
-            if is_free and is_new:
-                peer.follower.announce(news.newest[index])
+            # All workers have the same in use, and have refused the same since
+            # the news, so all announce the same.
+            newest, follower = news.newest[index], peer.follower
+            is_new = newest > follower.current
+            if is_new and follower.announced < 0:
+                if newest not in follower.rejected:
+                    follower.announce(newest)
         for peer, move in zip(self._peers, moves, strict=True):
             if move:
                 peer.follow(move - 1)
