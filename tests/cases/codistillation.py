@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
+from tfdistill.exports import key_frames
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.teachers import teacher
@@ -98,12 +99,14 @@ def publish(
     variables_dtype: str | None = None,
     values: Any = None,
     finite: bool = True,
+    frames: key_frames.KeyFrames | None = None,
     **changes: Any,
 ) -> Any:
     """Publishes a student as another group would; `changes` to the manifest.
 
     `values` are written in place of the student's. Unless they must be
-    `finite`, as by a peer without this package's own gate.
+    `finite`, as by a peer without this package's own gate. With `frames` most
+    are deltas.
     """
     writer = _writer(
         student, input_spec() if spec is None else spec, variables_dtype
@@ -120,6 +123,17 @@ def publish(
         if not finite:
             gate = mock.patch.object(saved_model, "check_finite")
             stack.enter_context(gate)
+        if frames:
+            return frames.publish(
+                exchange,
+                writer,
+                snapshot,
+                whole=False,
+                group=group,
+                step=step,
+                extras={},
+                **found,
+            )
         return exchange.publish(
             lambda directory: writer.write(directory, snapshot),
             group=group,

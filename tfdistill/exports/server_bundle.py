@@ -8,6 +8,7 @@ into one TensorFlow checkpoint in which the table is a single tensor.
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -150,6 +151,25 @@ def read_rows(
 
 def _slice(num_rows: int, dim: int, first: int, count: int) -> str:
     return f"{num_rows} {dim} {first},{count}:0,{dim}"
+
+
+def send_rows(value: Any, shards: Sequence[tf.Variable], *, half: int) -> None:
+    """Sends a whole table to half of the rows of each of its shards.
+
+    `value` is a tensor or what is quantized by row, which is widened here.
+    """
+    if not isinstance(value, table_rows.OwnRows):
+        value = tf.convert_to_tensor(value)
+    start = 0
+    for shard in shards:
+        count = int(shard.shape[0]) // 2
+        for first, last in _blocks(count, int(shard.shape[1])):
+            with tf.device("CPU:0"):
+                place = tf.range(start + first, start + last)
+                rows = table_rows.gather(value, place)
+                rows = tf.cast(rows, shard.dtype)
+            table_rows.write_rows(shard, half * count + first, rows)
+        start += count
 
 
 def _blocks(num_rows: int, dim: int) -> list[tuple[int, int]]:

@@ -73,7 +73,12 @@ class Copy:
             ]
         )
 
-    def without_shared(self, values: Sequence[Any]) -> list[Any]:
+    @property
+    def held(self) -> Sequence[Any]:
+        """The values in use."""
+        return self.variables
+
+    def prepared(self, values: Sequence[Any]) -> list[Any]:
         """Returns values, None for those which the student shares, bit by bit.
 
         Any thread may call it.

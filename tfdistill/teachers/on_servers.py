@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tfdistill.embedding import layer
 from tfdistill.embedding import rows
+from tfdistill.exchange import deltas
 from tfdistill.exchange import versions
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
@@ -119,6 +120,8 @@ class ServerCopy:
 
     Attributes:
         num_installs: How often another version was put in use.
+        held: On the coordinator, the values in use of a group that publishes
+            deltas, which are put over them; None for those of others.
     """
 
     def __init__(
@@ -139,6 +142,8 @@ class ServerCopy:
         self._num_halves = 2 if values is None else 1
         self._wait_until_free = wait_until_free
         self.num_installs = 0
+        # Of a group that publishes deltas, as it was read.
+        self.held: Sequence[Any] = [None] * len(graph.variables)
         self._tables = {
             index: [
                 _two_halves(shard.value) if values is None else shard.value
@@ -228,7 +233,14 @@ class ServerCopy:
     def read(
         self, version: versions.Version, expected: Any
     ) -> saved_model.Snapshot:
-        """Reads a version into the half that is not in use."""
+        """Reads a version into the half that is not in use.
+
+        Of a group that publishes deltas it returns the values, for `prepared`.
+        """
+        if deltas.frame_of(version.manifest) is not None:
+            return saved_model.read_variables(
+                version.path, expected, widen=False
+            )
         self._wait_until_free()
         half, prefix = (
             1 - self.num_installs % 2,
@@ -254,6 +266,25 @@ class ServerCopy:
                 )
         return []
 
+    def prepared(self, values: saved_model.Snapshot) -> saved_model.Snapshot:
+        """Puts values that were read here into the half that is not in use.
+
+        None stands for what is held.
+        """
+        if not values:
+            return []
+        self._wait_until_free()
+        half = 1 - self.num_installs % 2
+        pairs = zip(values, self.held, strict=True)
+        values = [held if value is None else value for value, held in pairs]
+        for index, master in self._masters.items():
+            with tf.device(master.device):
+                row = tf.cast(values[index], master.dtype)[tf.newaxis]
+                rows.write_rows(master, half, row)
+        for index, shards in self._tables.items():
+            server_bundle.send_rows(values[index], shards, half=half)
+        return values
+
     def fits(self, values: saved_model.Snapshot) -> bool:
         """Whether it can hold them: they are in place, and widened."""
         return True
@@ -266,6 +297,7 @@ class ServerCopy:
     def install(self, values: saved_model.Snapshot) -> None:
         """Puts the version in use that was read into the other half."""
         self.num_installs += 1
+        self.held = values or [None] * len(self._graph.variables)
 
 
 def _infer(

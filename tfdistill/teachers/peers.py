@@ -248,8 +248,7 @@ class Peer(teacher.Teacher):
             self._first_group,
             read=self._read,
             screen=self._screen,
-            # Rows on servers are read from whole versions only.
-            deltas_of="" if student.on_servers else graph.fingerprint,
+            deltas_of=graph.fingerprint,
             alone=student.num_workers == 1,
         )
         self.follower.wanted = lambda step: not student.in_burn_in(step)
@@ -287,8 +286,8 @@ class Peer(teacher.Teacher):
                 values = self._patched(version)
             else:
                 values = self._own_place.read(version, expected)
-        if is_own and not self._student.on_servers:
-            values = self._own_place.without_shared(values)
+            if is_own:
+                values = self._own_place.prepared(values)
         if is_own:
             self._try_out(functools.partial(self._own_place.try_out, values))
         return values
@@ -299,7 +298,7 @@ class Peer(teacher.Teacher):
         has_base = deltas.base_of(delta.manifest) is not None
         if has_base or frame in self._frames:
             try:
-                return self._over(self._own_place.variables, delta)
+                return self._over(self._own_place.held, delta)
             except versions.CorruptVersionError:
                 if whole := self._twin(delta):
                     return self._whole(whole)
@@ -345,7 +344,7 @@ class Peer(teacher.Teacher):
             if deltas.frame_of(delta.manifest) in self._frames:
                 self._screen(delta)
                 with place.readable(delta) as readable:
-                    return self._over(self._own_place.variables, readable)
+                    return self._over(self._own_place.held, readable)
         return self._whole(self.exchange.open(group, step))
 
     def _whole(self, version: versions.Version) -> saved_model.Snapshot:
