@@ -47,6 +47,7 @@ def _train(options: Any, exporter: dict[str, Any], seed: int) -> list[Any]:
             ],
             workdir=directory,
             num_groups=2,
+            ps_per_group=options.ps_per_group,
             link_mbit_per_s=options.link_mbit_per_s,
             link_delay_ms=options.link_delay_ms,
         )
@@ -113,6 +114,7 @@ def _add_options(options: programs.Flags) -> None:
     options.add("batch_size", "rows of a step; 0: the recipe's", 0)
     options.add("every_steps", "steps between versions", 20)
     options.add("key_every", "versions for each whole one, of deltas", 20)
+    options.add("ps_per_group", "parameter servers of a group", 0)
     options.add("link_mbit_per_s", "the line of a group; 0: no limit", 50.0)
     options.add("link_delay_ms", "of each request", 0.0)
     options.add(
