@@ -14,6 +14,7 @@ import threading
 import numpy as np
 import pytest
 
+from tests.cases import threads
 from tests.cases import waits
 from tfdistill.exchange import publisher
 from tfdistill.predictions import addresses
@@ -100,25 +101,8 @@ def meet(*workers):
     )
 
 
-def together(*calls):
-    """Calls at the same time, as groups step; their results."""
-    found = [None] * len(calls)
-
-    def run(index):
-        found[index] = calls[index]()
-
-    threads = [
-        threading.Thread(target=run, args=[i]) for i in range(len(calls))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG_SECS)
-    return found
-
-
 def both(one, other, step):
-    return together(lambda: one.swap(step), lambda: other.swap(step))
+    return threads.together(lambda: one.swap(step), lambda: other.swap(step))
 
 
 def arrived(worker, step, group=1):
@@ -203,7 +187,7 @@ def test_the_first_message_waits_for_a_peer_that_starts_later(opened):
         waits.until(lambda: one.box.peer(1).recent)
         return opened(1, (0,)).swap(0)
 
-    for answer in together(lambda: one.swap(0), later):
+    for answer in threads.together(lambda: one.swap(0), later):
         assert answer is not None
 
 

@@ -177,15 +177,15 @@ def test_a_graph_that_another_worker_refuses_is_forgotten(
     exchange, monkeypatch
 ):
     model = cases.following(exchange, allow_other_graphs=True)
+
+    def refused(self, reasons):
+        """As another worker answers, after this one has loaded it."""
+        for index in reasons:
+            self._reject(index, "not here")
+        return []
+
     with monkeypatch.context() as patched:
-        # As the others' workers answer, after this one has loaded it.
-        patched.setattr(
-            agreement.Agreement,
-            "confirm",
-            lambda self, reasons: [
-                self._reject(index, "not here") for index in reasons
-            ][:0],
-        )
+        patched.setattr(agreement.Agreement, "confirm", refused)
         cases.publish(exchange, cases.deep(1), step=10)
         _settle(model)
     assert cases.quarantined(model) == {10: "not here"}

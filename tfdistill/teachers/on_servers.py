@@ -120,8 +120,6 @@ class ServerCopy:
 
     Attributes:
         num_installs: How often another version was put in use.
-        held: On the coordinator, the values in use of a group that publishes
-            deltas, which are put over them; None for those of others.
     """
 
     def __init__(
@@ -142,8 +140,8 @@ class ServerCopy:
         self._num_halves = 2 if values is None else 1
         self._wait_until_free = wait_until_free
         self.num_installs = 0
-        # Of a group that publishes deltas, as it was read.
-        self.held: Sequence[Any] = [None] * len(graph.variables)
+        # Of a group that publishes deltas, what is in use, as it was read.
+        self._read_here: saved_model.Snapshot = []
         self._tables = {
             index: [
                 _two_halves(shard.value) if values is None else shard.value
@@ -230,6 +228,11 @@ class ServerCopy:
 
     # ---- in the background, on the coordinator ----
 
+    @property
+    def held(self) -> Sequence[Any]:
+        """What is in use, to put deltas over; None if it was not read here."""
+        return self._read_here or [None] * len(self._graph.variables)
+
     def read(
         self, version: versions.Version, expected: Any
     ) -> saved_model.Snapshot:
@@ -241,21 +244,14 @@ class ServerCopy:
             return saved_model.read_variables(
                 version.path, expected, widen=False
             )
-        self._wait_until_free()
-        half, prefix = (
-            1 - self.num_installs % 2,
-            f"{version.path}/variables/variables",
-        )
-        keys = list(expected)
+        half = self._free_half()
+        prefix, keys = f"{version.path}/variables/variables", list(expected)
         dense = saved_model.read_variables(
             version.path,
             expected,
             only={keys[index] for index in self._masters},
         )
-        for master, value in zip(self._masters.values(), dense, strict=True):
-            with tf.device(master.device):
-                row = tf.cast(value, master.dtype)[tf.newaxis]
-                rows.write_rows(master, half, row)
+        self._write_dense(dense, half)
         for index, shards in self._tables.items():
             finite = server_bundle.read_rows(
                 prefix, keys[index], shards, half=half, here=version.is_copy
@@ -273,17 +269,24 @@ class ServerCopy:
         """
         if not values:
             return []
-        self._wait_until_free()
-        half = 1 - self.num_installs % 2
+        half = self._free_half()
         pairs = zip(values, self.held, strict=True)
         values = [held if value is None else value for value, held in pairs]
-        for index, master in self._masters.items():
-            with tf.device(master.device):
-                row = tf.cast(values[index], master.dtype)[tf.newaxis]
-                rows.write_rows(master, half, row)
+        self._write_dense([values[index] for index in self._masters], half)
         for index, shards in self._tables.items():
             server_bundle.send_rows(values[index], shards, half=half)
         return values
+
+    def _free_half(self) -> int:
+        """Returns the half that is not in use, once it is free to be filled."""
+        self._wait_until_free()
+        return 1 - self.num_installs % 2
+
+    def _write_dense(self, values: Sequence[Any], half: int) -> None:
+        for master, value in zip(self._masters.values(), values, strict=True):
+            with tf.device(master.device):
+                row = tf.cast(value, master.dtype)[tf.newaxis]
+                rows.write_rows(master, half, row)
 
     def fits(self, values: saved_model.Snapshot) -> bool:
         """Whether it can hold them: they are in place, and widened."""
@@ -297,7 +300,7 @@ class ServerCopy:
     def install(self, values: saved_model.Snapshot) -> None:
         """Puts the version in use that was read into the other half."""
         self.num_installs += 1
-        self.held = values or [None] * len(self._graph.variables)
+        self._read_here = values
 
 
 def _infer(

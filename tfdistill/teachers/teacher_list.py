@@ -369,10 +369,9 @@ class TeacherList:
             # All workers have the same in use, and have refused the same since
             # the news, so all announce the same.
             newest, follower = news.newest[index], peer.follower
-            is_new = newest > follower.current
-            if is_new and follower.announced < 0:
-                if newest not in follower.rejected:
-                    follower.announce(newest)
+            is_good = newest not in follower.rejected
+            if is_good and newest > follower.current and follower.announced < 0:
+                follower.announce(newest)
         for peer, move in zip(self._peers, moves, strict=True):
             if move:
                 peer.follow(move - 1)
