@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import training as training_cases
 
-NUM_STEPS = 25
+NUM_STEPS = 30
 _NAP_SECS = 0.1
 
 
