@@ -36,6 +36,7 @@ from tfdistill.observe import run_log
 from tfdistill.observe import summaries
 from tfdistill.parameter_server import trainer as server_trainer
 from tfdistill.system import keras_internals
+from tfdistill.teachers import auxiliary
 from tfdistill.teachers import churn_budget
 from tfdistill.teachers import labels as labels_lib
 from tfdistill.teachers import peers as peers_lib
@@ -48,6 +49,7 @@ from tfdistill.training import guards
 from tfdistill.training import own_steps
 from tfdistill.training import steps
 from tfdistill.training import trainer as replica_trainer
+from tfdistill.training import uncertainty
 
 keras_internals.check_keras()
 keras_internals.prepare()
@@ -122,6 +124,9 @@ class DistributedModel(steps.Trained, keras.Model):
         self.model = model
         self.built = model.built
         self._own = own_steps.Own(model, may_compile=self._MAY_COMPILE)
+        # By name in the logs. An attribute, by which Keras finds their
+        # variables.
+        self._learned: dict[str, uncertainty.LearnedWeight] = {}
 
     @property
     def trainer(self) -> Any:
@@ -210,11 +215,15 @@ class DistributedModel(steps.Trained, keras.Model):
                 default, is Keras' own choice on one device, which is XLA on a
                 GPU if all layers support it. Several replicas, workers and
                 parameter servers train without XLA, which cannot compile what
-                they exchange.
+                they exchange. `loss_weights` may be `"uncertainty"` besides:
+                the weight exp(-s) of each output is learned, with s / 2 added
+                to the loss (Kendall, Gal & Cipolla, CVPR 2018, equation 10),
+                and logged as `<output>_loss_weight`, as it is before the step.
 
         Raises:
             ValueError: The model's own `train_step`, XLA or the optimizer's
-                `ema_overwrite_frequency` cannot run under the strategy.
+                `ema_overwrite_frequency` cannot run under the strategy; or
+                weights cannot be learned, as the losses are not by output.
         """
         strategy = self.distribute_strategy
         own_steps.check(self.model, strategy)
@@ -224,6 +233,8 @@ class DistributedModel(steps.Trained, keras.Model):
             arguments = fit_arguments.bind(super().compile, args, kwargs)
         loss = global_batch.over_global_batch(arguments.get("loss"))
         arguments["loss"] = loss
+        if uncertainty.is_asked(arguments.get("loss_weights")):
+            arguments["loss_weights"] = self._learned_weights(loss)
         if self._exchanges:
             _leave_out_xla(arguments)
         is_auto = arguments.get("steps_per_execution") == "auto"
@@ -246,6 +257,37 @@ class DistributedModel(steps.Trained, keras.Model):
         self.trainer.compiled()
         found = self.trainer.new_auto_steps() if is_auto else None
         self.trainer.auto_steps = found
+
+    def _learned_weights(self, loss: Any) -> Any:
+        """Returns learned weights of the task's losses, by output."""
+        if self._own.has_loss:
+            raise ValueError(
+                "`loss_weights` must not be learned for a model with a "
+                "`compute_loss` of its own, which need not add what they cost; "
+                f"received {type(self.model).__name__}. Learn them there."
+            )
+        return uncertainty.by_output(
+            loss,
+            steps.output_names(self.model),
+            lambda output: self._learned_weight(
+                f"{output}_loss_weight", is_regularized=True
+            ),
+            argument="loss",
+        )
+
+    def _learned_weight(
+        self, name: str, *, is_regularized: bool
+    ) -> uncertainty.LearnedWeight:
+        """Returns the weight of a name; kept if the model has it already."""
+        if name not in self._learned:
+            self._learned[name] = uncertainty.LearnedWeight(
+                name=name, is_regularized=is_regularized
+            )
+        return self._learned[name]
+
+    def _weight_logs(self) -> Logs:
+        """Returns the learned weights of losses, by name."""
+        return {name: each.value for name, each in self._learned.items()}
 
     @property
     def _exchanges(self) -> bool:
@@ -405,10 +447,11 @@ class DistributedModel(steps.Trained, keras.Model):
                 self, batch, x, y, y_pred, sample_weight, training=True
             )
             scaled = self.optimizer.scale_loss(loss)
+        logs = self._weight_logs()
         self.trainer.apply(tape, scaled, batch)
         batch.record(self.metrics, {"loss": loss})
         metrics = self.compute_metrics(x, y, y_pred, sample_weight)
-        return {**metrics, steps.EXAMPLES: batch.total}
+        return {**metrics, **logs, steps.EXAMPLES: batch.total}
 
     def test_step(self, data: Any) -> Logs:
         """Evaluates one replica's part of the global batch.
@@ -536,7 +579,8 @@ class CodistillModel(steps.Codistilled, DistributedModel):
 
     with one psi on the aggregate (Anil et al. 2018, Algorithm 1). The second
     term is absent while `w(step)` is 0 or no healthy teacher is in use.
-    Teachers run in inference mode on the student's own batch.
+    Teachers run in inference mode on the student's own batch. With
+    `auxiliary_heads`, outputs that only learn from teachers are its `own`.
 
     `evaluate`, `predict`, `save`, `save_weights`, `load_weights` and `export`
     use only the student. Its files contain nothing of the teachers, nor how it
@@ -569,6 +613,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         teachers: teacher_lib.Teacher
         | Sequence[teacher_lib.Teacher]
         | None = None,
+        auxiliary_heads: Mapping[str, str] | None = None,
         name: str | None = None,
     ) -> None:
         """Wraps a student. Make both inside the strategy's scope.
@@ -577,16 +622,29 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             student: Any Keras 3 model: functional, subclassed, multi-output.
             teachers: Whom to learn from: one of `tfdistill.teachers`, or a list
                 of them. Defaults to nobody: plain training.
+            auxiliary_heads: Outputs of `student`, a functional model that
+                returns a dict, that learn from teachers in place of others:
+                with `{"click_soft": "click"}`, the teachers' `click` teaches
+                `click_soft`, and `click` learns from labels only. A head has no
+                label and is trained only; `CodistillModel.student` is without
+                it. Without teachers it isn't even trained. Defaults to none.
             name: Name of the model.
 
         Raises:
             ValueError: `student` is not a `keras.Model`, has a training step
-                of its own or a preprocessor; or `teachers` are none.
+                of its own or a preprocessor; `teachers` are none; or
+                `auxiliary_heads` are no such outputs.
         """
         _check_preprocessor(student)
+        with_heads = student
+        if auxiliary_heads:
+            student = auxiliary.student_of(with_heads, auxiliary_heads)
         super().__init__(student, name=name)
         cluster = strategy_lib.cluster_of(tf.distribute.get_strategy())
         self.teachers = teacher_list.TeacherList(teachers, cluster)
+        self._heads: auxiliary.AuxiliaryHeads | None = None
+        if auxiliary_heads and len(self.teachers):
+            self._heads = auxiliary.AuxiliaryHeads(with_heads, auxiliary_heads)
         self._graph: student_graph.StudentGraph | None = None
 
     @property
@@ -649,7 +707,9 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 schedules of `tfdistill.schedules`. Default 1.
             distillation_loss_weights: By output, as `distillation_loss`, a
                 number that its loss is multiplied by besides, as Keras'
-                `loss_weights` are of the task. Default 1 each.
+                `loss_weights` are of the task; or `"uncertainty"`, to learn
+                them as those, logged as `<output>_distillation_loss_weight`.
+                Default 1 each.
             distillation_sample_weights: Whether sample weights count for the
                 distillation loss, too. With False, all rows are distilled
                 alike: rows without a label have weight 0 beside rows with one.
@@ -673,11 +733,16 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 "For classes: tfdistill.losses.SoftTargetCrossEntropy()."
             )
         super().compile(*args, **kwargs)
+        names = steps.output_names(self.student)
+        if uncertainty.is_asked(distillation_loss_weights):
+            distillation_loss_weights = self._learned_distillation_weights(
+                distillation_loss, names
+            )
         self.teachers.compile(
             distillation_loss,
             schedules.get(distillation_weight),
             task_loss=self.loss,
-            output_names=getattr(self.student, "output_names", None),
+            output_names=names,
             weights=distillation_loss_weights,
             by_sample_weight=distillation_sample_weights,
         )
@@ -685,6 +750,25 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         if self._task_tracker is None:
             self._task_tracker = keras.metrics.Mean("task_loss")
             self._distillation_tracker = keras.metrics.Mean("distillation_loss")
+
+    def _learned_distillation_weights(
+        self, loss: Any, names: Sequence[str] | None
+    ) -> Any:
+        """Returns learned weights by output; None if nobody teaches."""
+        if not len(self.teachers):
+            return None
+        is_for_all = not isinstance(loss, Mapping | list | tuple)
+        if is_for_all and names:
+            loss = dict.fromkeys(names, loss)
+        return uncertainty.by_output(
+            loss,
+            names,
+            # Its cost is part of the term, which has a weight of its own.
+            lambda output: self._learned_weight(
+                f"{output}_distillation_loss_weight", is_regularized=False
+            ),
+            argument="distillation_loss",
+        )
 
     @property
     def _exchanges(self) -> bool:
@@ -736,7 +820,10 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         counter = keras_internals.num_batches(self.optimizer)
         step = tf.convert_to_tensor(counter)
         with batch.scope(), self.trainer.tape() as tape:
-            y_pred = self(x, training=True)
+            if self._heads is None:
+                y_pred = taught = self(x, training=True)
+            else:
+                y_pred, taught = self._heads(x, training=True)
             task_loss = self._own.share_of_loss(
                 self, batch, x, y, y_pred, weights, training=True
             )
@@ -749,6 +836,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 dtype=task_loss.dtype,
                 y=y,
                 labels=labels,
+                taught=taught,
             )
             loss = task_loss
             if term:
@@ -756,6 +844,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 weight = logs["distillation_weight"]
                 loss += weight * tf.cast(distillation_loss, loss.dtype)
             scaled = self.optimizer.scale_loss(loss)
+        learned = self._weight_logs()
         self.trainer.apply(tape, scaled, batch)
         shares = {"loss": loss, "task_loss": task_loss}
         if term:
@@ -767,7 +856,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             }
         batch.record(self.metrics, shares)
         metrics = self.compute_metrics(x, y, y_pred, weights)
-        return {**metrics, **logs, steps.EXAMPLES: batch.total}
+        return {**metrics, **logs, **learned, steps.EXAMPLES: batch.total}
 
     def test_step(self, data: Any) -> Logs:
         """Evaluates only the student on one replica's part of the batch."""

@@ -236,14 +236,16 @@ class TeacherList:
         dtype: Any,
         y: Any,
         labels: Mapping[str, Any],
+        taught: Any = None,
     ) -> tuple[tf.Tensor, steps.Logs] | None:
         """Asks the teachers about one replica's batch, and compares.
 
         Returns this replica's share of the term, unweighted, and what the step
         logs of its teachers, `distillation_weight` among it: what the term
         counts. None without teachers. `dtype` is that of the loss. `labels` are
-        teachers' predictions that came with the batch. The teachers run in
-        inference mode, and no gradient reaches them.
+        teachers' predictions that came with the batch. `taught` are the outputs
+        that learn from them, structured as `y_pred`, if those don't. The
+        teachers run in inference mode, and no gradient reaches them.
         """
         if not self._teachers or self._term is None or self.weight is None:
             return None
@@ -263,7 +265,8 @@ class TeacherList:
                     y, y_pred, sample_weight, soft.is_asked, soft.outputs
                 )
         with losses_lib.at_step(tf.cast(step, tf.int64)):
-            loss = self._term(soft, y_pred, sample_weight)
+            learner = y_pred if taught is None else taught
+            loss = self._term(soft, learner, sample_weight)
         weight *= tf.cast(soft.strength, dtype)
         return loss, {
             "distillation_weight": weight,

@@ -10,6 +10,7 @@ from tfdistill import losses as losses_lib
 from tfdistill.teachers import scale
 from tfdistill.teachers import soft_targets
 from tfdistill.training import global_batch
+from tfdistill.training import uncertainty
 
 
 class DistillationTerm:
@@ -33,8 +34,9 @@ class DistillationTerm:
         `losses` is one loss for all outputs, or a dict, list or tuple of losses
         (or None) by output. `output_names` are in the order of the student's
         outputs, for a dict of losses if the outputs are none; None if unknown.
-        `weights` are factors of the losses, by output as these; unless they
-        count `by_sample_weight`, all rows count alike.
+        `weights` are factors of the losses, by output as these, of which some
+        may be learned; unless they count `by_sample_weight`, all rows count
+        alike.
         """
         if isinstance(losses, list | tuple):
             losses = dict(enumerate(losses))
@@ -82,6 +84,10 @@ class DistillationTerm:
                 target = loss.inner.aggregate(outputs, soft.weights)
                 share = loss(target, student, _masked(weight, of_rows, student))
                 share = tf.cast(share, tf.float32)
+                if isinstance(factor, uncertainty.LearnedWeight):
+                    # Rows that nobody taught say nothing of the variance.
+                    cost = factor.cost * global_batch.share_of_mean(of_rows)
+                    share, factor = factor.value * share + cost, 1
                 total += share if factor == 1 else factor * share
         return total
 

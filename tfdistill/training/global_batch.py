@@ -175,6 +175,12 @@ def num_rows(inputs: Any) -> tuple[tf.Tensor, bool]:
     return tf.shape(first)[0], is_known
 
 
+def share_of_mean(values: tf.Tensor) -> tf.Tensor:
+    """This replica's share of the mean of one value for each example."""
+    batch = _active.batch or GlobalBatch.of(values)
+    return tf.math.divide_no_nan(tf.reduce_sum(values), batch.total)
+
+
 class GlobalBatchLoss(keras.losses.Loss):
     """Any Keras loss, reduced over the global batch.
 

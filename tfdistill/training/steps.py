@@ -103,6 +103,18 @@ class Codistilled(Trained):
     graph: Any
 
 
+def output_names(model: keras.Model) -> list[str] | None:
+    """Returns the names of a model's outputs, if it is known to have some.
+
+    In the order of `keras.tree.flatten`: the keys, if it returns a dict.
+    """
+    names = getattr(model, "output_names", None)
+    if names is not None and isinstance(model.output, dict):
+        paths = keras.tree.flatten_with_path(model.output)
+        return [str(path[0]) for path, _ in paths]
+    return names
+
+
 class SteppedCallback(keras.callbacks.Callback):
     """A callback that knows the global step; subclasses fill the hooks.
 

@@ -1,0 +1,90 @@
+"""Weights of losses that are learned, by the uncertainty of each output.
+
+Losses of several outputs have scales of their own, and fixed weights must be
+searched for. Kendall, Gal & Cipolla (CVPR 2018, equation 10) take the loss of
+an output for the negative logarithm of a likelihood whose variance is trained
+with the model: an output that is hard to predict counts less.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+UNCERTAINTY = "uncertainty"
+
+
+def is_asked(weights: Any) -> bool:
+    """Whether loss weights, as `compile` takes them, are to be learned."""
+    return isinstance(weights, str) and weights == UNCERTAINTY
+
+
+class LearnedWeight(keras.layers.Layer):
+    """The weight of one loss, exp(-s), at the price of s / 2.
+
+    s is the logarithm of the variance, 0 at first. Keras multiplies a loss by
+    this as it does by a number. Of a squared error, the paper halves the first
+    term, which only shifts s.
+    """
+
+    def __init__(self, *, name: str, is_regularized: bool) -> None:
+        """Makes the variable; call it in the scope of the strategy.
+
+        If it `is_regularized`, s / 2 is among the losses of the model that
+        holds it; else it is for whoever uses `cost`.
+        """
+        super().__init__(name=name, dtype="float32")
+        self._log_variance = self.add_weight(
+            shape=(),
+            initializer="zeros",
+            regularizer=_half if is_regularized else None,
+            name="log_variance",
+        )
+        self.built = True
+
+    @property
+    def value(self) -> tf.Tensor:
+        """What the loss is multiplied by now, a float32 scalar."""
+        return tf.exp(-tf.convert_to_tensor(self._log_variance.value))
+
+    @property
+    def cost(self) -> tf.Tensor:
+        """What is added to the loss for it, a float32 scalar."""
+        return _half(tf.convert_to_tensor(self._log_variance.value))
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+        """Returns `value`: for TensorFlow, this is a tensor."""
+        return self.value if dtype is None else tf.cast(self.value, dtype)
+
+
+def _half(log_variance: Any) -> Any:
+    return log_variance / 2
+
+
+def by_output(
+    losses: Any,
+    names: Sequence[str] | None,
+    make: Callable[[str], LearnedWeight],
+    *,
+    argument: str,
+) -> Any:
+    """Returns the weights of losses by output: a dict or list, as these are.
+
+    `names` are those of the outputs, if known; `make` returns the weight of an
+    output. `argument` is what the losses are of `compile`. A ValueError if they
+    are not by output, or in a list without names.
+    """
+    if isinstance(losses, Mapping):
+        return {key: loss and make(key) for key, loss in losses.items()}
+    is_list = isinstance(losses, list | tuple)
+    if not is_list or not names or len(names) != len(losses):
+        raise ValueError(
+            f"Weights that are learned need a `{argument}` by output; received "
+            f"{losses!r:.100} and outputs named {names}. Pass a dict, such as "
+            f"{argument}={{'click': ..., 'sale': ...}}."
+        )
+    pairs = zip(names, losses, strict=True)
+    return [loss and make(name) for name, loss in pairs]
