@@ -26,6 +26,7 @@ RECIPES = {
     "cifar10_small": "models.cifar10:small",
     "clicks": "models.clicks:workload",
     "clicks_daily": "models.clicks:daily",
+    "clicks_two_tasks": "models.clicks:two_tasks",
     "criteo": "models.criteo:workload",
     "criteo_daily": "models.criteo_daily:workload",
     "criteo_dlrm": "models.criteo:dlrm",

@@ -10,6 +10,10 @@ whose logit is the sum of
 - the day: all clicks drift together, and each ad's worth drifts on its own,
   both as random walks.
 
+A clicked row may lead to a sale. The logit of that is what ad and user are
+worth as buyers, from normal distributions, and a term of the price. So a sale
+is as rare as both together, about one in four clicks.
+
 Ads, users and sites occur by power laws, and how often an ad occurs drifts,
 too: ads of the last day may be rare or new in the days before. A model trains
 on the first seven days and is judged on the last, where no model can have less
@@ -34,6 +38,8 @@ NUM_DAYS = 8
 _MATCH_SIZE = 4
 # About a click in six rows.
 _BIAS = -1.5
+# About a sale in four clicks.
+_SALE_BIAS = -1.3
 
 Inputs = dict[str, np.ndarray]
 
@@ -47,12 +53,17 @@ class Log:
             `[rows, 3]`.
         labels: 0 or 1, float32 `[rows, 1]`.
         probabilities: The true ones of a click, float64 `[rows]`.
+        sales: 0 or 1, float32 `[rows, 1]`; 0 in a row without a click.
+        sale_probabilities: The true ones of a sale, before it is known whether
+            there is a click, float64 `[rows]`.
         days: From 0, int64 `[rows]`.
     """
 
     inputs: Inputs
     labels: np.ndarray
     probabilities: np.ndarray
+    sales: np.ndarray
+    sale_probabilities: np.ndarray
     days: np.ndarray
 
     def where(self, rows: np.ndarray) -> "Log":
@@ -61,6 +72,8 @@ class Log:
             inputs={name: x[rows] for name, x in self.inputs.items()},
             labels=self.labels[rows],
             probabilities=self.probabilities[rows],
+            sales=self.sales[rows],
+            sale_probabilities=self.sale_probabilities[rows],
             days=self.days[rows],
         )
 
@@ -121,6 +134,17 @@ def generate(
     )
     probabilities = 1 / (1 + np.exp(-logits))
     clicks = rng.random(len(days)) < probabilities
+    # Drawn last: the clicks of a seed are the same with and without sales.
+    buys = {
+        name: 0.7 * rng.normal(size=NUM_IDS[name]) for name in ("ad", "user")
+    }
+    sale_logits = (
+        _SALE_BIAS
+        + sum(buys[name][ids[name]] for name in buys)
+        - 0.4 * numbers["price"]
+    )
+    after_click = 1 / (1 + np.exp(-sale_logits))
+    sales = clicks & (rng.random(len(days)) < after_click)
     return Log(
         inputs={
             "ids": np.stack([ids[n] for n in NUM_IDS], 1).astype(np.int32),
@@ -136,6 +160,8 @@ def generate(
         },
         labels=clicks.astype(np.float32)[:, np.newaxis],
         probabilities=probabilities,
+        sales=sales.astype(np.float32)[:, np.newaxis],
+        sale_probabilities=probabilities * after_click,
         days=days,
     )
 

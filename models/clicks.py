@@ -1,5 +1,6 @@
 """Clicks that are generated, see `models.click_log`: a model of them."""
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import tfdistill
 from models import click_log
 
 NUM_IDS, NUMBERS = click_log.NUM_IDS, click_log.NUMBERS
+TASKS = ("click", "sale")
 
 
 def workload(
@@ -58,6 +60,56 @@ def workload(
             if tfdistill.Cluster.from_env().peers
             else []
         ),
+    )
+
+
+def two_tasks(
+    log_seed: int = 0,
+    rows_per_day: int = 8000,
+    num_steps: int = 440,
+    evaluate_every_steps: int = 110,
+    embedding_dim: int = 8,
+    hidden_units: Sequence[int] = (64, 32),
+    learned_weights: bool = True,
+    auxiliary_heads: bool = True,
+    **others: Any,
+) -> tfdistill.Workload:
+    """Returns the run of `clicks` with sales as a second task.
+
+    The output `sale` is for all rows, clicked or not: a row leads to a sale if
+    it is clicked and then bought. So no row is masked, and both outputs are of
+    the same rows, in training as in serving. With `auxiliary_heads`, teachers
+    teach two further outputs in the place of these, which stay calibrated; with
+    `learned_weights`, uncertainty weighs the losses of labels and of teachers.
+    Further arguments are those of `workload`.
+    """
+    made = workload(
+        log_seed=log_seed,
+        rows_per_day=rows_per_day,
+        num_steps=num_steps,
+        evaluate_every_steps=evaluate_every_steps,
+        **others,
+    )
+    heads = {f"{task}_soft": task for task in TASKS if auxiliary_heads}
+    weights = "uncertainty" if learned_weights else None
+    parts = click_log.split(click_log.generate(log_seed, rows_per_day))
+    return dataclasses.replace(
+        made,
+        model=lambda: build_model(
+            embedding_dim=embedding_dim,
+            hidden_units=hidden_units,
+            outputs=[*TASKS, *heads],
+        ),
+        data=tuple(
+            (part.inputs, {"click": part.labels, "sale": part.sales})
+            for part in parts
+        ),
+        schema=lambda: {**make_schema(), "outputs": list(TASKS)},
+        loss=dict.fromkeys(TASKS, made.loss),
+        loss_weights=weights,
+        metrics=lambda: {task: made.metrics() for task in TASKS},
+        distillation_loss_weights=weights,
+        auxiliary_heads=heads,
     )
 
 
@@ -171,17 +223,21 @@ def make_schema() -> dict[str, Any]:
 
 
 def build_model(
-    *, embedding_dim: int = 8, hidden_units: Sequence[int] = (64, 32)
+    *,
+    embedding_dim: int = 8,
+    hidden_units: Sequence[int] = (64, 32),
+    outputs: Sequence[str] = (),
 ) -> keras.Model:
     """Returns an embedding of each id, and layers over these and the numbers.
 
     Args:
         embedding_dim: Numbers an id is embedded in. Default 8.
         hidden_units: Units of each hidden ReLU layer. Default (64, 32).
+        outputs: Names of several outputs. By default there is one.
 
     Returns:
         A model from `{"ids": int32 [batch, 3], "numbers": float32 [batch, 3]}`
-        to float32 logits `[batch, 1]`.
+        to float32 logits `[batch, 1]`, or a dict of them by output.
     """
     inputs = {
         "ids": keras.Input((len(NUM_IDS),), dtype="int32", name="ids"),
@@ -195,5 +251,12 @@ def build_model(
     for units in hidden_units:
         x = keras.layers.Dense(units, activation="relu")(x)
     # float32 even under a mixed policy: losses want exact logits.
-    logit = keras.layers.Dense(1, dtype="float32", name="logit")(x)
-    return keras.Model(inputs, logit, name="clicks")
+    logits = {
+        output: keras.layers.Dense(
+            1, dtype="float32", name=f"{output}_logit" if output else "logit"
+        )(x)
+        for output in outputs or ("",)
+    }
+    return keras.Model(
+        inputs, logits if outputs else logits[""], name="clicks"
+    )

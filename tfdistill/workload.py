@@ -44,8 +44,11 @@ class Workload:
         optimizer: Returns a new optimizer.
         loss: `SparseCategoricalCrossentropy` or `BinaryCrossentropy`, or a
             loss derived from one. Or a function of the training data that
-            returns it.
-        metrics: Returns what `compile` takes. `log_loss` is added.
+            returns it. Or a dict of losses by output, of which the first is
+            that of the output that a run is judged by.
+        metrics: Returns what `compile` takes; with a dict of losses, a dict of
+            lists. `log_loss` is added.
+        loss_weights: As `CodistillModel.compile` takes it.
         schema: Returns what inputs and outputs mean, to compare between
             groups. Default: nothing is compared.
         evaluate_every_steps: Steps between two evaluations. Default: ten
@@ -65,6 +68,8 @@ class Workload:
         optimizer_name: Of Keras, such as `"muon"` or `"schedule_free_adamw"`,
             in place of `optimizer`, whose learning rate and clipping it takes.
         distillation_loss: Default: `SoftTargetCrossEntropy` of logits.
+        distillation_loss_weights: As `CodistillModel.compile` takes it.
+        auxiliary_heads: As `CodistillModel` takes it.
         distillation_weight: Of `tfdistill.schedules`, or a number.
         every_steps: Steps between two exports.
         refresh_every_steps: Steps between two looks for newer versions.
@@ -104,7 +109,8 @@ class Workload:
     num_steps: int
     optimizer: Callable[[], Any]
     loss: Any
-    metrics: Callable[[], list[Any]] = list
+    metrics: Callable[[], Any] = list
+    loss_weights: Any = None
     schema: Callable[[], Mapping[str, Any]] | None = None
     evaluate_every_steps: int | None = None
     steps_per_execution: int = 1
@@ -117,6 +123,8 @@ class Workload:
     optimizer_alone: Callable[[], Any] | None = None
     optimizer_name: str = ""
     distillation_loss: Any = None
+    distillation_loss_weights: Any = None
+    auxiliary_heads: Mapping[str, str] | None = None
     distillation_weight: Any = 1.0
     every_steps: int = 50
     refresh_every_steps: int = 10

@@ -75,6 +75,14 @@ def clicks() -> tuple[dict, np.ndarray]:
     return {"x": x, "ids": np.stack(ids, axis=1)}, y
 
 
+def clicks_and_sales() -> tuple[dict, dict, dict]:
+    """Two labels of each row, and a weight of the second."""
+    x, y = clicks()
+    sale = y * (x["x"][:, :1] > 0)
+    weight = {"click": np.ones(len(y), "float32"), "sale": weighted(43)[2]}
+    return x, {"click": y, "sale": sale}, weight
+
+
 def ids_only() -> tuple[dict, np.ndarray]:
     x, y = clicks()
     return {"ids": x["ids"]}, y
@@ -169,6 +177,14 @@ def click_student() -> keras.Model:
     both = keras.layers.Concatenate()([x, keras.layers.Flatten()(rows)])
     hidden = keras.layers.Dense(6, activation="tanh")(both)
     return keras.Model({"x": x, "ids": ids}, keras.layers.Dense(1)(hidden))
+
+
+def two_tasks(heads: tuple[str, ...] = ("click", "sale")) -> keras.Model:
+    """A student of several outputs over the features of `click_student`."""
+    below = click_student()
+    hidden = below.layers[-1].input
+    outputs = {name: keras.layers.Dense(1, name=name)(hidden) for name in heads}
+    return keras.Model(below.input, outputs)
 
 
 def bag_student() -> keras.Model:
@@ -318,6 +334,7 @@ class Case:
         is_plain: Whether plain Keras is the reference: not where its Adam or
             Ftrl moves all rows of a table, and ours those of the batch.
         teacher: Makes a model in memory to learn from, outside of any scope.
+        heads: The auxiliary heads of a student that has a teacher.
         steps_per_execution: The reference takes single steps.
         steps_per_epoch: Of repeated data, in whole executions, as Keras takes
             no others; None for finite data.
@@ -334,6 +351,7 @@ class Case:
     wrap: Callable[[keras.Model], Any] = tfdistill.DistributedModel
     is_plain: bool = True
     teacher: Callable[[], keras.Model] | None = None
+    heads: dict[str, str] | None = None
     steps_per_execution: Any = 1
     steps_per_epoch: int | None = None
     callbacks: Callable[[], list] = list
@@ -502,6 +520,29 @@ CASES: dict[str, Case] = {
         steps_per_execution=5,
         tolerance=2e-5,
     ),
+    # With weights of losses that are learned, of labels and of the teacher.
+    "two_tasks_taught": Case(
+        optimizer=lambda: keras.optimizers.Adagrad(0.1),
+        student=lambda: two_tasks(("click", "sale", "click_soft")),
+        teacher=two_tasks,
+        heads={"click_soft": "click"},
+        data=clicks_and_sales,
+        compiled=lambda: {
+            "loss": {
+                name: keras.losses.BinaryCrossentropy(from_logits=True)
+                for name in ("click", "sale")
+            },
+            "loss_weights": "uncertainty",
+            "metrics": {"click": ["mae"]},
+            "distillation_loss": (
+                tfdistill.losses.BinarySoftTargetCrossEntropy()
+            ),
+            "distillation_loss_weights": "uncertainty",
+        },
+        is_plain=False,
+        steps_per_execution=5,
+        tolerance=2e-5,
+    ),
     "partly_labelled": Case(
         student=lambda: dense(units=3),
         data=partly_labelled,
@@ -570,6 +611,7 @@ PLACES = {
         "tables",
         "steps_found",
         "taught_in_memory",
+        "two_tasks_taught",
         "partly_labelled",
         "muon",
         "schedule_free",
@@ -600,6 +642,7 @@ PLACES = {
         "rates_auc",
         "steps_found",
         "taught_in_memory",
+        "two_tasks_taught",
         "own_loss",
         "bags_by_function",
         "normalized_by_function",
@@ -647,7 +690,9 @@ def _wrapped(case: Case, student: keras.Model, teacher: Any) -> Any:
     if teacher is None:
         return case.wrap(student)
     teachers = tfdistill.teachers.FixedTeacher(teacher)
-    return tfdistill.CodistillModel(student, teachers=teachers)
+    return tfdistill.CodistillModel(
+        student, teachers=teachers, auxiliary_heads=case.heads
+    )
 
 
 def run(case: Case, strategy: Any, *, is_reference: bool = False) -> Results:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,7 +70,7 @@ def run(
         verbose=2 if verbose else 0,
     )
     # A collective: every worker takes part, and gets all of them.
-    predicted = _predict(model, validation, workload, objectives.of(loss))
+    predicted = _predict(model, validation, workload, loss)
     result = {
         **_summary(recipe, workload, cluster, model),
         "teachers": model.teachers.status(),
@@ -78,9 +79,14 @@ def run(
     if cluster.is_chief:
         workdir = str(cluster.workdir)
         directory = outputs.group_dir(workdir, cluster.group)
-        outputs.write_predictions(directory, predicted)
+        judged, *others = predicted
+        outputs.write_predictions(directory, predicted[judged])
         outputs.write_student(model.save, directory)
-        result["metrics"] = predicted.figures()
+        result["metrics"] = predicted[judged].figures()
+        if others:
+            result["metrics_by_output"] = {
+                name: predicted[name].figures() for name in others
+            }
         outputs.write_results(
             result, workdir=workdir, num_groups=cluster.num_groups
         )
@@ -127,19 +133,25 @@ def open_data(
         raise data.DataError(str(cause)) from cause
 
 
-def task_loss(workload: Workload, train: tf.data.Dataset) -> keras.losses.Loss:
-    """Returns the loss of the labels.
+def task_loss(workload: Workload, train: tf.data.Dataset) -> Any:
+    """Returns the loss of the labels, or a dict of losses by output.
 
     Raises OptionsError if results cannot be judged by it.
     """
     loss = workload.loss
-    if not isinstance(loss, keras.losses.Loss):
+    if not isinstance(loss, keras.losses.Loss | Mapping):
         loss = loss(train)
     try:
-        objectives.of(loss)
+        for each in _by_output(loss).values():
+            objectives.of(each)
     except ValueError as cause:
         raise recipes.OptionsError(str(cause)) from cause
     return loss
+
+
+def _by_output(loss: Any) -> Mapping[str, keras.losses.Loss]:
+    """Returns losses by output; the loss of an only one is that of ""."""
+    return loss if isinstance(loss, Mapping) else {"": loss}
 
 
 def make_student(workload: Workload) -> keras.Model:
@@ -160,7 +172,7 @@ def make_model(
     cluster: tfdistill.Cluster,
     exchange: tfdistill.Exchange,
     *,
-    loss: keras.losses.Loss,
+    loss: Any,
 ) -> tfdistill.CodistillModel:
     """Returns the compiled student with its teachers.
 
@@ -169,17 +181,32 @@ def make_model(
     model = tfdistill.CodistillModel(
         make_student(workload),
         teachers=_teachers(workload, exchange),
+        auxiliary_heads=workload.auxiliary_heads,
     )
     model.compile(
         _optimizer(workload, cluster, model),
         loss,
-        metrics=[*workload.metrics(), objectives.of(loss).log_loss()],
+        loss_weights=workload.loss_weights,
+        metrics=_metrics(workload, loss),
         distillation_loss=workload.distillation_loss
         or tfdistill.losses.SoftTargetCrossEntropy(from_logits=True),
         distillation_weight=workload.distillation_weight,
+        distillation_loss_weights=workload.distillation_loss_weights,
         steps_per_execution=workload.steps_per_execution,
     )
     return model
+
+
+def _metrics(workload: Workload, loss: Any) -> Any:
+    """Returns the metrics, a log loss of each output among them."""
+    given = workload.metrics()
+    if not isinstance(loss, Mapping):
+        return [*given, objectives.of(loss).log_loss()]
+    by_output = given or {}
+    return {
+        name: [*by_output.get(name, ()), objectives.of(each).log_loss()]
+        for name, each in loss.items()
+    }
 
 
 def _teachers(
@@ -290,11 +317,16 @@ def _predict(
     model: tfdistill.CodistillModel,
     validation: tf.data.Dataset,
     workload: Workload,
-    objective: Any,
-) -> Any:
-    """Predicts the validation data, a part at a time if logits are many."""
+    loss: Any,
+) -> dict[str, Any]:
+    """Predicts the validation data, a part at a time if logits are many.
+
+    By output, those that have a loss: in the order of the losses.
+    """
     num_batches = int(validation.cardinality())  # Negative if not known.
-    logits_each = int(np.prod(model.student.output_shape[1:]))
+    logits_each = sum(
+        int(np.prod(output.shape[1:])) for output in model.student.outputs
+    )
     step = max(1, _LOGITS_AT_ONCE // (logits_each * workload.batch_size))
     parts = [
         validation.skip(first).take(step)
@@ -302,12 +334,25 @@ def _predict(
     ]
     if len(parts) < 2:
         parts = [validation]
-    predicted = []
+    losses = _by_output(loss)
+    predicted: dict[str, list[Any]] = {name: [] for name in losses}
     for part in parts:
-        logits = np.asarray(model.predict(part, verbose=0), np.float64)
-        labels = np.concatenate([np.asarray(label) for _, label in part])
-        predicted.append(objective.predictions(logits, labels))
-    return predictions.concatenate(predicted)
+        logits = model.predict(part, verbose=0)
+        labels = [label for _, label in part]
+        for name, each in losses.items():
+            if name:
+                pair = logits[name], [label[name] for label in labels]
+            else:
+                pair = logits, labels
+            found = objectives.of(each).predictions(
+                np.asarray(pair[0], np.float64),
+                np.concatenate([np.asarray(label) for label in pair[1]]),
+            )
+            predicted[name].append(found)
+    return {
+        name: predictions.concatenate(found)
+        for name, found in predicted.items()
+    }
 
 
 def _summary(
