@@ -257,6 +257,4 @@ def build_model(
         )(x)
         for output in outputs or ("",)
     }
-    return keras.Model(
-        inputs, logits if outputs else logits[""], name="clicks"
-    )
+    return keras.Model(inputs, logits if outputs else logits[""], name="clicks")

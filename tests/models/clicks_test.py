@@ -35,6 +35,35 @@ def test_labels_are_drawn_with_the_true_probabilities():
         assert _log_loss(log, worse) > truth
 
 
+def test_sales_follow_clicks_with_the_true_probabilities():
+    log = click_log.generate(seed=1)
+    assert not log.sales[log.labels == 0].any()
+    assert 0.2 < log.sales.mean() / log.labels.mean() < 0.3
+    assert (log.sale_probabilities < log.probabilities).all()
+    for bound in (0.03, 0.1):
+        rows = np.abs(log.sale_probabilities / bound - 1) < 0.2
+        error = (bound / rows.sum()) ** 0.5
+        mean = log.sale_probabilities[rows].mean()
+        assert abs(log.sales[rows].mean() - mean) < 4 * error
+
+
+def test_the_student_of_two_tasks_has_a_head_for_each():
+    workload = clicks.two_tasks(rows_per_day=20)
+    (inputs, labels), _ = workload.data
+    logits = workload.model()(inputs)
+    assert workload.auxiliary_heads == {
+        "click_soft": "click",
+        "sale_soft": "sale",
+    }
+    assert logits.keys() == {*labels, *workload.auxiliary_heads}
+    assert all(value.shape == (140, 1) for value in logits.values())
+    plain = clicks.two_tasks(
+        rows_per_day=20, learned_weights=False, auxiliary_heads=False
+    )
+    assert plain.model()(inputs).keys() == labels.keys()
+    assert plain.loss_weights is plain.distillation_loss_weights is None
+
+
 def test_the_last_day_is_held_out_and_the_clicks_drift():
     log = click_log.generate(rows_per_day=2000)
     train, held_out = click_log.split(log)

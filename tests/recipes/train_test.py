@@ -224,6 +224,29 @@ def test_a_click_recipe_is_judged_by_the_figures_of_clicks(
     assert group["metrics"]["log_loss"] == pytest.approx(last, rel=1e-4)
 
 
+def test_a_recipe_of_two_tasks_is_judged_by_the_first(tmp_path, capsys):
+    changes = ("rows_per_day=300", "embedding_dim=2", "hidden_units=[4]")
+    argv = _options(
+        tmp_path / "run", *changes, "batch_size=64", recipe="clicks_two_tasks"
+    )
+    assert train.main(argv) == 0
+    (group,) = outputs.read_results(tmp_path / "run")["groups"]
+    directory = tmp_path / "run" / "group_0"
+    assert group["metrics"] == predictions.read(directory).figures()
+    assert list(group["metrics_by_output"]) == ["sale"]
+    assert group["metrics_by_output"]["sale"].keys() == group["metrics"].keys()
+    (last,) = [r for r in runs.records(directory) if r.get("step") == 20][-1:]
+    for name, found in (
+        ("click", group["metrics"]),
+        ("sale", group["metrics_by_output"]["sale"]),
+    ):
+        shown = last[f"val_{name}_log_loss"]
+        assert found["log_loss"] == pytest.approx(shown, rel=1e-4)
+        assert last[f"{name}_loss_weight"] > 0
+    student = keras.models.load_model(directory / "student.keras")
+    assert set(student.output) == {"click", "sale"}
+
+
 def test_a_group_that_another_run_has_is_a_wrong_option(
     tmp_path, caplog, monkeypatch
 ):
