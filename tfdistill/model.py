@@ -233,6 +233,8 @@ class DistributedModel(steps.Trained, keras.Model):
             arguments = fit_arguments.bind(super().compile, args, kwargs)
         loss = global_batch.over_global_batch(arguments.get("loss"))
         arguments["loss"] = loss
+        for each in self._learned.values():
+            each.trainable = False  # Unless it is asked for again.
         if uncertainty.is_asked(arguments.get("loss_weights")):
             arguments["loss_weights"] = self._learned_weights(loss)
         if self._exchanges:
@@ -283,11 +285,16 @@ class DistributedModel(steps.Trained, keras.Model):
             self._learned[name] = uncertainty.LearnedWeight(
                 name=name, is_regularized=is_regularized
             )
+        self._learned[name].trainable = True
         return self._learned[name]
 
     def _weight_logs(self) -> Logs:
-        """Returns the learned weights of losses, by name."""
-        return {name: each.value for name, each in self._learned.items()}
+        """Returns the weights of losses that are being learned, by name."""
+        return {
+            name: each.value
+            for name, each in self._learned.items()
+            if each.trainable
+        }
 
     @property
     def _exchanges(self) -> bool:

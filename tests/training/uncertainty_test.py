@@ -97,6 +97,12 @@ def test_compiled_again_it_keeps_what_it_has_learned():
     x, y, _ = cases.clicks_and_sales()
     found = model.fit(x, y, verbose=0).history
     assert found["click_loss_weight"][0] != 1.0
+    model.compile("sgd", _LOSSES)
+    found = model.fit(x, y, batch_size=43, verbose=0).history
+    # Nor is there a cost of what is no longer learned.
+    assert found.keys() == {"loss", "click_loss", "sale_loss"}
+    parts = found["click_loss"][0] + found["sale_loss"][0]
+    assert found["loss"][0] == pytest.approx(parts, rel=1e-4)
 
 
 @pytest.mark.parametrize(
