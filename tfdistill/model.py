@@ -219,6 +219,7 @@ class DistributedModel(steps.Trained, keras.Model):
                 the weight exp(-s) of each output is learned, with s / 2 added
                 to the loss (Kendall, Gal & Cipolla, CVPR 2018, equation 10),
                 and logged as `<output>_loss_weight`, as it is before the step.
+                The logged losses of single outputs are without it.
 
         Raises:
             ValueError: The model's own `train_step`, XLA or the optimizer's

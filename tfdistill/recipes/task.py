@@ -340,19 +340,19 @@ def _predict(
         logits = model.predict(part, verbose=0)
         labels = [label for _, label in part]
         for name, each in losses.items():
-            if name:
-                pair = logits[name], [label[name] for label in labels]
-            else:
-                pair = logits, labels
             found = objectives.of(each).predictions(
-                np.asarray(pair[0], np.float64),
-                np.concatenate([np.asarray(label) for label in pair[1]]),
+                np.asarray(_part(logits, name), np.float64),
+                np.concatenate([np.asarray(_part(y, name)) for y in labels]),
             )
             predicted[name].append(found)
     return {
         name: predictions.concatenate(found)
         for name, found in predicted.items()
     }
+
+
+def _part(values: Any, output: str) -> Any:
+    return values[output] if output else values
 
 
 def _summary(

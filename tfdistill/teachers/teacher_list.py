@@ -236,7 +236,7 @@ class TeacherList:
         dtype: Any,
         y: Any,
         labels: Mapping[str, Any],
-        taught: Any = None,
+        taught: Any,
     ) -> tuple[tf.Tensor, steps.Logs] | None:
         """Asks the teachers about one replica's batch, and compares.
 
@@ -244,7 +244,7 @@ class TeacherList:
         logs of its teachers, `distillation_weight` among it: what the term
         counts. None without teachers. `dtype` is that of the loss. `labels` are
         teachers' predictions that came with the batch. `taught` are the outputs
-        that learn from them, structured as `y_pred`, if those don't. The
+        that learn from them: `y_pred`, or auxiliary heads in place of some. The
         teachers run in inference mode, and no gradient reaches them.
         """
         if not self._teachers or self._term is None or self.weight is None:
@@ -265,8 +265,7 @@ class TeacherList:
                     y, y_pred, sample_weight, soft.is_asked, soft.outputs
                 )
         with losses_lib.at_step(tf.cast(step, tf.int64)):
-            learner = y_pred if taught is None else taught
-            loss = self._term(soft, learner, sample_weight)
+            loss = self._term(soft, taught, sample_weight)
         weight *= tf.cast(soft.strength, dtype)
         return loss, {
             "distillation_weight": weight,

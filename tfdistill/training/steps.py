@@ -109,10 +109,10 @@ def output_names(model: keras.Model) -> list[str] | None:
     In the order of `keras.tree.flatten`: the keys, if it returns a dict.
     """
     names = getattr(model, "output_names", None)
-    if names is not None and isinstance(model.output, dict):
-        paths = keras.tree.flatten_with_path(model.output)
-        return [str(path[0]) for path, _ in paths]
-    return names
+    outputs = getattr(model, "output", None)
+    if names is None or not isinstance(outputs, dict):
+        return names
+    return [str(path[0]) for path, _ in keras.tree.flatten_with_path(outputs)]
 
 
 class SteppedCallback(keras.callbacks.Callback):
