@@ -118,7 +118,7 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
 def _add_options(options: programs.Flags) -> None:
     options.add("bias", "of the teacher, on the logit", 0.5)
     options.add("epochs", "passes over the rows", 3)
-    options.add("rows_per_day", "of each of the eight days", 40_000, quick=500)
+    options.add("rows_per_day", "of each of the eight days", 40_000, quick=8000)
     options.add("seeds", "logs, each with its trainings, >= 2", 6, quick=2)
 
 
