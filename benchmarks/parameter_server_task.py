@@ -11,6 +11,7 @@ import pathlib
 import re
 import time
 from typing import Any
+from typing import NoReturn
 
 from benchmarks import click_training
 from tfdistill.system import programs
@@ -69,9 +70,18 @@ def work(options: programs.Options) -> None:
     identity = identity_lib.Cluster.from_env()
     side = Side.of(options.task)
     setting = click_training.SETTINGS[options.setting]
-    rates = _train(side, setting, identity, options)
+    end(identity, _train(side, setting, identity, options))
+
+
+def end(identity: Any, found: Any) -> NoReturn:
+    """Ends the chief, and writes what it found to the workdir.
+
+    Args:
+        identity: The chief's `Cluster`.
+        found: Anything that JSON holds.
+    """
     path = pathlib.Path(identity.workdir or ".", RESULT)
-    path.write_text(json.dumps(rates), "utf-8")
+    path.write_text(json.dumps(found), "utf-8")
     # Nothing is left to be saved, and servers may take long to let go.
     os._exit(0)
 
