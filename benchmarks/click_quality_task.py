@@ -158,7 +158,7 @@ def twin_of(student: Any) -> Any:
     }
     (ids,) = (x for x in inputs.values() if x.dtype.is_integer)
     (x,) = (x for x in inputs.values() if not x.dtype.is_integer)
-    # In the order of the layers: the first tower, its end, and the second.
+    x_0 = None  # Where the first tower has ended.
     for layer in student.layers:
         if isinstance(layer, keras.layers.Dense):
             x = dense(layer, x)
