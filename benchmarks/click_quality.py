@@ -46,6 +46,7 @@ _NUM_WORKERS = 2
 # In nats: what servers may cost more than those of tf_keras, at 95%.
 _TARGET = 0.002
 _BASE = "one_process"
+_DIGITS = 5
 
 Quality = Mapping[str, float]
 
@@ -62,7 +63,7 @@ def compare(found: Mapping[str, Sequence[Quality]]) -> dict[str, Any]:
     """
     sides = {
         name: {
-            figure: bootstrap.over_trials([one[figure] for one in values])
+            figure: _estimate([one[figure] for one in values])
             for figure in ("auc", "log_loss")
         }
         | {
@@ -86,9 +87,18 @@ def _difference(
     ours: Sequence[Quality], theirs: Sequence[Quality], figure: str
 ) -> dict[str, Any]:
     of_each = operator.itemgetter(figure)
-    return bootstrap.over_trials(
+    return _estimate(
         list(map(operator.sub, map(of_each, ours), map(of_each, theirs)))
     )
+
+
+def _estimate(values: Sequence[float]) -> dict[str, Any]:
+    found = bootstrap.over_trials(values)
+    return {
+        "mean": round(found["mean"], _DIGITS),
+        "interval": [round(end, _DIGITS) for end in found["interval"]],
+        "values": [round(value, _DIGITS) for value in values],
+    }
 
 
 def train(
@@ -157,6 +167,7 @@ def _add_options(options: programs.Flags) -> None:
         enum_values=list(_SETTINGS),
         quick=["clicks"],
     )
+    # One seed has no interval.
     options.add("seeds", "trainings of each side", 8, quick=2)
     options.add("side_timeout_secs", "limit of a side", 1200.0)
 
