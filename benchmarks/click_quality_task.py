@@ -36,14 +36,12 @@ def work(options: programs.Options) -> None:
     strategy = tfdistill.make_strategy(identity)
     recipe = recipes.get(options.recipe).changed(json.loads(options.changes))
     is_twin, _ = SIDES[options.side]
-    train = _train_twin if is_twin else _train
+    fit = train_twin if is_twin else train
     found = []
     for seed in range(options.seeds):
         workload = recipe.changed({"seed": seed}).workload()
         _, held_out = workload.datasets(identity)
-        logits = train(workload, identity, strategy).predict(
-            held_out, verbose=0
-        )
+        logits = fit(workload, identity, strategy).predict(held_out, verbose=0)
         labels = np.concatenate([np.asarray(y) for _, y in held_out])
         found.append(_quality(labels, np.asarray(logits, np.float64)))
         print(options.side, seed, found[-1], flush=True)
@@ -62,19 +60,20 @@ def _quality(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
     }
 
 
-def _student(workload: Any) -> Any:
+def student_of(workload: Any) -> Any:
+    """Returns the recipe's model as every side begins with it."""
     import keras
 
     keras.utils.set_random_seed(workload.seed)
     return workload.model()
 
 
-def _train(workload: Any, identity: Any, strategy: Any) -> Any:
+def train(workload: Any, identity: Any, strategy: Any) -> Any:
     """Trains the recipe's model with `fit` of this package."""
     import tfdistill
 
     with strategy.scope():
-        model = tfdistill.CodistillModel(_student(workload))
+        model = tfdistill.CodistillModel(student_of(workload))
         model.compile(
             workload.optimizer(),
             workload.loss,
@@ -85,12 +84,12 @@ def _train(workload: Any, identity: Any, strategy: Any) -> Any:
     return model
 
 
-def _train_twin(workload: Any, identity: Any, strategy: Any) -> Any:
+def train_twin(workload: Any, identity: Any, strategy: Any) -> Any:
     """Trains the same model with `fit` of tf_keras."""
     import tensorflow as tf
     import tf_keras
 
-    student = _student(workload)
+    student = student_of(workload)
     with strategy.scope():
         model = twin_of(student)
         model.compile(

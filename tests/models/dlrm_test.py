@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdistill
 from benchmarks import click_quality_task
+from launch import recipes
 from models import clicks
 from models import criteo
 from models import dlrm
@@ -65,7 +67,8 @@ def test_one_cross_learns_a_product_that_a_sum_cannot(num_crosses):
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.1), loss)
     inputs = [x[:, :1], x[:, 1:, np.newaxis]]
-    model.fit(inputs, y, epochs=150, verbose=0)
+    for _ in range(150):
+        model.train_on_batch(inputs, y)
     found = model.evaluate(inputs, y, verbose=0)
     if num_crosses:
         assert found < 0.01
@@ -108,6 +111,22 @@ def test_a_model_is_saved_and_exported_and_built_of_other_layers(
     twin = click_quality_task.twin_of(model)
     assert twin.count_params() == model.count_params()
     np.testing.assert_allclose(twin(inputs), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_tf_keras_trains_the_same_model_on_the_same_batches():
+    recipe = recipes.get("clicks_dcn").changed(
+        {"rows_per_day": 400, "num_steps": 20, "evaluate_every_steps": 20}
+    )
+    workload = recipe.workload()
+    _, (inputs, _) = workload.data
+    alone = tfdistill.Cluster.from_env(), tf.distribute.get_strategy()
+    ours, theirs = (
+        train(workload, *alone).predict(inputs, verbose=0)
+        for train in (click_quality_task.train, click_quality_task.train_twin)
+    )
+    untrained = click_quality_task.student_of(workload)(inputs)
+    assert np.abs(ours - untrained).max() > 0.1
+    np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-5)
 
 
 def test_a_rank_of_0_is_refused():
