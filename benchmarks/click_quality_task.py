@@ -89,6 +89,8 @@ def train_twin(workload: Any, identity: Any, strategy: Any) -> Any:
     import tensorflow as tf
     import tf_keras
 
+    from tfdistill.parameter_server import worker_data
+
     student = student_of(workload)
     with strategy.scope():
         model = twin_of(student)
@@ -99,17 +101,16 @@ def train_twin(workload: Any, identity: Any, strategy: Any) -> Any:
             jit_compile=False,
         )
 
-    def read(context: Any) -> tf.data.Dataset:
-        del context  # It says that each worker is the only one.
-        worker = tf.distribute.coordinator.experimental_get_current_worker_index
-        data, _ = workload.datasets(identity)
-        return data.shard(identity.num_workers, worker())
+    data, _ = workload.datasets(identity)
+    if identity.uses_parameter_servers:
+        sent = worker_data.TravellingDataset(data)
 
-    data = (
-        parameter_server_task.tf_keras_data(read)
-        if identity.uses_parameter_servers
-        else workload.datasets(identity)[0]
-    )
+        def read(context: Any) -> tf.data.Dataset:
+            del context  # It says that each worker is the only one.
+            index = worker_data.this_worker()
+            return sent.share(index, identity.num_workers)
+
+        data = parameter_server_task.tf_keras_data(read)
     model.fit(data, steps_per_epoch=workload.num_steps, verbose=0)
     return model
 
