@@ -100,7 +100,6 @@ def train_twin(workload: Any, identity: Any, strategy: Any) -> Any:
             steps_per_execution=workload.steps_per_execution,
             jit_compile=False,
         )
-
     data, _ = workload.datasets(identity)
     if identity.uses_parameter_servers:
         sent = worker_data.TravellingDataset(data)

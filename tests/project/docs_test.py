@@ -225,6 +225,9 @@ def test_python_blocks_run(page, tmp_path):
         assert namespace["churn"](*paths) == pytest.approx(0.25)
     if page == "docs/large_tables.md":
         _check_copies(namespace["COPIES"])
+        count = namespace["num_servers"]
+        assert count(1e9, 16, "Adagrad") == 5
+        assert count(1e9, 16, "Adagrad", teachers=1) == 9
 
 
 def _check_copies(copies):
