@@ -6,7 +6,6 @@ only process where there is no cluster.
 """
 
 import json
-import os
 from typing import Any
 
 import numpy as np
@@ -198,18 +197,8 @@ def _add_options(options: programs.Flags) -> None:
         options.add(name, text, kind=kind, required=True)
 
 
-def _run(options: programs.Options) -> int:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    work(options)
-    return 0
-
-
-PROGRAM = programs.Program(
-    name="python -m benchmarks.click_quality_task",
-    about=__doc__,
-    define=_add_options,
-    run=_run,
+PROGRAM = parameter_server_task.program(
+    "click_quality_task", __doc__, define=_add_options, run=work
 )
 main = PROGRAM.main
 

@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 from typing import NoReturn
 
@@ -232,18 +233,38 @@ def _add_options(options: programs.Flags) -> None:
         options.add(name, text, kind=int, required=True)
 
 
-def _run(options: programs.Options) -> int:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    work(options)
-    return 0
+def program(
+    name: str,
+    about: str,
+    *,
+    define: Callable[[programs.Flags], None],
+    run: Callable[[programs.Options], None],
+) -> programs.Program:
+    """Makes the program of a benchmark's task, which sees no GPU.
+
+    Args:
+        name: Of its module.
+        about: What it does.
+        define: Adds its options.
+        run: Does it.
+    """
+
+    def on_cpus(options: programs.Options) -> int:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+        run(options)
+        return 0
+
+    return programs.Program(
+        name=f"python -m benchmarks.{name}",
+        about=about,
+        define=define,
+        run=on_cpus,
+    )
 
 
-PROGRAM = programs.Program(
-    name="python -m benchmarks.parameter_server_task",
-    about=__doc__,
-    define=_add_options,
-    run=_run,
+PROGRAM = program(
+    "parameter_server_task", __doc__, define=_add_options, run=work
 )
 main = PROGRAM.main
 
