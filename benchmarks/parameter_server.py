@@ -108,17 +108,50 @@ def rate(name: str, options: programs.Options, *, setting: str) -> float:
     text, _, threads = name.partition("@")
     side = parameter_server_task.Side.of(text)
     number = click_training.SETTINGS[setting].num_workers
+    rates = train_in_cluster(
+        _command(text, setting, options),
+        name=name,
+        num_workers=0 if side.is_alone else number,
+        own_threads=bool(threads),
+        timeout_secs=options.turn_timeout_secs,
+    )
+    return statistics.median(rates)
+
+
+def train_in_cluster(
+    command: Sequence[str],
+    *,
+    name: str,
+    num_workers: int,
+    own_threads: bool = False,
+    timeout_secs: float,
+) -> Any:
+    """Runs a command as the tasks of a fresh cluster.
+
+    Args:
+        command: It ends on the chief by `parameter_server_task.end`.
+        name: Of its side, for messages.
+        num_workers: Workers, and as many parameter servers. 0: one process.
+        own_threads: Whether tasks keep TensorFlow's number of threads.
+        timeout_secs: For all of it.
+
+    Returns:
+        What the chief gave to `end`.
+
+    Raises:
+        RuntimeError: It failed.
+    """
     with tempfile.TemporaryDirectory(prefix="tfdistill-bench-") as workdir:
         topology = local_cluster.LocalCluster(
-            command=_command(text, setting, options),
+            command=command,
             workdir=workdir,
-            workers_per_group=1 if side.is_alone else number,
-            ps_per_group=0 if side.is_alone else number,
-            env=_environ(own_threads=bool(threads)),
+            workers_per_group=num_workers or 1,
+            ps_per_group=num_workers,
+            env=_environ(own_threads=own_threads),
             worker_restarts=0,
         )
         with local_run.LocalRun(topology) as running:
-            result = running.wait(timeout_secs=options.turn_timeout_secs)
+            result = running.wait(timeout_secs=timeout_secs)
         (group,) = result.groups
         if group.state != "done":
             lines = "\n".join(group.last_lines)
@@ -127,7 +160,7 @@ def rate(name: str, options: programs.Options, *, setting: str) -> float:
                 f"Its last lines:\n{lines}"
             )
         path = pathlib.Path(workdir, parameter_server_task.RESULT)
-        return statistics.median(json.loads(path.read_text("utf-8")))
+        return json.loads(path.read_text("utf-8"))
 
 
 def _command(side: str, setting: str, options: programs.Options) -> list[str]:

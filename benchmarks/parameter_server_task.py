@@ -10,7 +10,9 @@ import os
 import pathlib
 import re
 import time
+from collections.abc import Callable
 from typing import Any
+from typing import NoReturn
 
 from benchmarks import click_training
 from tfdistill.system import programs
@@ -69,9 +71,18 @@ def work(options: programs.Options) -> None:
     identity = identity_lib.Cluster.from_env()
     side = Side.of(options.task)
     setting = click_training.SETTINGS[options.setting]
-    rates = _train(side, setting, identity, options)
+    end(identity, _train(side, setting, identity, options))
+
+
+def end(identity: Any, found: Any) -> NoReturn:
+    """Ends the chief, and writes what it found to the workdir.
+
+    Args:
+        identity: The chief's `Cluster`.
+        found: Anything that JSON holds.
+    """
     path = pathlib.Path(identity.workdir or ".", RESULT)
-    path.write_text(json.dumps(rates), "utf-8")
+    path.write_text(json.dumps(found), "utf-8")
     # Nothing is left to be saved, and servers may take long to let go.
     os._exit(0)
 
@@ -222,18 +233,38 @@ def _add_options(options: programs.Flags) -> None:
         options.add(name, text, kind=int, required=True)
 
 
-def _run(options: programs.Options) -> int:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    work(options)
-    return 0
+def program(
+    name: str,
+    about: str,
+    *,
+    define: Callable[[programs.Flags], None],
+    run: Callable[[programs.Options], None],
+) -> programs.Program:
+    """Makes the program of a benchmark's task, which sees no GPU.
+
+    Args:
+        name: Of its module.
+        about: What it does.
+        define: Adds its options.
+        run: Does it.
+    """
+
+    def on_cpus(options: programs.Options) -> int:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+        run(options)
+        return 0
+
+    return programs.Program(
+        name=f"python -m benchmarks.{name}",
+        about=about,
+        define=define,
+        run=on_cpus,
+    )
 
 
-PROGRAM = programs.Program(
-    name="python -m benchmarks.parameter_server_task",
-    about=__doc__,
-    define=_add_options,
-    run=_run,
+PROGRAM = program(
+    "parameter_server_task", __doc__, define=_add_options, run=work
 )
 main = PROGRAM.main
 

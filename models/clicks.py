@@ -9,6 +9,7 @@ import keras
 
 import tfdistill
 from models import click_log
+from models import dlrm
 
 NUM_IDS, NUMBERS = click_log.NUM_IDS, click_log.NUMBERS
 TASKS = ("click", "sale")
@@ -164,6 +165,46 @@ def daily(
     )
 
 
+def dcn(
+    # Rows of few examples see tiny gradients.
+    initial_accumulator_value: float = 1e-6,
+    learning_rate: float = 5e-3,
+    batch_size: int = 512,
+    num_steps: int = 440,
+    evaluate_every_steps: int = 110,
+    embedding_dim: int = 8,
+    bottom_units: Sequence[int] = (32,),
+    num_crosses: int = 2,
+    rank: int = 16,
+    top_units: Sequence[int] = (64, 32),
+    **others: Any,
+) -> tfdistill.Workload:
+    """Returns the run of `clicks` with a DLRM that crosses, and Adagrad.
+
+    DCN-v2, Wang et al. 2021 (arXiv:2008.13535), in `models.dlrm`. The rate was
+    chosen as that of `workload` was. Further arguments are those of `workload`.
+    """
+    rate = keras.optimizers.schedules.CosineDecay(learning_rate, num_steps)
+    return dataclasses.replace(
+        workload(
+            batch_size=batch_size,
+            num_steps=num_steps,
+            evaluate_every_steps=evaluate_every_steps,
+            **others,
+        ),
+        model=lambda: build_dcn(
+            embedding_dim=embedding_dim,
+            bottom_units=bottom_units,
+            num_crosses=num_crosses,
+            rank=rank,
+            top_units=top_units,
+        ),
+        optimizer=lambda: keras.optimizers.Adagrad(
+            rate, initial_accumulator_value=initial_accumulator_value
+        ),
+    )
+
+
 def _workload(
     train: click_log.Log,
     held_out: click_log.Log,
@@ -239,22 +280,60 @@ def build_model(
         A model from `{"ids": int32 [batch, 3], "numbers": float32 [batch, 3]}`
         to float32 logits `[batch, 1]`, or a dict of them by output.
     """
-    inputs = {
-        "ids": keras.Input((len(NUM_IDS),), dtype="int32", name="ids"),
-        "numbers": keras.Input((len(NUMBERS),), name="numbers"),
-    }
-    embedded = tfdistill.layers.ShardedEmbedding(
-        list(NUM_IDS.values()), embedding_dim, name="embedding"
-    )(inputs["ids"])
-    x = keras.layers.Flatten()(embedded)
-    x = keras.layers.Concatenate()([inputs["numbers"], x])
-    for units in hidden_units:
-        x = keras.layers.Dense(units, activation="relu")(x)
+    inputs = _inputs()
+    embedded = keras.layers.Flatten()(_embedded(inputs["ids"], embedding_dim))
+    x = keras.layers.Concatenate()([inputs["numbers"], embedded])
+    hidden = dlrm.dense(x, hidden_units)
     # float32 even under a mixed policy: losses want exact logits.
     logits = {
         output: keras.layers.Dense(
             1, dtype="float32", name=f"{output}_logit" if output else "logit"
-        )(x)
+        )(hidden)
         for output in outputs or ("",)
     }
     return keras.Model(inputs, logits if outputs else logits[""], name="clicks")
+
+
+def build_dcn(
+    *,
+    embedding_dim: int = 8,
+    bottom_units: Sequence[int] = (32,),
+    num_crosses: int = 2,
+    rank: int = 16,
+    top_units: Sequence[int] = (64, 32),
+) -> keras.Model:
+    """Returns a DLRM with the cross layers of DCN-v2, see `models.dlrm`.
+
+    Args:
+        embedding_dim: Numbers an id is embedded in. Default 8.
+        bottom_units: Units of the hidden layers over the numbers, before the
+            one of `embedding_dim` units. Default (32,).
+        num_crosses: Cross layers. Default 2.
+        rank: Of their matrices. Default 16.
+        top_units: Units of the hidden layers above. Default (64, 32).
+
+    Returns:
+        A model as that of `build_model`.
+    """
+    inputs = _inputs()
+    crossed = dlrm.crossed(
+        dlrm.dense(inputs["numbers"], (*bottom_units, embedding_dim)),
+        _embedded(inputs["ids"], embedding_dim),
+        num_crosses=num_crosses,
+        rank=rank,
+    )
+    logit = dlrm.logit(crossed, top_units)
+    return keras.Model(inputs, logit, name="clicks_dcn")
+
+
+def _inputs() -> dict[str, keras.KerasTensor]:
+    return {
+        "ids": keras.Input((len(NUM_IDS),), dtype="int32", name="ids"),
+        "numbers": keras.Input((len(NUMBERS),), name="numbers"),
+    }
+
+
+def _embedded(ids: keras.KerasTensor, dim: int) -> keras.KerasTensor:
+    return tfdistill.layers.ShardedEmbedding(
+        list(NUM_IDS.values()), dim, name="embedding"
+    )(ids)

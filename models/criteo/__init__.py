@@ -89,14 +89,16 @@ def dlrm(
     embedding_dim: int = 16,
     bottom_units: Sequence[int] = (512, 256, 64),
     top_units: Sequence[int] = (512, 256),
+    num_crosses: int = 0,
+    rank: int = 64,
     field_sizes: int = 200_000,
     **others: Any,
 ) -> tfdistill.Workload:
     """Returns the run of `criteo` with a DLRM in the place of its network.
 
     The network of Naumov et al. 2019 (arXiv:1906.00091), of keras-rs' layers:
-    `pip install tfdistill[recommenders]`. Further arguments are those of
-    `workload`.
+    `pip install tfdistill[recommenders]`. With `num_crosses`, cross layers are
+    in the place of products. Further arguments are those of `workload`.
     """
     return dataclasses.replace(
         workload(
@@ -111,7 +113,30 @@ def dlrm(
             embedding_dim=embedding_dim,
             bottom_units=bottom_units,
             top_units=top_units,
+            num_crosses=num_crosses,
+            rank=rank,
         ),
+    )
+
+
+def dcn(
+    num_steps: int = 36_000,
+    evaluate_every_steps: int = 2000,
+    num_crosses: int = 3,
+    rank: int = 64,
+    **others: Any,
+) -> tfdistill.Workload:
+    """Returns the run of `criteo_dlrm` with the cross layers of DCN-v2.
+
+    Wang et al. 2021 (arXiv:2008.13535), in `models.dlrm`: no further package
+    is needed. Further arguments are those of `dlrm`.
+    """
+    return dlrm(
+        num_steps=num_steps,
+        evaluate_every_steps=evaluate_every_steps,
+        num_crosses=num_crosses,
+        rank=rank,
+        **others,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import keras
 
 import tfdistill
+from models import dlrm
 from models.criteo import converted
 from models.criteo import rows
 
@@ -34,7 +35,7 @@ def build_model(
     embedded = _embedded(inputs["categories"], field_sizes, embedding_dim)
     flat = keras.layers.Flatten()(embedded)
     x = keras.layers.Concatenate()([inputs["integers"], flat])
-    return keras.Model(inputs, _logit(x, hidden_units), name="criteo")
+    return keras.Model(inputs, dlrm.logit(x, hidden_units), name="criteo")
 
 
 def build_dlrm(
@@ -43,14 +44,20 @@ def build_dlrm(
     embedding_dim: int = 16,
     bottom_units: Sequence[int] = (512, 256, 64),
     top_units: Sequence[int] = (512, 256),
+    num_crosses: int = 0,
+    rank: int = 64,
 ) -> keras.Model:
     """Returns the deep learning recommendation model of Naumov et al. 2019.
 
     arXiv:1906.00091: a tower over the integers ends in a vector as long as an
     embedding; the dot products of all pairs of these vectors and the tower's
     output go into a second tower. The default sizes are those that the authors
-    publish for this data. Needs keras-rs (`tfdistill[recommenders]`), and
-    so does who loads a file of the model: `import keras_rs` before.
+    publish for this data. Products need keras-rs
+    (`tfdistill[recommenders]`), and so does who loads a file of the model:
+    `import keras_rs` before.
+
+    With `num_crosses`, the cross layers of DCN-v2 are in the place of products;
+    who loads a file of it imports `models.dlrm`.
 
     Args:
         field_sizes: Rows of the table of each category column, or one number
@@ -59,11 +66,27 @@ def build_dlrm(
         bottom_units: Units of the hidden layers below the products, before
             the one of `embedding_dim` units. Default (512, 256, 64).
         top_units: Units of the hidden layers above. Default (512, 256).
+        num_crosses: Cross layers; 0, the default, for products.
+        rank: Of the cross layers. Default 64.
 
     Returns:
         A model from `{"integers": float32 [batch, 13], "categories": int32
         [batch, 26]}` to float32 logits `[batch, 1]`.
     """
+    inputs = _inputs(embedding_dim, (*bottom_units, *top_units))
+    bottom = dlrm.dense(inputs["integers"], (*bottom_units, embedding_dim))
+    embedded = _embedded(inputs["categories"], field_sizes, embedding_dim)
+    if num_crosses:
+        x = dlrm.crossed(bottom, embedded, num_crosses=num_crosses, rank=rank)
+    else:
+        x = _products(bottom, embedded)
+    name = "criteo_dcn" if num_crosses else "criteo_dlrm"
+    return keras.Model(inputs, dlrm.logit(x, top_units), name=name)
+
+
+def _products(
+    bottom: keras.KerasTensor, embedded: keras.KerasTensor
+) -> keras.KerasTensor:
     try:
         from keras_rs import layers as recommender_layers
     except ImportError as cause:
@@ -71,14 +94,10 @@ def build_dlrm(
             "The model criteo_dlrm needs keras-rs, which is not installed: "
             "pip install tfdistill[recommenders]."
         ) from cause
-    inputs = _inputs(embedding_dim, (*bottom_units, *top_units))
-    bottom = _dense(inputs["integers"], (*bottom_units, embedding_dim))
-    embedded = _embedded(inputs["categories"], field_sizes, embedding_dim)
     products = recommender_layers.DotInteraction(name="products")(
         [bottom, *keras.ops.unstack(embedded, axis=1)]
     )
-    top = keras.layers.Concatenate()([bottom, products])
-    return keras.Model(inputs, _logit(top, top_units), name="criteo_dlrm")
+    return keras.layers.Concatenate()([bottom, products])
 
 
 def _inputs(
@@ -108,15 +127,3 @@ def _embedded(
         oov_index=rows.RARE_ROW,
         name="embedding",
     )(categories)
-
-
-def _dense(x: keras.KerasTensor, units: Sequence[int]) -> keras.KerasTensor:
-    for number in units:
-        x = keras.layers.Dense(number, activation="relu")(x)
-    return x
-
-
-def _logit(x: keras.KerasTensor, units: Sequence[int]) -> keras.KerasTensor:
-    x = _dense(x, units)
-    # float32 even under a mixed policy: losses want exact logits.
-    return keras.layers.Dense(1, dtype="float32", name="logit")(x)

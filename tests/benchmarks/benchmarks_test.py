@@ -6,6 +6,7 @@ import math
 import pytest
 
 from benchmarks import backup
+from benchmarks import click_quality
 from benchmarks import step_cost
 
 
@@ -70,3 +71,20 @@ def test_step_cost_measures_all_sides(capsys) -> None:
     # Four examples through layers of 5 x 8 and 8 x 10 weights.
     products = 2 * 4 * (5 * 8 + 8 * 10)
     assert products <= model["bound"]["forward_flops"] <= 1.5 * products
+
+
+def test_click_quality_judges_servers_by_those_of_tf_keras() -> None:
+    def side(*log_losses: float) -> list[dict[str, float]]:
+        return [{"auc": 0.75, "log_loss": loss} for loss in log_losses]
+
+    alike = {"one_process": side(0.46, 0.47, 0.45)}
+    alike |= {"tf_keras_servers": side(0.461, 0.469, 0.452)}
+    found = click_quality.compare(
+        {**alike, "servers": side(0.4615, 0.4688, 0.4521)}
+    )
+    assert found["met"]
+    ours = found["sides"]["servers"]
+    assert ours["auc"]["mean"] == 0.75
+    assert ours["log_loss_less_one_process"]["mean"] == pytest.approx(0.00080)
+    worse = click_quality.compare({**alike, "servers": side(0.47, 0.48, 0.46)})
+    assert worse["log_loss_less_tf_keras"]["mean"] > 0.002 and not worse["met"]

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
+from models import dlrm
 from tfdistill import data as tfdistill_data
 from tfdistill.embedding import layer as embedding_layer
 from tfdistill.training import auto_steps
@@ -169,12 +170,15 @@ def dictionaries() -> keras.Model:
     return keras.Model({"a": a, "b": b}, outputs)
 
 
-def click_student() -> keras.Model:
-    """A student with a table of several fields and dictionaries as inputs."""
+def click_student(joined: Callable[..., Any] | None = None) -> keras.Model:
+    """A student with a table of several fields and dictionaries as inputs.
+
+    `joined` makes one tensor of x and the rows: by default side by side.
+    """
     x = keras.Input((5,), name="x")
     ids = keras.Input((len(FIELD_SIZES),), dtype="int64", name="ids")
     rows = tfdistill.layers.ShardedEmbedding(FIELD_SIZES, 4)(ids)
-    both = keras.layers.Concatenate()([x, keras.layers.Flatten()(rows)])
+    both = (joined or _side_by_side)(x, rows)
     hidden = keras.layers.Dense(6, activation="tanh")(both)
     return keras.Model({"x": x, "ids": ids}, keras.layers.Dense(1)(hidden))
 
@@ -185,6 +189,14 @@ def two_tasks(heads: tuple[str, ...] = ("click", "sale")) -> keras.Model:
     hidden = below.layers[-1].input
     outputs = {name: keras.layers.Dense(1, name=name)(hidden) for name in heads}
     return keras.Model(below.input, outputs)
+
+
+def _side_by_side(x: Any, rows: Any) -> Any:
+    return keras.layers.Concatenate()([x, keras.layers.Flatten()(rows)])
+
+
+def _crossed(x: Any, rows: Any) -> Any:
+    return dlrm.crossed(dlrm.dense(x, [4]), rows, num_crosses=2, rank=3)
 
 
 def bag_student() -> keras.Model:
@@ -495,6 +507,14 @@ CASES: dict[str, Case] = {
         steps_per_execution=5,
         tolerance=2e-5,
     ),
+    # The recipes' DLRM.
+    "tables_crossed": Case(
+        optimizer=lambda: keras.optimizers.Adagrad(0.1),
+        student=lambda: click_student(_crossed),
+        data=clicks,
+        compiled=_signs(metrics=["mae"]),
+        steps_per_execution=3,
+    ),
     "rates_auc": Case(
         optimizer=lambda: sgd(0.1, momentum=0.9),
         data=signs,
@@ -609,6 +629,7 @@ PLACES = {
         "sparse_adam",
         "masked_sequence",
         "tables",
+        "tables_crossed",
         "steps_found",
         "taught_in_memory",
         "two_tasks_taught",
@@ -624,6 +645,7 @@ PLACES = {
         "early_shares",
         "masked_sequence",
         "tables",
+        "tables_crossed",
         "rates_auc",
         "steps_found",
         "own_loss",
@@ -638,6 +660,7 @@ PLACES = {
     ),
     "servers": (
         "tables",
+        "tables_crossed",
         "tables_lazy_adam",
         "rates_auc",
         "steps_found",

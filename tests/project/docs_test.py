@@ -25,6 +25,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import docs_blocks
 from tfdistill.commands import compare
+from tfdistill.embedding import rules
 from tfdistill.recipes import recipes
 
 _BLOCKS = [
@@ -190,10 +191,6 @@ def _reader_has(tmp_path):
     }
 
 
-# Sizes that only cost time, by page.
-_SMALLER = {"docs/parameter_servers.md": [("100_000", "100")]}
-
-
 @pytest.fixture
 def short_fits(monkeypatch, run_dir, one_device):
     """Cuts `fit` to two steps, of one process on one device, in a run."""
@@ -220,16 +217,33 @@ def test_python_blocks_run(page, tmp_path):
         is_file = block.file_name is not None
         if block.language != "python" or is_file or block.not_run:
             continue
-        text = block.text
-        for old, new in _SMALLER.get(page, []):
-            assert old in text, f"{block} has no {old} any more"
-            text = text.replace(old, new)
         # Line numbers of a traceback are those of the page.
-        code = compile("\n" * block.line + text, block.page, "exec")
+        code = compile("\n" * block.line + block.text, block.page, "exec")
         exec(code, namespace)
     if page == "docs/comparison.md":
         paths = [_predictions(tmp_path / str(i), p) for i, p in enumerate("ab")]
         assert namespace["churn"](*paths) == pytest.approx(0.25)
+    if page == "docs/large_tables.md":
+        _check_copies(namespace["COPIES"])
+        count = namespace["num_servers"]
+        assert count(1e9, 16, "Adagrad") == 5
+        assert count(1e9, 16, "Adagrad", teachers=1) == 9
+
+
+def _check_copies(copies):
+    """A table and its slots are as many as the page says."""
+    optimizers = keras.optimizers
+    made = {
+        "SGD": optimizers.SGD(),
+        "momentum": optimizers.SGD(momentum=0.9),
+        "Adagrad": optimizers.Adagrad(),
+        "Adam": optimizers.Adam(),
+        "Ftrl": optimizers.Ftrl(),
+    }
+    assert copies == {
+        name: 1 + len(rules.rule_for(optimizer).slots)
+        for name, optimizer in made.items()
+    }
 
 
 def _predictions(directory, name):

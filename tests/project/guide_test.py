@@ -28,7 +28,7 @@ _PAGES = (
     "docs/tutorial_workers.md",
     "docs/your_script.md",
     "docs/models.md",
-    "docs/parameter_servers.md",
+    "docs/large_tables.md",
     "docs/tuning.md",
     "docs/teachers.md",
     "docs/serving.md",
@@ -44,10 +44,12 @@ _EXPECTED = {
     "subclassed_train.py": "group 1: done",
     "multi_output_train.py": "group 1: done",
     "clicks_train.py": "group 1: done",
+    "--to=/tmp/served/clicks": "/served/clicks/300",
+    "ask_clicks.py": "probabilities: [0.",
     "offline_train.py": "val_accuracy",
     "--workdir=/tmp/apart": "group 1: done",
     "churn.py": "mean absolute difference: 0.",
-    "tfdistill promote": "/served/digits/300",
+    "--to=/tmp/served/digits": "/served/digits/300",
     "ask.py": "'outputs': TensorSpec(shape=(None, 10)",
 }
 # The first run, whose command is typed into a shell.

@@ -190,19 +190,23 @@ def test_results_of_the_others_outlive_a_group_that_fails(tmp_path):
     assert results["agreement"]["disagreement"] == 0.5
 
 
-CLICKS = (
-    *("field_sizes=50", "embedding_dim=2", "hidden_units=[4]"),
-    "batch_size=16",
+CLICKS = ("field_sizes=50", "embedding_dim=2", "batch_size=16")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "layers"),
+    [
+        ("criteo_small", ["hidden_units=[4]"]),
+        ("criteo_dcn", ["bottom_units=[4]", "rank=2", "top_units=[4]"]),
+    ],
 )
-
-
 def test_a_click_recipe_is_judged_by_the_figures_of_clicks(
-    tmp_path, monkeypatch, capsys
+    recipe, layers, tmp_path, monkeypatch, capsys
 ):
     path = criteo_cases.write(tmp_path / "log.tsv", 300)
     cache = f"cache_dir={tmp_path / 'cache'}"
-    changes = (*CLICKS, f"path={path}", cache)
-    argv = _options(tmp_path / "run", *changes, recipe="criteo_small")
+    changes = (*CLICKS, *layers, f"path={path}", cache)
+    argv = _options(tmp_path / "run", *changes, recipe=recipe)
     assert train.main(argv) == 0
     assert "20 steps, auc 0." in capsys.readouterr().out
     results = json.loads((tmp_path / "run" / "results.json").read_text())
