@@ -277,8 +277,11 @@ def masters(model: tfdistill.CodistillModel) -> list[tf.Variable]:
     return [v for place in places for v in place._masters.values()]
 
 
-def _data() -> tf.data.Dataset:
-    dataset = tf.data.Dataset.from_tensor_slices(training_cases.clicks())
+def _data(*, backwards: bool = False) -> tf.data.Dataset:
+    data: Any = training_cases.clicks()
+    if backwards:
+        data = keras.tree.map_structure(lambda each: each[::-1], data)
+    dataset = tf.data.Dataset.from_tensor_slices(data)
     return dataset.repeat().batch(training_cases.BATCH_SIZE)
 
 
@@ -289,10 +292,11 @@ def _loss() -> keras.losses.Loss:
 def publish(directory: pathlib.Path) -> None:
     """Publishes two versions of a peer that trains in one process.
 
-    The second is quantized.
+    It meets the ids in another order, so they have other rows in its table. The
+    second version is quantized.
     """
     keras.utils.set_random_seed(11)
-    peer = tfdistill.CodistillModel(training_cases.click_student())
+    peer = tfdistill.CodistillModel(training_cases.dynamic_student())
     peer.compile(keras.optimizers.Adagrad(0.3), _loss())
     for step in VERSIONS:
         exporter = tfdistill.callbacks.StudentExporter(
@@ -302,7 +306,7 @@ def publish(directory: pathlib.Path) -> None:
             variables_dtype="int8" if step == VERSIONS[1] else None,
         )
         peer.fit(
-            _data(),
+            _data(backwards=True),
             steps_per_epoch=10,
             verbose=0,
             shuffle=False,
@@ -321,7 +325,7 @@ def learn(directory: pathlib.Path, strategy: Any) -> tuple[dict, Any, Any]:
     on_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     with strategy.scope():
         model = TracedModel(
-            training_cases.click_student(),
+            training_cases.dynamic_student(),
             teachers=tfdistill.teachers.Peers(exchange, peers=[1]),
         )
         model.compile(
@@ -375,7 +379,7 @@ class _Begin(keras.callbacks.Callback):
 def _plain_model(strategy: Any, seed: int) -> tfdistill.CodistillModel:
     keras.utils.set_random_seed(seed)
     with strategy.scope():
-        model = tfdistill.CodistillModel(training_cases.click_student())
+        model = tfdistill.CodistillModel(training_cases.dynamic_student())
         model.compile(
             keras.optimizers.Adam(0.02), _loss(), steps_per_execution=5
         )

@@ -89,6 +89,13 @@ def ids_only() -> tuple[dict, np.ndarray]:
     return {"ids": x["ids"]}, y
 
 
+def wild_clicks() -> tuple[dict, np.ndarray]:
+    """The same with ids of 50 bits, of which many come once."""
+    x, y = clicks()
+    ids = x["ids"] * (x["ids"] < 4) + _rng().zipf(1.6, x["ids"].shape) % 2**50
+    return {"x": x["x"], "ids": ids * 1_000_003}, y
+
+
 def bags() -> tuple[tf.RaggedTensor, np.ndarray]:
     """Bags of ids, some empty, some with ids that are out of range."""
     _, y = signs()
@@ -170,14 +177,17 @@ def dictionaries() -> keras.Model:
     return keras.Model({"a": a, "b": b}, outputs)
 
 
-def click_student(joined: Callable[..., Any] | None = None) -> keras.Model:
+def click_student(
+    joined: Callable[..., Any] | None = None, table: Any = None
+) -> keras.Model:
     """A student with a table of several fields and dictionaries as inputs.
 
     `joined` makes one tensor of x and the rows: by default side by side.
     """
     x = keras.Input((5,), name="x")
     ids = keras.Input((len(FIELD_SIZES),), dtype="int64", name="ids")
-    rows = tfdistill.layers.ShardedEmbedding(FIELD_SIZES, 4)(ids)
+    table = table or tfdistill.layers.ShardedEmbedding(FIELD_SIZES, 4)
+    rows = table(ids)
     both = (joined or _side_by_side)(x, rows)
     hidden = keras.layers.Dense(6, activation="tanh")(both)
     return keras.Model({"x": x, "ids": ids}, keras.layers.Dense(1)(hidden))
@@ -197,6 +207,14 @@ def _side_by_side(x: Any, rows: Any) -> Any:
 
 def _crossed(x: Any, rows: Any) -> Any:
     return dlrm.crossed(dlrm.dense(x, [4]), rows, num_crosses=2, rank=3)
+
+
+def dynamic_student() -> keras.Model:
+    """The same with ids that get rows, of which each server holds some."""
+    table = tfdistill.layers.DynamicEmbedding(
+        2048, 4, num_fields=len(FIELD_SIZES), admit_after=3, evict="count"
+    )
+    return click_student(table=table)
 
 
 def bag_student() -> keras.Model:
@@ -515,6 +533,18 @@ CASES: dict[str, Case] = {
         compiled=_signs(metrics=["mae"]),
         steps_per_execution=3,
     ),
+    "ids_by_column": Case(
+        optimizer=lambda: adam(0.02, global_clipnorm=0.1),
+        student=dynamic_student,
+        data=wild_clicks,
+        teacher=dynamic_student,
+        compiled=_signs(
+            distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+        ),
+        is_plain=False,
+        steps_per_execution=3,
+        tolerance=2e-5,
+    ),
     "rates_auc": Case(
         optimizer=lambda: sgd(0.1, momentum=0.9),
         data=signs,
@@ -662,6 +692,7 @@ PLACES = {
         "tables",
         "tables_crossed",
         "tables_lazy_adam",
+        "ids_by_column",
         "rates_auc",
         "steps_found",
         "taught_in_memory",

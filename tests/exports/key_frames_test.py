@@ -45,6 +45,15 @@ def _student(seed):
     return keras.Model(inputs, keras.layers.Dense(3)(hidden))
 
 
+def _by_id(seed):
+    """The same with a table whose ids come into it as they are met."""
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input((2,), dtype="int32")
+    found = tfdistill.layers.DynamicEmbedding(1024, 6, admit_after=2)(inputs)
+    hidden = keras.layers.Dense(8, "tanh")(keras.layers.Flatten()(found))
+    return keras.Model(inputs, keras.layers.Dense(3)(hidden))
+
+
 def _adapted(seed, backbone=7):
     """Most of it is frozen: a table, and a kernel beside its LoRA weights."""
     keras.utils.set_random_seed(backbone)
@@ -164,6 +173,31 @@ def test_a_teacher_follows_deltas_bit_for_bit(
     _assert_same_bits(
         [tf.cast(v, tf.float32).numpy() for v in found], _teacher(model)
     )
+
+
+def test_versions_carry_the_ids_of_a_table(exchange):
+    """In deltas of 8 bits; the keys exactly."""
+    model = _following(exchange, _by_id(0))
+    rows = []
+
+    def follow(step, values):
+        cases.load(model, step)
+        teacher = _teacher(model)
+        kept = [value.dtype == np.int64 for value in values]
+        assert [value.dtype == np.int64 for value in teacher] == kept
+        for ours, theirs in zip(teacher, values, strict=True):
+            if theirs.dtype == np.int64:
+                np.testing.assert_array_equal(ours, theirs)
+            else:
+                np.testing.assert_allclose(ours, theirs, atol=0.01)
+        keys = np.concatenate([v for v in values if v.dtype == np.int64])
+        rows.append((keys > 0).sum())
+
+    _publish(exchange, follow, 6, _by_id(1), variables_dtype="int8")
+    assert rows[0] < rows[-1]
+    assert not cases.quarantined(model)
+    sizes = [model.teachers.status()[0]["last_bytes"]]
+    assert sizes[0] < exchange.latest(1).num_bytes / 3
 
 
 def _break(exchange, step, how, model):

@@ -22,6 +22,7 @@ from tfdistill.backup import interval
 from tfdistill.backup import store as backup_store
 from tfdistill.backup import warm_start
 from tfdistill.cluster import replicas
+from tfdistill.embedding import dynamic
 from tfdistill.embedding import layer as embedding_layer
 from tfdistill.exports import checkpoints
 from tfdistill.exports import saved_model
@@ -62,12 +63,15 @@ class ReplicaState:
         self._num_replicas = int(self._strategy.num_replicas_in_sync)
         trainable = list(model.trainable_variables)
         metrics = list(model.metrics_variables)
-        known = {id(v) for v in (*trainable, *metrics)}
+        self._columns = dynamic.columns_of(model)
+        ids = [shard for column in self._columns for shard in column.shards]
+        known = {id(v) for v in (*trainable, *metrics, *ids)}
         others = [v for v in model.variables if id(v) not in known]
         self._trainable = _numbered("trainable", trainable)
         self._shared = {
             **self._trainable,
             **_numbered("optimizer", model.optimizer.variables),
+            **_numbered("ids", ids),
         }
         for name, each in (kept or {}).items():
             self._shared |= _numbered(name, each.variables)
@@ -235,6 +239,8 @@ class ReplicaState:
                 continue
             for copy in self._copies(self._shared[key]):
                 copy.assign(value)
+        for column in self._columns:
+            column.start_at(warm.step)
 
     def assign_metrics(self, snapshot: Snapshot) -> None:
         """Gives the metrics the sums of an epoch in progress.

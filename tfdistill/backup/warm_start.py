@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from tfdistill.backup import store
+from tfdistill.embedding import layer as embedding_layer
 from tfdistill.embedding import rows as table_rows
 from tfdistill.system import keras_internals
 
@@ -73,6 +74,16 @@ def keras_tables(model: Any, keys: Mapping[int, str]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def _stored_rows(table: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:
+    """Returns the rows of a table's ids; or, by id, its rows as they lie."""
+    if table["sharding"] == embedding_layer.BY_ID:
+        return ids
+    layout = table_rows.RowLayout(
+        sum(table["sizes"]), sharding=table["sharding"]
+    )
+    return layout.storage_rows(ids).numpy()
+
+
 @dataclasses.dataclass(frozen=True)
 class Move:
     """A table whose rows lie elsewhere than in the backup."""
@@ -96,6 +107,9 @@ class Move:
             )
         ]
         same = len(before) == len(now) and kinds[0] == kinds[1]
+        orders = {self.theirs["sharding"], self.ours["sharding"]}
+        if embedding_layer.BY_ID in orders:  # Only cut into other shards.
+            return same and len(orders) == 1 and before == now
         return same and all(b <= n for b, n in zip(before, now, strict=True))
 
     def values(
@@ -105,9 +119,7 @@ class Move:
         sources, targets = (
             np.concatenate(
                 [
-                    table_rows.RowLayout(
-                        sum(table["sizes"]), sharding=table["sharding"]
-                    ).storage_rows(np.arange(start, start + count))
+                    _stored_rows(table, np.arange(start, start + count))
                     for start, count in zip(
                         itertools.accumulate(table["sizes"], initial=0),
                         self.theirs["sizes"],
@@ -135,12 +147,15 @@ class Move:
 class WarmStart:
     """Which of a backup's tensors a state begins with.
 
-    `sources` has the backup's key for each of the state's.
+    `sources` has the backup's key for each of the state's; `step` is when the
+    backup was made.
     """
 
     path: str
     sources: Mapping[str, str]
     moves: Sequence[Move]
+    _: dataclasses.KW_ONLY
+    step: int
 
 
 def planned(chosen: store.Chosen, state: Any) -> WarmStart:
@@ -193,7 +208,9 @@ def planned(chosen: store.Chosen, state: Any) -> WarmStart:
     if different:
         some = ", ".join(list(dict.fromkeys(different))[:5])
         raise _refused(chosen, f"differs from this training's in {some}")
-    return WarmStart(chosen.version.path, sources, moves)
+    return WarmStart(
+        chosen.version.path, sources, moves, step=chosen.point.step
+    )
 
 
 def _refused(chosen: store.Chosen, why: str) -> ValueError:

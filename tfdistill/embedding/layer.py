@@ -27,7 +27,11 @@ class FieldIds:
     """Turns each field's ids into ids of one table, or refuses them."""
 
     def __init__(
-        self, sizes: Sequence[int], *, oov_index: int | None = None
+        self,
+        sizes: Sequence[int],
+        *,
+        oov_index: int | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         """Lays the fields, of these numbers of ids, one behind the other.
 
@@ -47,6 +51,7 @@ class FieldIds:
             )
         self.sizes = tuple(sizes)
         self.num_rows = sum(sizes)
+        self._names = list(names or map(str, range(len(self.sizes))))
         self._oov_index = oov_index
 
     def along(self, ids: tf.Tensor, axis: int, *, owner: str) -> tf.Tensor:
@@ -60,8 +65,8 @@ class FieldIds:
             raise ValueError(
                 f"Ids of {owner} must be "
                 f"[..., {num_fields}{', k' if axis == -2 else ''}], one for "
-                f"each entry of `input_dim`; received {ids.shape}. Stack the "
-                "fields along that axis."
+                f"each field; received {ids.shape}. Stack the fields along "
+                "that axis."
             )
         fields = tf.range(num_fields)
         return fields[:, tf.newaxis] if axis == -2 else fields
@@ -75,19 +80,26 @@ class FieldIds:
         runs, an id out of range is an InvalidArgumentError that names the
         `owner`, if there is no `oov_index`.
         """
-        ids = tf.cast(ids, tf.int64)
+        ids = self.checked(tf.cast(ids, tf.int64), fields, owner=owner)
+        if fields is None:
+            return ids
+        offsets = [0, *itertools.accumulate(self.sizes[:-1])]
+        return ids + tf.gather(tf.constant(offsets, tf.int64), fields)
+
+    def checked(
+        self, ids: tf.Tensor, fields: tf.Tensor | None, *, owner: str
+    ) -> tf.Tensor:
+        """Returns ids, int64, of which none is out of its field's range."""
         limits = tf.constant(self.sizes[0], tf.int64)
         if fields is not None:
             limits = tf.gather(tf.constant(self.sizes, tf.int64), fields)
         is_bad = tf.logical_or(ids < 0, ids >= limits)
         if self._oov_index is None:
-            ids = _refuse(ids, limits, fields, is_bad, tf.constant(owner))
-        else:
-            ids = tf.where(is_bad, tf.cast(self._oov_index, tf.int64), ids)
-        if fields is None:
-            return ids
-        offsets = [0, *itertools.accumulate(self.sizes[:-1])]
-        return ids + tf.gather(tf.constant(offsets, tf.int64), fields)
+            names = tf.constant(self._names)
+            return _refuse(
+                ids, limits, fields, is_bad, tf.constant(owner), names
+            )
+        return tf.where(is_bad, tf.cast(self._oov_index, tf.int64), ids)
 
 
 # One trace serves all tables: the branches of a condition take long to trace.
@@ -98,6 +110,7 @@ def _refuse(
     fields: Any,
     is_bad: tf.Tensor,
     owner: tf.Tensor,
+    names: tf.Tensor,
 ) -> tf.Tensor:
     """Returns the ids, behind a check that none is bad."""
 
@@ -105,14 +118,14 @@ def _refuse(
         first = tf.where(is_bad)[0]
         parts = [limits, ids, *([] if fields is None else [fields])]
         limit, bad, *field = (
-            tf.as_string(tf.gather_nd(tf.broadcast_to(p, tf.shape(ids)), first))
-            for p in parts
+            tf.gather_nd(tf.broadcast_to(part, tf.shape(ids)), first)
+            for part in parts
         )
         message = tf.strings.join(
             [
-                *("Ids of ", owner, " must be >= 0 and < ", limit),
-                *("; received ", bad),
-                *([" in field ", *field] if field else []),
+                *("Ids of ", owner, " must be >= 0 and < "),
+                *(tf.as_string(limit), "; received ", tf.as_string(bad)),
+                *((" in field ", tf.gather(names, *field)) if field else ()),
                 ". Fix the data, or map such ids to one by `oov_index`.",
             ]
         )
@@ -287,6 +300,9 @@ class ShardedEmbedding(keras.layers.Layer):
         [3, 4]
     """
 
+    # Whether its values are what training is for.
+    _is_trained = True
+
     def __init__(
         self,
         input_dim: int | Sequence[int],
@@ -297,6 +313,7 @@ class ShardedEmbedding(keras.layers.Layer):
         sharding: str = "hash",
         num_shards: int | None = None,
         oov_index: int | None = None,
+        field_names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         """Makes the layer; the table follows when it is built.
@@ -318,6 +335,7 @@ class ShardedEmbedding(keras.layers.Layer):
             num_shards: Defaults to the number of parameter servers, or 1.
             oov_index: The id, in each field, that stands for negative ids
                 and those out of range. By default these are an error.
+            field_names: What errors call the fields. Defaults to numbers.
             **kwargs: As for `keras.layers.Layer`, such as `name` and `dtype`.
 
         Raises:
@@ -338,7 +356,7 @@ class ShardedEmbedding(keras.layers.Layer):
         sizes = [operator.index(size) for size in np.atleast_1d(input_dim)]
         self._has_fields = np.ndim(input_dim) > 0
         self.input_dim = sizes if self._has_fields else sizes[0]
-        self._ids = FieldIds(sizes, oov_index=oov_index)
+        self._ids = FieldIds(sizes, oov_index=oov_index, names=field_names)
         self.output_dim = output_dim
         self.combiner = combiner
         self.embeddings_initializer = keras.initializers.get(
@@ -348,10 +366,17 @@ class ShardedEmbedding(keras.layers.Layer):
             self._ids.num_rows, sharding=sharding, num_shards=num_shards or 1
         )
         self.shards: list[Any] = []
+        # Of each shard by name, variables that go with it into backups.
+        self.slots: list[Mapping[str, tf.Variable]] = []
         self.num_lookups = 0
         self._num_shards = num_shards
         self._oov_index = oov_index
+        self._field_names = field_names and list(field_names)
         self._on_devices = False
+
+    def _beside(self, shard: int) -> contextlib.AbstractContextManager[Any]:
+        """Where the variable of a shard is made."""
+        return contextlib.nullcontext()
 
     @staticmethod
     def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
@@ -368,7 +393,7 @@ class ShardedEmbedding(keras.layers.Layer):
         num_servers = len(jobs.get("ps", ()))
         self._on_devices = num_servers > 0
         num_shards = self._num_shards or min(
-            max(num_servers, 1), self.layout.num_rows
+            max(num_servers, 1), self.layout.most_shards
         )
         self.layout = self.layout.with_shards(num_shards)
         values = TableValues(
@@ -384,14 +409,16 @@ class ShardedEmbedding(keras.layers.Layer):
         # variable gets its values only when that has ended.
         in_place = self._on_devices and tf.executing_eagerly()
         for shard, num_rows in enumerate(self.layout.shard_sizes):
-            variable = self.add_weight(
-                shape=(num_rows, self.output_dim),
-                initializer="zeros"
-                if in_place or zeros
-                else functools.partial(values.of_shard, shard),
-                autocast=False,
-                name="table" if num_shards == 1 else f"table_{shard}",
-            )
+            with self._beside(shard):
+                variable = self.add_weight(
+                    shape=(num_rows, self.output_dim),
+                    initializer="zeros"
+                    if in_place or zeros
+                    else functools.partial(values.of_shard, shard),
+                    trainable=self._is_trained,
+                    autocast=False,
+                    name="table" if num_shards == 1 else f"table_{shard}",
+                )
             if in_place and not zeros:
                 values.fill(shard, variable.value)
             self.shards.append(variable)
@@ -416,6 +443,12 @@ class ShardedEmbedding(keras.layers.Layer):
             ValueError: Ids are floats or of a shape that does not fit.
         """
         self.num_lookups += 1
+        self._check_ids(ids)
+        if isinstance(ids, tf.RaggedTensor):
+            return self._call_ragged(ids, training)
+        return self._call_dense(ids, training)
+
+    def _check_ids(self, ids: Any) -> None:
         is_sparse = isinstance(ids, tf.SparseTensor)
         if is_sparse or ids.dtype not in (tf.int32, tf.int64):
             raise ValueError(
@@ -423,21 +456,56 @@ class ShardedEmbedding(keras.layers.Layer):
                 f"dense or ragged; received {type(ids).__name__} of "
                 f"{ids.dtype}. Give keras.Input the dtype of the ids."
             )
-        if isinstance(ids, tf.RaggedTensor):
-            return self._call_ragged(ids, training)
-        return self._call_dense(ids, training)
 
     def _call_dense(self, ids: tf.Tensor, training: bool | None) -> tf.Tensor:
-        fields = None
-        if self._has_fields:
-            axis = -2 if self.combiner else -1
-            fields = self._ids.along(ids, axis, owner=f"layer {self.name!r}")
-        vectors = self._vectors(ids, fields, training)
+        vectors = self._vectors(ids, self._fields_of(ids), training)
+        return table_rows.combine(self._shaped(vectors, ids), self.combiner)
+
+    def _shaped(self, vectors: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+        """Gives each of the ids its vector."""
         # Not -1 anywhere: a batch may be empty.
         shape = tf.concat([tf.shape(ids), [self.output_dim]], axis=0)
         vectors = tf.reshape(vectors, shape)
         vectors.set_shape([*ids.shape, self.output_dim])
-        return table_rows.combine(vectors, self.combiner)
+        return vectors
+
+    def look_up_fields(
+        self, ids_and_fields: Sequence[tuple[Any, int]], training: bool | None
+    ) -> list[Any]:
+        """Looks up ids of fields by number, all at once, without a combiner.
+
+        Each is int32 or int64, dense or ragged, `[batch]`, which is a bag of
+        one, or `[batch, k]`. Returned are floats of these shapes, `[batch, 1,
+        dim]` or `[batch, k, dim]`.
+        """
+        self.num_lookups += 1
+        given = [ids for ids, _ in ids_and_fields]
+        for ids in given:
+            self._check_ids(ids)
+        flat = [
+            ids.flat_values
+            if isinstance(ids, tf.RaggedTensor)
+            else tf.reshape(ids, [-1])
+            for ids in given
+        ]
+        sizes = [tf.size(ids) for ids in flat]
+        vectors = self._vectors(
+            tf.concat([tf.cast(ids, tf.int64) for ids in flat], axis=0),
+            tf.repeat([field for _, field in ids_and_fields], sizes),
+            training,
+        )
+        return [
+            ids.with_flat_values(part)
+            if isinstance(ids, tf.RaggedTensor)
+            else self._shaped(part, ids if ids.shape.rank > 1 else ids[:, None])
+            for ids, part in zip(given, tf.split(vectors, sizes), strict=True)
+        ]
+
+    def _fields_of(self, ids: tf.Tensor) -> tf.Tensor | None:
+        if not self._has_fields:
+            return None
+        axis = -2 if self.combiner else -1
+        return self._ids.along(ids, axis, owner=f"layer {self.name!r}")
 
     def _call_ragged(
         self, ids: tf.RaggedTensor, training: bool | None
@@ -450,8 +518,8 @@ class ShardedEmbedding(keras.layers.Layer):
         ):
             raise ValueError(
                 f"Ragged ids of the layer {self.name!r} must be [batch, (k)] "
-                f"of one field; received {ids.shape} for "
-                f"input_dim={self.input_dim}. Make one layer per field."
+                f"of one field; received {ids.shape}. Make one layer per "
+                "field."
             )
         vectors = self._vectors(ids.flat_values, None, training)
         return table_rows.combine(ids.with_flat_values(vectors), self.combiner)
@@ -460,26 +528,47 @@ class ShardedEmbedding(keras.layers.Layer):
         self, ids: tf.Tensor, fields: Any, training: bool | None
     ) -> tf.Tensor:
         """Returns `[number of ids, dim]`."""
-        replaced = _replaced.sources.get(id(self))
-        sources = replaced or [shard.value for shard in self.shards]
-        # A traced inference must not depend on how the layer is called.
-        owner = "a ShardedEmbedding" if replaced else f"layer {self.name!r}"
-        in_table = self._ids.in_table(ids, fields, owner=owner)
+        in_table = self._ids.in_table(ids, fields, owner=self._owner)
         rows = self.layout.storage_rows(tf.reshape(in_table, [-1]))
-        layout = self.layout.with_shards(len(sources))
-        on_devices = self._on_devices and not replaced
-        is_remote = on_devices or getattr(sources[0], "is_remote", False)
-        if training is False and len(sources) == 1 and not is_remote:
+        if training is False and len(self._sources) == 1 and not self._is_far:
             # No gradient is wanted.
-            found = table_rows.gather(sources[0], layout.as_index(rows))
+            found = table_rows.gather(
+                self._sources[0], self.layout.with_shards(1).as_index(rows)
+            )
             return tf.cast(found, self.compute_dtype)
+        return self.gathered(rows, dtype=self.compute_dtype)
+
+    def gathered(
+        self, rows: tf.Tensor, *, dtype: str | None = None
+    ) -> tf.Tensor:
+        """Returns stored rows, `[n, dim]`, from wherever they are in force."""
         return table_rows.look_up(
-            sources,
-            layout,
+            self._sources,
+            self.layout.with_shards(len(self._sources)),
             rows,
-            dtype=self.compute_dtype,
-            on_devices=on_devices,
+            dtype=dtype or self.variable_dtype,
+            on_devices=self._on_devices and not self._replaced,
         )
+
+    @property
+    def _replaced(self) -> Sequence[Any] | None:
+        return _replaced.sources.get(id(self))
+
+    @property
+    def _sources(self) -> Sequence[Any]:
+        return self._replaced or [shard.value for shard in self.shards]
+
+    @property
+    def _is_far(self) -> bool:
+        """Whether rows may be on another task."""
+        on_devices = self._on_devices and not self._replaced
+        return on_devices or getattr(self._sources[0], "is_remote", False)
+
+    @property
+    def _owner(self) -> str:
+        # A traced inference must not depend on how the layer is called.
+        kind = type(self).__name__
+        return f"a {kind}" if self._replaced else f"layer {self.name!r}"
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -494,6 +583,7 @@ class ShardedEmbedding(keras.layers.Layer):
             "sharding": self.layout.sharding,
             "num_shards": self._num_shards,
             "oov_index": self._oov_index,
+            "field_names": self._field_names,
         }
 
     def save_own_variables(self, store: Any) -> None:
@@ -529,12 +619,16 @@ def layers_of(model: keras.Layer) -> list[ShardedEmbedding]:
     return list(found.values())
 
 
+# The order of a table whose rows lie where their ids were put.
+BY_ID = "by_id"
+
+
 def order_of(layer: ShardedEmbedding) -> dict[str, Any]:
     """Returns, as JSON, what the stored order of a table's ids follows from."""
     return {
         "name": f"{layer.path}/table",
         "sizes": np.atleast_1d(layer.input_dim).tolist(),
-        "sharding": layer.layout.sharding,
+        "sharding": BY_ID if layer.layout.unit > 1 else layer.layout.sharding,
     }
 
 

@@ -5,6 +5,7 @@ and one summed gradient back.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +39,8 @@ class RowLayout:
             often the frequent ones, evenly over the table (multiplicative
             hashing: Knuth, The Art of Computer Programming 3, 6.4);
             `"contiguous"` stores row i at i.
-        num_shards: Number of slices; their sizes differ by one at most.
+        num_shards: Number of slices; their sizes differ by one unit at most.
+        unit: Rows that stay together in one slice.
 
     Raises:
         ValueError: An attribute is out of its range.
@@ -48,6 +50,7 @@ class RowLayout:
     _: dataclasses.KW_ONLY
     sharding: str = "hash"
     num_shards: int = 1
+    unit: int = 1
 
     def __post_init__(self) -> None:
         """Checks the attributes."""
@@ -61,12 +64,17 @@ class RowLayout:
                 f'`num_rows` must be <= {_MOST_HASHED_ROWS} with "hash"; '
                 f'received {self.num_rows}. Use sharding="contiguous".'
             )
-        if not 1 <= self.num_shards <= self.num_rows:
+        if not 1 <= self.num_shards <= self.most_shards:
             raise ValueError(
-                "`num_shards` must be >= 1 and at most the number of rows, "
-                f"{self.num_rows}; received {self.num_shards}. Use fewer "
-                "shards for a small table."
+                f"`num_shards` must be >= 1 and, for {self.num_rows} rows, at "
+                f"most {self.most_shards}; received {self.num_shards}. Use "
+                "fewer shards for a small table."
             )
+
+    @property
+    def most_shards(self) -> int:
+        """How many slices there can be."""
+        return self.num_rows // self.unit
 
     @property
     def multiplier(self) -> int:
@@ -82,15 +90,18 @@ class RowLayout:
 
     @property
     def shard_sizes(self) -> list[int]:
-        """Rows of each shard; the first ones hold one more, if any do."""
-        size, larger = divmod(self.num_rows, self.num_shards)
-        return [size + (i < larger) for i in range(self.num_shards)]
+        """Rows of each shard; the first ones hold a unit more, if any do."""
+        ends = itertools.pairwise(self.starts)
+        return [end - start for start, end in ends]
 
     @property
     def starts(self) -> list[int]:
         """First stored row of each shard, and `num_rows` at the end."""
-        size, larger = divmod(self.num_rows, self.num_shards)
-        return [i * size + min(i, larger) for i in range(self.num_shards + 1)]
+        size, larger = divmod(self.most_shards, self.num_shards)
+        return [
+            (i * size + min(i, larger)) * self.unit
+            for i in range(self.num_shards + 1)
+        ]
 
     def with_shards(self, num_shards: int) -> "RowLayout":
         """Returns the same stored order, cut into other shards."""
@@ -109,14 +120,15 @@ class RowLayout:
         The shards' indices are int32; the local rows int32 if every shard is
         small enough for it, else int64.
         """
-        size, larger = divmod(self.num_rows, self.num_shards)
-        shards = rows // (size + 1 if larger else size)
+        size, larger = divmod(self.most_shards, self.num_shards)
+        size, larger = size * self.unit, larger * self.unit
+        shards = rows // (size + self.unit if larger else size)
         if larger:
             # Beyond the larger shards, each block of `size` is a shard.
             shards = tf.maximum(shards, (rows - larger) // size)
         starts = shards * size
         if larger:
-            starts += tf.minimum(shards, tf.cast(larger, tf.int64))
+            starts += tf.minimum(shards * self.unit, tf.cast(larger, tf.int64))
         return tf.cast(shards, tf.int32), self.as_index(rows - starts)
 
     def as_index(self, local_rows: tf.Tensor) -> tf.Tensor:
@@ -162,7 +174,7 @@ def look_up(
         rows = gather(
             sources[0], layout.as_index(distinct), on_device=on_devices
         )
-        return _expand(rows, positions, dtype)
+        return expand(rows, positions, dtype)
     shards, local_rows = layout.split(distinct)
     num_shards = len(sources)
     parts = tf.dynamic_partition(local_rows, shards, num_shards)
@@ -174,7 +186,7 @@ def look_up(
         for source, part in zip(sources, parts, strict=True)
     ]
     rows = tf.dynamic_stitch(places, found)
-    return _expand(rows, positions, dtype)
+    return expand(rows, positions, dtype)
 
 
 def gather(
@@ -189,11 +201,14 @@ def gather(
         return tf.gather(source, rows)
 
 
-def _expand(rows: tf.Tensor, positions: tf.Tensor, dtype: Any) -> tf.Tensor:
-    """Repeats rows; the gradients of one row are summed before they leave."""
+def expand(rows: tf.Tensor, positions: tf.Tensor, dtype: Any) -> tf.Tensor:
+    """Repeats rows; the gradients of one row are summed before they leave.
+
+    From `[n, dim]` and integers `[m]` in [0, n) to `[m, dim]` of `dtype`.
+    """
 
     @tf.custom_gradient
-    def expand(rows: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def repeated(rows: tf.Tensor) -> tuple[tf.Tensor, Any]:
         def gradient(upstream: Any) -> tf.Tensor:
             segments = positions
             if isinstance(upstream, tf.IndexedSlices):
@@ -205,7 +220,7 @@ def _expand(rows: tf.Tensor, positions: tf.Tensor, dtype: Any) -> tf.Tensor:
 
         return tf.gather(tf.cast(rows, dtype), positions), gradient
 
-    return expand(rows)
+    return repeated(rows)
 
 
 def sum_per_row(gradient: tf.IndexedSlices) -> tf.IndexedSlices:

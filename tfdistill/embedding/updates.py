@@ -6,6 +6,7 @@ replicas, clipped together with the others, and applied by one fused operation
 for each shard on each replica. All other variables are left to Keras.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +14,14 @@ import keras
 import tensorflow as tf
 
 from tfdistill.cluster import replicas
+from tfdistill.embedding import dynamic
 from tfdistill.embedding import layer as embedding_layer
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import rules
 
-TableSlots = list[tuple[embedding_layer.ShardedEmbedding, int, dict[str, Any]]]
+TableSlots = list[
+    tuple[embedding_layer.ShardedEmbedding, int, Mapping[str, Any]]
+]
 
 
 class TableUpdates:
@@ -38,19 +42,18 @@ class TableUpdates:
         """Makes the slots, each beside its shard."""
         self.optimizer = model.optimizer
         self._rule = rules.rule_for(model.optimizer)
-        places = [
-            (layer, index)
+        layers = [
+            layer
             for layer in embedding_layer.layers_of(model)
-            if layer.trainable
-            for index in range(len(layer.shards))
+            if layer.trainable or layer.slots
         ]
-        slots = rules.make_slots(
-            self._rule,
-            [layer.shards[index].value for layer, index in places],
-            model.distribute_strategy,
+        slots = make_slots(
+            self._rule, model.optimizer, layers, model.distribute_strategy
         )
         self.slots: TableSlots = [
-            (*place, own) for place, own in zip(places, slots, strict=True)
+            (layer, index, own)
+            for layer, found in zip(layers, slots, strict=True)
+            for index, own in enumerate(found)
         ]
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
@@ -113,6 +116,28 @@ class TableUpdates:
         tf.distribute.get_replica_context().merge_call(
             update_copies, args=([rows for *_, rows in updates], hyper)
         )
+
+
+def make_slots(
+    rule: rules.UpdateRule,
+    optimizer: keras.optimizers.Optimizer,
+    layers: Sequence[embedding_layer.ShardedEmbedding],
+    strategy: tf.distribute.Strategy,
+) -> list[Sequence[Mapping[str, tf.Variable]]]:
+    """Returns for each layer what is kept of its shards, by name.
+
+    Made beside these, but of a column of ids, which no optimizer moves.
+    """
+    found: list[Sequence[Mapping[str, tf.Variable]]] = []
+    for layer in layers:
+        if isinstance(layer, dynamic.IdColumn):
+            found.append(layer.slots)
+            continue
+        shards = [shard.value for shard in layer.shards]
+        found.append(rules.make_slots(rule, shards, strategy))
+        if isinstance(layer, dynamic.DynamicEmbedding):
+            layer.moved_by(optimizer, found[-1], rule.slots)
+    return found
 
 
 def _distinct(gradient: Any, layer: Any) -> Any:

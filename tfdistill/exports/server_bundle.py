@@ -64,7 +64,7 @@ class BundleWriter:
             for first, last in _blocks(int(shard.shape[0]), dim):
                 with tf.device(shard.device):
                     rows = tf.gather(shard, tf.range(first, last))
-                    finite = tf.reduce_all(tf.math.is_finite(rows))
+                    finite = _all_finite(rows)
                     parts = encode(rows) if encode else {key: rows}
                     place = start + first, last - first
                     tf.raw_ops.SaveV2(
@@ -142,11 +142,17 @@ def read_rows(
                     shard.dtype,
                 )
                 rows = tf.cast(rows, shard.dtype)
-                all_finite = tf.reduce_all(tf.math.is_finite(rows))
+                all_finite = _all_finite(rows)
                 table_rows.write_rows(shard, offset + first, rows)
             finite = finite and bool(all_finite)
         start += count
     return finite
+
+
+def _all_finite(rows: tf.Tensor) -> tf.Tensor:
+    if not rows.dtype.is_floating:
+        return tf.constant(True)
+    return tf.reduce_all(tf.math.is_finite(rows))
 
 
 def _slice(num_rows: int, dim: int, first: int, count: int) -> str:

@@ -29,7 +29,18 @@ class Floats:
         graph: student_graph.StudentGraph,
         strategy: tf.distribute.Strategy,
     ) -> None:
-        """Takes a built student, and its graph."""
+        """Takes a built student, and its graph.
+
+        ValueError if rows of a table are not those of the same ids elsewhere.
+        """
+        for table in layer.layers_of(student):
+            if table.layout.unit > 1:
+                raise ValueError(
+                    "Weights must be of the same ids in all groups to be "
+                    "mixed; received a DynamicEmbedding, whose ids get rows "
+                    "as they come. Learn from the other groups' predictions, "
+                    "by teachers.Peers()."
+                )
         self._strategy = strategy
         self._trained = {id(v) for v in student.trainable_variables}
         floats = [

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import rules
+from tfdistill.embedding import updates
 from tfdistill.parameter_server import variables as remote_variables
 
 
@@ -26,16 +27,22 @@ class RemoteUpdate:
         self._variables = variables
         self._rule = rules.rule_for(optimizer)
         self._dense = [v.value for v in variables.trainable]
-        self._shards = [v.value for v in variables.shards]
-        slots = rules.make_slots(
-            self._rule, self._dense + self._shards, strategy
+        self.dense_slots = rules.make_slots(self._rule, self._dense, strategy)
+        slots = updates.make_slots(
+            self._rule, optimizer, variables.tables, strategy
         )
-        self.dense_slots = slots[: len(self._dense)]
-        self.shard_slots = slots[len(self._dense) :]
+        self.shard_slots = [own for found in slots for own in found]
         self._packed = remote_variables.PackedVariables(self._dense)
-        self._layers = [
-            layer for layer in variables.tables for _ in layer.shards
-        ]
+        # Of all shards but those of columns of ids.
+        self._layers: list[Any] = []
+        self._shards: list[tf.Variable] = []
+        self._moving_slots: list[Any] = []
+        for layer, found in zip(variables.tables, slots, strict=True):
+            for shard, own in zip(layer.shards, found, strict=True):
+                if shard.value.dtype.is_floating:
+                    self._layers.append(layer)
+                    self._shards.append(shard.value)
+                    self._moving_slots.append(own)
 
     def tape(self) -> "StepTape":
         """Returns a tape over the values that the step has of variables.
@@ -77,7 +84,7 @@ class RemoteUpdate:
                 found = hypers.get(variable.device, hyper)
                 self._rule.apply_dense(variable, slots, gradient, found)
         for variable, slots, rows in zip(
-            self._shards, self.shard_slots, gradients[num_dense:], strict=True
+            self._shards, self._moving_slots, gradients[num_dense:], strict=True
         ):
             if rows is not None:
                 found = hypers.get(variable.device, hyper)

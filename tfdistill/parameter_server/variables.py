@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill.embedding import dynamic
 from tfdistill.embedding import layer as embedding_layer
 from tfdistill.embedding import updates
 from tfdistill.exports import saved_model
@@ -301,3 +302,6 @@ class ServerState:
                     shards, tf.split(rows, sizes), strict=True
                 ):
                     shard.assign(own)
+        for layer in self._variables.tables:
+            if isinstance(layer, dynamic.IdColumn):
+                layer.start_at(warm.step)

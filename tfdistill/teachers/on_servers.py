@@ -110,6 +110,8 @@ class _Between(rows.OwnRows):
     def gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """Gathers both where they are."""
         start, end = (each.gather_rows(rows) for each in self._ends)
+        if not self.dtype.is_floating:  # Ids: there is nothing between them.
+            return end
         return start + tf.cast(self._share, self.dtype) * (end - start)
 
 

@@ -1,0 +1,453 @@
+"""DynamicEmbedding: a table whose ids get rows as they come."""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.embedding import layer
+from tfdistill.embedding import places
+from tfdistill.embedding import rows as table_rows
+
+_MOST_IDS = 2**63 - 1
+
+
+class FieldKeys(layer.FieldIds):
+    """Turns each field's ids, of any size, into keys above 0."""
+
+    def __init__(self, num_fields: int) -> None:
+        """Lays the fields' ids one between the other."""
+        super().__init__([(_MOST_IDS - num_fields) // num_fields] * num_fields)
+
+    def in_table(
+        self, ids: tf.Tensor, fields: tf.Tensor | None, *, owner: str
+    ) -> tf.Tensor:
+        """Returns keys, int64; refuses ids that are negative or too large."""
+        ids = self.checked(tf.cast(ids, tf.int64), fields, owner=owner)
+        field = 0 if fields is None else tf.cast(fields, tf.int64)
+        return ids * len(self.sizes) + field + 1
+
+    def field_of(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the fields of keys, int64."""
+        return (keys - 1) % len(self.sizes)
+
+
+class IdColumn(layer.ShardedEmbedding):
+    """The keys of a `DynamicEmbedding`: a table `[rows, 1]` beside its own.
+
+    Exports, versions, teachers and backups take it as they take any table.
+    What is known of the keys' use goes into backups, as slots do.
+    """
+
+    _is_trained = False
+
+    def __init__(self, regions: places.Regions, rules: places.Rules) -> None:
+        """Makes the layer; `build_beside` makes the keys."""
+        super().__init__(
+            regions.num_rows,
+            1,
+            embeddings_initializer="zeros",
+            sharding="contiguous",
+            dtype="int64",
+            name="ids",
+        )
+        self.layout = dataclasses.replace(self.layout, unit=regions.rows_each)
+        self._regions, self._rules = regions, rules
+        self._neighbours: list[tf.Variable] = []
+        self.columns: list[places.Column] = []
+
+    def _beside(self, shard: int) -> Any:
+        strategy = tf.distribute.get_strategy()
+        return strategy.extended.colocate_vars_with(self._neighbours[shard])
+
+    def build_beside(self, shards: Sequence[tf.Variable]) -> None:
+        """Makes the keys, and what is to be known of them, beside shards."""
+        self._num_shards = len(shards)
+        self._neighbours = list(shards)
+        self.build()
+        for shard, variable in enumerate(self.shards):
+            own = {}
+            for name in self._rules.columns:
+                with self._beside(shard):
+                    own[name] = tf.Variable(
+                        tf.zeros(variable.shape, tf.int64),
+                        trainable=False,
+                        name=name,
+                    )
+            self.slots.append(own)
+            with tf.device(variable.value.device):
+                lock = tf.CriticalSection()
+            self.columns.append(
+                places.Column(
+                    {"keys": variable.value, **own},
+                    regions=self._regions,
+                    rules=self._rules,
+                    first_row=self.layout.starts[shard],
+                    lock=lock,
+                )
+            )
+
+    def held(self, places: tf.Tensor) -> tf.Tensor:
+        """Returns what places of any shape hold, wherever that is in force."""
+        found = self.gathered(tf.reshape(places, [-1]))
+        return tf.reshape(found, tf.shape(places))
+
+    def start_at(self, step: int) -> None:
+        """Counts the steps of all uses from `step` of the training so far."""
+        for own in self.slots:
+            if "last" in own:
+                own["last"].assign_sub(
+                    tf.fill(own["last"].shape, np.int64(step))
+                )
+
+
+def columns_of(model: keras.Layer) -> list[IdColumn]:
+    """Returns the columns of ids of a model, each once."""
+    found = layer.layers_of(model)
+    return [each for each in found if isinstance(each, IdColumn)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Training:
+    """What trains a table, and a function of each shard; see `_finder`."""
+
+    optimizer: keras.optimizers.Optimizer
+    functions: Sequence[Any]
+
+
+def _packed(
+    step: tf.Tensor, unknown: tf.Tensor, keys: tf.Tensor, times: tf.Tensor
+) -> tf.Tensor:
+    """Puts all that a server is asked into one message, int64."""
+    bits = tf.bitcast(tf.cast(unknown, tf.float32), tf.int32)
+    bits = tf.reshape(bits, [-1])
+    return tf.concat(
+        [tf.cast(part, tf.int64) for part in (step[None], bits, keys, times)],
+        axis=0,
+    )
+
+
+def _finder(
+    column: places.Column,
+    table: tf.Variable,
+    slots: Mapping[str, tf.Variable],
+    initial: Mapping[str, float],
+    ids: FieldKeys,
+) -> Any:
+    """Returns a function of what `_packed` returned, for one shard.
+
+    It returns which of the keys have rows, int64, and these rows. New rows
+    begin with their field's `unknown`, and their slots with `initial` values.
+
+    Were it inlined, its loops and branches would be spread over two tasks,
+    which then wait for each other at each turn.
+    """
+    shape = [len(ids.sizes), int(table.shape[1])]
+    end = 1 + math.prod(shape)
+
+    def find(question: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        bits = tf.cast(question[1:end], tf.int32)
+        unknown = tf.reshape(tf.bitcast(bits, tf.float32), shape)
+        keys, times = tf.split(question[end:], 2)
+
+        def prepare(rows: tf.Tensor, keys: tf.Tensor) -> list[Any]:
+            first = tf.gather(unknown, ids.field_of(keys))
+            values = [(table, first)]
+            for name, slot in slots.items():
+                values.append((slot, tf.fill(tf.shape(first), initial[name])))
+            return [
+                tf.raw_ops.ResourceScatterUpdate(
+                    resource=variable.handle,
+                    indices=rows,
+                    updates=tf.cast(value, variable.dtype),
+                )
+                for variable, value in values
+            ]
+
+        return column.use(keys, times, question[0], prepare=prepare)
+
+    return tf.function(
+        find,
+        input_signature=[tf.TensorSpec([None], tf.int64)],
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    )
+
+
+@keras.saving.register_keras_serializable(package="tfdistill")
+class DynamicEmbedding(layer.ShardedEmbedding):
+    """Looks up a vector for each id, of ids that nobody knows beforehand.
+
+    An id gets a row of its own when it is used in training, as long as there
+    are rows; no two ids ever share one, as they would by hashing. The ids of a
+    field that have no row share one vector, which is trained, too, and which
+    their rows begin with. The ids lie in a column beside the table and go
+    wherever that goes: into files, exports, versions, backups. So a teacher
+    finds an id in its own table, in whatever row it is there.
+
+    Ids are found on the parameter servers that hold their rows, with one
+    message each way, as rows of a `ShardedEmbedding` are. It takes one replica,
+    or `ParameterServerStrategy`, and a `tfdistill` model around it. In
+    `evaluate`, `predict` and exports no id is added.
+
+    Attributes:
+        ids: The column of keys, an `IdColumn`.
+        unknown: The vectors of ids without a row, `[fields, dim]`.
+
+    Example:
+        >>> layer = DynamicEmbedding(10_000, 4, num_fields=2)
+        >>> layer(tf.constant([[2**50, 0], [3, 6]])).shape.as_list()
+        [2, 2, 4]
+        >>> layer.rows_of([[3, 6]])
+        array([[-1, -1]])
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        output_dim: int,
+        *,
+        num_fields: int | None = None,
+        admit_after: int = 1,
+        evict: str | None = "lru",
+        max_age_steps: int | None = None,
+        embeddings_initializer: Any = "uniform",
+        combiner: str | None = None,
+        num_shards: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Makes the layer; the table follows when it is built.
+
+        Args:
+            num_rows: Number of rows, rounded up to a multiple of 1,024, or for
+                more than 64 times as many, of a larger power of two. Up to
+                nine tenths of them find ids.
+            output_dim: Length of a vector.
+            num_fields: If given, ids are `[..., fields]`, or `[..., fields, k]`
+                with a combiner, and each field's ids are its own.
+            admit_after: An id gets a row in the step in which it has been used
+                that often. Those that wait take places of rows, too.
+            evict: Which id's row a new one gets when all rows in which it may
+                lie are taken: `"lru"` (default), the one used longest ago;
+                `"count"`, the one used least; or None: it gets none. Ids that
+                wait go first, and of the last 64 steps none.
+            max_age_steps: If given, an id that has not been used in as many
+                steps may lose its row, too, at least 64.
+            embeddings_initializer: What `unknown` begins with, as in
+                `keras.layers.Embedding`.
+            combiner: As of `ShardedEmbedding`.
+            num_shards: Defaults to the number of parameter servers, or 1.
+            **kwargs: As for `keras.layers.Layer`, such as `name` and `dtype`.
+
+        Raises:
+            ValueError: An argument is out of its range.
+        """
+        _check(num_rows, num_fields, admit_after, evict, max_age_steps)
+        regions = places.Regions.of(num_rows)
+        super().__init__(
+            regions.num_rows,
+            output_dim,
+            embeddings_initializer="zeros",
+            combiner=combiner,
+            sharding="contiguous",
+            num_shards=num_shards,
+            **kwargs,
+        )
+        self.layout = dataclasses.replace(self.layout, unit=regions.rows_each)
+        self._has_fields = num_fields is not None
+        self._ids: FieldKeys = FieldKeys(num_fields or 1)
+        self.num_fields = num_fields
+        self._regions = regions
+        self._rules = places.Rules(admit_after, evict, max_age_steps)
+        self._given_rows = num_rows
+        self._unknown_initializer = keras.initializers.get(
+            embeddings_initializer
+        )
+        self.ids = IdColumn(regions, self._rules)
+        self._training: _Training | None = None
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the shards, and beside each its keys."""
+        num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if num_replicas > 1:
+            raise ValueError(
+                "A DynamicEmbedding must be trained on one replica or with "
+                "tf.distribute.ParameterServerStrategy; received "
+                f"{num_replicas} replicas in {self.name!r}. Use a "
+                "ShardedEmbedding there, of hashed ids."
+            )
+        super().build(input_shape)
+        self.ids.build_beside([shard.value for shard in self.shards])
+        self.unknown = self.add_weight(
+            shape=(self.num_fields or 1, self.output_dim),
+            initializer=self._unknown_initializer,
+            autocast=False,
+            name="unknown",
+        )
+
+    def moved_by(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        slots: Sequence[Mapping[str, tf.Variable]],
+        initial: Mapping[str, float],
+    ) -> None:
+        """Takes what trains the table: new rows begin with `initial` slots."""
+        functions = [
+            _finder(column, shard.value, own, initial, self._ids)
+            for column, shard, own in zip(
+                self.ids.columns, self.shards, slots, strict=True
+            )
+        ]
+        self._training = _Training(optimizer, functions)
+
+    def rows_of(self, ids: Any) -> np.ndarray:
+        """Returns the stored row of each id, int64, -1 for those without.
+
+        `ids` are shaped as for a call.
+        """
+        ids = tf.convert_to_tensor(ids)
+        fields = self._fields_of(ids)
+        keys = self._ids.in_table(ids, fields, owner=self._owner)
+        found, held = places.find(
+            tf.reshape(keys, [-1]), self._regions, self.ids.held
+        )
+        return np.where(held > 0, found, -1).reshape(keys.shape)
+
+    def _vectors(
+        self, ids: tf.Tensor, fields: Any, training: bool | None
+    ) -> tf.Tensor:
+        """Returns `[number of ids, dim]`."""
+        keys = self._ids.in_table(ids, fields, owner=self._owner)
+        distinct, positions, times = tf.unique_with_counts(
+            tf.reshape(keys, [-1])
+        )
+        if training and self.trainable and not self._replaced:
+            rows, own = self._used(distinct, tf.cast(times, tf.int64))
+        else:
+            found, held = places.find(distinct, self._regions, self.ids.held)
+            has_row = tf.where(held > 0)[:, 0]
+            rows = [self.gathered(tf.gather(found, has_row))]
+            own = [has_row]
+        return self._expanded(rows, own, distinct, positions)
+
+    def _expanded(
+        self,
+        rows: Sequence[tf.Tensor],
+        own: Sequence[tf.Tensor],
+        keys: tf.Tensor,
+        positions: tf.Tensor,
+    ) -> tf.Tensor:
+        """Puts rows where ids are; the tape sums the gradients of each.
+
+        `own` says which of the distinct keys have these rows; all others have
+        `unknown`, which comes behind.
+        """
+        who = tf.concat(own, axis=0)
+        count = tf.cast(tf.size(who), tf.int64)
+        index = tf.tensor_scatter_nd_update(
+            self._ids.field_of(keys) + count,
+            who[:, tf.newaxis],
+            tf.range(count),
+        )
+        unknown = tf.convert_to_tensor(self.unknown)
+        return table_rows.expand(
+            tf.concat([*rows, unknown], axis=0),
+            tf.gather(index, positions),
+            self.compute_dtype,
+        )
+
+    def _used(
+        self, keys: tf.Tensor, times: tf.Tensor
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Looks keys up where they lie, in a step; see `places.Column.use`.
+
+        Returns of each shard the rows found, and which of the keys have them.
+        """
+        training = self._training
+        if training is None:
+            raise ValueError(
+                "A DynamicEmbedding must be trained by a model of tfdistill, "
+                "which tells it the step and what its optimizer keeps; "
+                f"received a call of {self.name!r} with training=True outside. "
+                "Wrap the model: tfdistill.DistributedModel(model)."
+            )
+        step = tf.convert_to_tensor(training.optimizer.iterations)
+        unknown = tf.stop_gradient(tf.convert_to_tensor(self.unknown))
+        num_shards = len(self.shards)
+        shard_of, _ = self.layout.split(self._regions.homes(keys))
+        of_shard = [
+            tf.dynamic_partition(each, shard_of, num_shards)
+            for each in (keys, times, tf.range(tf.size(keys)))
+        ]
+        rows, own = [], []
+        for shard, (part, uses, who) in enumerate(zip(*of_shard, strict=True)):
+            question = _packed(step, unknown, part, uses)
+            table = self.shards[shard].value
+            with self._on_device_of(table):
+                found, place = training.functions[shard](question)
+                rows.append(tf.gather(table, place))
+            own.append(tf.gather(who, found))
+        return rows, own
+
+    def _on_device_of(self, variable: tf.Variable) -> Any:
+        if not self._on_devices:
+            return contextlib.nullcontext()
+        return tf.device(variable.device)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves `unknown` besides the table; the ids save themselves."""
+        super().save_own_variables(store)
+        store["unknown"] = keras.ops.convert_to_numpy(self.unknown)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads both."""
+        super().load_own_variables(store)
+        self.unknown.assign(store["unknown"])
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        config = super().get_config()
+        for name in ("input_dim", "sharding", "oov_index", "field_names"):
+            del config[name]
+        return config | {
+            "num_rows": self._given_rows,
+            "num_fields": self.num_fields,
+            "admit_after": self._rules.admit_after,
+            "evict": self._rules.evict,
+            "max_age_steps": self._rules.max_age_steps,
+            "embeddings_initializer": keras.initializers.serialize(
+                self._unknown_initializer
+            ),
+        }
+
+
+def _check(
+    num_rows: int,
+    num_fields: int | None,
+    admit_after: int,
+    evict: str | None,
+    max_age_steps: int | None,
+) -> None:
+    least = {
+        "num_rows": (num_rows, 1),
+        "num_fields": (1 if num_fields is None else num_fields, 1),
+        "admit_after": (admit_after, 1),
+        "max_age_steps": (
+            places.STEPS_KEPT if max_age_steps is None else max_age_steps,
+            places.STEPS_KEPT,
+        ),
+    }
+    for name, (value, limit) in least.items():
+        if value < limit:
+            raise ValueError(f"`{name}` must be >= {limit}; received {value}.")
+    if evict not in places.EVICTIONS:
+        raise ValueError(
+            f"`evict` must be one of {places.EVICTIONS}; received {evict!r}. "
+            "None leaves ids without a row once all are taken."
+        )
