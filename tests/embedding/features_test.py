@@ -41,10 +41,15 @@ def _alike(configs):
     theirs = layers.DistributedEmbedding(configs)
     ours = tfdistill.layers.FeatureEmbedding(configs)
     theirs(_inputs()), ours(_inputs())
-    for name, table in theirs.get_embedding_tables().items():
-        ours.tables[name].load_own_variables(
-            {"table": _stored(ours.tables[name], np.asarray(table))}
-        )
+    tables = theirs.get_embedding_tables()
+    for index, stack in enumerate(ours.stacks):
+        by_field = {
+            field: np.asarray(tables[name])
+            for name, (number, field) in ours.tables.items()
+            if number == index
+        }
+        rows = np.concatenate([by_field[field] for field in sorted(by_field)])
+        stack.load_own_variables({"table": _stored(stack, rows)})
     return theirs, ours
 
 
@@ -68,8 +73,12 @@ def test_it_gives_what_keras_rs_gives():
     assert sorted(ours.tables) == ["users", "words"]
     bags = tf.ragged.constant([[1], [], [2, 3, 3], [0]], tf.int32)
     ragged = ours({**_inputs(), "texts": (bags, _inputs()["texts"][1])})
-    means = tf.reduce_sum(ours.tables["words"](bags[2:3]), axis=0)
-    np.testing.assert_allclose(ragged["texts"][0][2], means, rtol=1e-6)
+    number, field = ours.tables["words"]
+    (vectors,) = ours.stacks[number].look_up_fields(
+        [(tf.constant([2, 3]), field)], None
+    )
+    mean = (vectors[0, 0] + 2 * vectors[1, 0]) / np.sqrt(3)
+    np.testing.assert_allclose(ragged["texts"][0][2], mean, rtol=1e-6)
 
 
 def _model(layer):
@@ -102,7 +111,7 @@ def test_it_trains_as_keras_rs(monkeypatch):
         found = model.predict(data, verbose=0)
         weights.append(found)
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-4, atol=1e-5)
-    assert len(embedding_layer.layers_of(model)) == 2
+    assert len(embedding_layer.layers_of(model)) == 1
 
 
 def test_a_file_keeps_shared_tables(tmp_path):
@@ -113,7 +122,31 @@ def test_a_file_keeps_shared_tables(tmp_path):
         loaded.predict(_inputs(), verbose=0),
         model.predict(_inputs(), verbose=0),
     )
-    assert len(embedding_layer.layers_of(loaded)) == 2
+    assert len(embedding_layer.layers_of(loaded)) == 1
+
+
+def test_tables_that_differ_are_not_stacked():
+    scaled = keras.initializers.VarianceScaling
+    tables = [
+        layers.TableConfig("a", 11, DIM),
+        layers.TableConfig("b", 5, DIM),
+        layers.TableConfig("c", 11, DIM + 1),
+        layers.TableConfig("d", 11, DIM, initializer="ones"),
+        layers.TableConfig("e", 11, DIM, initializer=scaled(mode="fan_in")),
+        layers.TableConfig("f", 11, DIM, initializer=scaled(mode="fan_in")),
+    ]
+    made = tfdistill.layers.FeatureEmbedding(
+        [_feature(t, t.embedding_dim) for t in tables]
+    )
+    assert [stack.input_dim for stack in made.stacks] == [
+        *([11, 5], [11], [11], [11], [11])
+    ]
+    made([tf.zeros([BATCH], tf.int32)] * 6)
+    bad = [tf.fill([BATCH], index) for index in (0, 5, 0, 0, 0, 0)]
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="< 5; received 5 in field b"
+    ):
+        made(bad)
 
 
 def _feature(table, dim=DIM):

@@ -1,12 +1,13 @@
 """FeatureEmbedding: keras-rs' configurations of tables, on sharded tables."""
 
 import dataclasses
+import json
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfdistill.embedding import layer as sharded
+from tfdistill.embedding import rows as table_rows
 
 # What a `TableConfig` has if it was given no optimizer.
 _NO_OPTIMIZER = "adam"
@@ -24,16 +25,19 @@ class FeatureEmbedding(keras.layers.Layer):
     """Looks features up in `ShardedEmbedding` tables, as keras-rs describes.
 
     It takes the configurations of a `keras_rs.layers.DistributedEmbedding`, and
-    inputs and outputs of the same structure. Each `TableConfig` becomes one
-    `ShardedEmbedding`, which all features that name it share. The optimizer of
-    `compile` updates the tables, row by row; keras-rs must be installed
-    (`pip install tfdistill[recommenders]`).
+    inputs and outputs of the same structure. Tables whose vectors are as long,
+    and begin alike, are stacked: fields of one `ShardedEmbedding`, looked up at
+    once, so that a step costs what its ids cost, however many tables there are.
+    The optimizer of `compile` updates the tables, row by row; keras-rs must be
+    installed (`pip install tfdistill[recommenders]`).
 
     `max_ids_per_partition` and `max_unique_ids_per_partition` are for
     accelerators and change nothing here.
 
     Attributes:
-        tables: The `ShardedEmbedding` of each table, by its name.
+        stacks: The tables, each a `ShardedEmbedding` of one or more.
+        tables: By the name of a `TableConfig`, which of `stacks` has it, and as
+            which of its fields.
 
     Example:
         >>> import keras_rs
@@ -76,8 +80,8 @@ class FeatureEmbedding(keras.layers.Layer):
             "oov_index": oov_index,
         }
         self._features = _Features(feature_configs)
-        self.tables: dict[str, sharded.ShardedEmbedding] = {}
         configs: dict[str, Any] = {}
+        by_kind: dict[Any, list[Any]] = {}
         for feature in keras.tree.flatten(feature_configs):
             _check_feature(feature)
             table = feature.table
@@ -88,22 +92,31 @@ class FeatureEmbedding(keras.layers.Layer):
                     f"differ, named {table.name!r}. Features share a table by "
                     "naming the same TableConfig."
                 )
-            if table.name not in self.tables:
-                self.tables[table.name] = sharded.ShardedEmbedding(
-                    table.vocabulary_size,
-                    table.embedding_dim,
-                    embeddings_initializer=table.initializer,
-                    combiner=table.combiner,
-                    name=table.name,
-                    dtype=self.dtype_policy,
-                    **self._options,
-                )
+            stack = by_kind.setdefault(_kind(table), [])
+            if all(table.name != other.name for other in stack):
+                stack.append(table)
+        self.stacks = [
+            sharded.ShardedEmbedding(
+                [table.vocabulary_size for table in stack],
+                stack[0].embedding_dim,
+                embeddings_initializer=stack[0].initializer,
+                field_names=[table.name for table in stack],
+                name=stack[0].name,
+                dtype=self.dtype_policy,
+                **self._options,
+            )
+            for stack in by_kind.values()
+        ]
+        self.tables = {
+            table.name: (index, field)
+            for index, stack in enumerate(by_kind.values())
+            for field, table in enumerate(stack)
+        }
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
-        for table in self.tables.values():
-            if not table.built:
-                table.build()
+        for stack in self.stacks:
+            stack.build()
         self.built = True
 
     def call(
@@ -134,12 +147,31 @@ class FeatureEmbedding(keras.layers.Layer):
         features = self._features.structure
         keras.tree.assert_same_structure(features, inputs)
 
-        def look_up(feature: Any, ids: Any) -> tf.Tensor:
-            if len(ids.shape) == 1:  # A bag of one for each example.
-                ids = tf.expand_dims(ids, -1)
-            return self.tables[feature.table.name](ids, training=training)
-
-        return keras.tree.map_structure(look_up, features, inputs)
+        flat = list(
+            zip(
+                keras.tree.flatten(features),
+                keras.tree.flatten(inputs),
+                strict=True,
+            )
+        )
+        found: dict[int, Any] = {}
+        for index, stack in enumerate(self.stacks):
+            own = {
+                place: (feature.table.combiner, ids, field)
+                for place, (feature, ids) in enumerate(flat)
+                for number, field in [self.tables[feature.table.name]]
+                if number == index
+            }
+            vectors = stack.look_up_fields(
+                [(ids, field) for _, ids, field in own.values()], training
+            )
+            for place, (combiner, *_), each in zip(
+                own, own.values(), vectors, strict=True
+            ):
+                found[place] = table_rows.combine(each, combiner)
+        return keras.tree.pack_sequence_as(
+            features, [found[place] for place in range(len(flat))]
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -163,6 +195,18 @@ class FeatureEmbedding(keras.layers.Layer):
             lambda index: features[index], config.pop("structure")
         )
         return cls(structure, **config)
+
+
+def _kind(table: Any) -> Any:
+    """What tables of one stack have in common."""
+    initializer = keras.initializers.get(table.initializer)
+    if getattr(initializer, "mode", "fan_out") != "fan_out":
+        return table.name  # The variance follows from the number of rows.
+    config = keras.saving.serialize_keras_object(initializer)
+    if isinstance(config, dict) and isinstance(config.get("config"), dict):
+        # A stack has one seed: no two of its rows are drawn alike.
+        config["config"] = {**config["config"], "seed": None}
+    return table.embedding_dim, json.dumps(config, sort_keys=True, default=str)
 
 
 def _keras_rs_layers() -> Any:
