@@ -77,7 +77,7 @@ def test_it_gives_what_keras_rs_gives():
     (vectors,) = ours.stacks[number].look_up_fields(
         [(tf.constant([2, 3]), field)], None
     )
-    mean = (vectors[0, 0] + 2 * vectors[1, 0]) / np.sqrt(3)
+    mean = (vectors[0] + 2 * vectors[1]) / np.sqrt(3)
     np.testing.assert_allclose(ragged["texts"][0][2], mean, rtol=1e-6)
 
 

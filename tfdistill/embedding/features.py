@@ -157,20 +157,21 @@ class FeatureEmbedding(keras.layers.Layer):
         found: dict[int, Any] = {}
         for index, stack in enumerate(self.stacks):
             own = {
-                place: (feature.table.combiner, ids, field)
+                place: (ids, field)
                 for place, (feature, ids) in enumerate(flat)
                 for number, field in [self.tables[feature.table.name]]
                 if number == index
             }
-            vectors = stack.look_up_fields(
-                [(ids, field) for _, ids, field in own.values()], training
-            )
-            for place, (combiner, *_), each in zip(
-                own, own.values(), vectors, strict=True
-            ):
-                found[place] = table_rows.combine(each, combiner)
+            vectors = stack.look_up_fields(list(own.values()), training)
+            found.update(zip(own, vectors, strict=True))
         return keras.tree.pack_sequence_as(
-            features, [found[place] for place in range(len(flat))]
+            features,
+            [
+                table_rows.combine(found[place], feature.table.combiner)
+                if ids.shape.rank > 1
+                else found[place]  # One id is a bag by itself.
+                for place, (feature, ids) in enumerate(flat)
+            ],
         )
 
     def get_config(self) -> dict[str, Any]:

@@ -474,9 +474,8 @@ class ShardedEmbedding(keras.layers.Layer):
     ) -> list[Any]:
         """Looks up ids of fields by number, all at once, without a combiner.
 
-        Each is int32 or int64, dense or ragged, `[batch]`, which is a bag of
-        one, or `[batch, k]`. Returned are floats of these shapes, `[batch, 1,
-        dim]` or `[batch, k, dim]`.
+        Each is int32 or int64, dense or ragged, `[batch]` or `[batch, k]`.
+        Returned are floats of these shapes, with `dim` behind.
         """
         self.num_lookups += 1
         given = [ids for ids, _ in ids_and_fields]
@@ -497,7 +496,7 @@ class ShardedEmbedding(keras.layers.Layer):
         return [
             ids.with_flat_values(part)
             if isinstance(ids, tf.RaggedTensor)
-            else self._shaped(part, ids if ids.shape.rank > 1 else ids[:, None])
+            else self._shaped(part, ids)
             for ids, part in zip(given, tf.split(vectors, sizes), strict=True)
         ]
 
