@@ -109,14 +109,27 @@ def click_model(keras_like: Any, setting: Setting, embed: Any) -> Any:
     return keras_like.Model({"x": x, "ids": ids}, layers.Dense(1)(hidden))
 
 
-def our_model(setting: Setting, *, steps_per_execution: Any) -> Any:
-    """Makes a compiled `CodistillModel`; call it in the strategy's scope."""
+# Kinds of tables besides one of all fields, whose ids are hashed.
+BY_ID, FEATURES, APART = "by_id", "features", "apart"
+
+
+def our_model(
+    setting: Setting, *, steps_per_execution: Any, kind: str = ""
+) -> Any:
+    """Makes a compiled `CodistillModel`; call it in the strategy's scope.
+
+    Args:
+        setting: The sizes.
+        steps_per_execution: Steps a call.
+        kind: Of tables: `BY_ID`, ids get rows as they come, in as large a
+            table; `FEATURES`, one of each field by `FeatureEmbedding`, or
+            `APART`, looked up by itself. Default: one table.
+    """
     import keras
 
     import tfdistill
 
-    sizes = [setting.rows_per_field] * NUM_FIELDS
-    table = tfdistill.layers.ShardedEmbedding(sizes, setting.dim)
+    table = _tables(tfdistill.layers, setting)[kind]()
     model = tfdistill.CodistillModel(click_model(keras, setting, table))
     model.compile(
         keras.optimizers.Adagrad(LEARNING_RATE),
@@ -125,6 +138,57 @@ def our_model(setting: Setting, *, steps_per_execution: Any) -> Any:
         jit_compile=False,
     )
     return model
+
+
+def _tables(layers: Any, setting: Setting) -> dict[str, Callable[[], Any]]:
+    """Returns by kind what makes a layer of `[batch, 26]` ids."""
+    sizes = [setting.rows_per_field] * NUM_FIELDS
+
+    def features() -> Any:
+        import keras_rs
+
+        shapes = (setting.batch_size,), (setting.batch_size, setting.dim)
+        embed = layers.FeatureEmbedding(
+            [
+                keras_rs.layers.FeatureConfig(
+                    f"field_{field}",
+                    keras_rs.layers.TableConfig(
+                        f"table_{field}", size, setting.dim
+                    ),
+                    *shapes,
+                )
+                for field, size in enumerate(sizes)
+            ]
+        )
+        return lambda ids: _stacked(embed(_fields(ids)))
+
+    def apart() -> Any:
+        tables = [layers.ShardedEmbedding(n, setting.dim) for n in sizes]
+        return lambda ids: _stacked(
+            [
+                table(own)
+                for table, own in zip(tables, _fields(ids), strict=True)
+            ]
+        )
+
+    return {
+        "": lambda: layers.ShardedEmbedding(sizes, setting.dim),
+        BY_ID: lambda: layers.DynamicEmbedding(
+            setting.num_rows, setting.dim, num_fields=NUM_FIELDS
+        ),
+        FEATURES: features,
+        APART: apart,
+    }
+
+
+def _fields(ids: Any) -> list[Any]:
+    return [ids[:, field] for field in range(NUM_FIELDS)]
+
+
+def _stacked(vectors: Any) -> Any:
+    import keras
+
+    return keras.ops.stack(vectors, axis=1)
 
 
 def tf_keras_model(
@@ -156,7 +220,7 @@ def tf_keras_model(
 
 def fit(
     keras_like: Any, model: Any, data: Any, options: programs.Options
-) -> list[float]:
+) -> dict[str, Any]:
     """Runs `fit` and measures all epochs but the first.
 
     Args:
@@ -166,14 +230,21 @@ def fit(
         options: Of the command line.
 
     Returns:
-        The examples per second of each epoch, from the time between its start
-        and its end, when all scheduled steps are done.
+        `rates`: the examples per second of each epoch, from the time between
+        its start and its end, when all scheduled steps are done. And
+        `first_step_secs`: until the first execution had ended.
     """
+    began = time.perf_counter()
 
     class Clock(keras_like.callbacks.Callback):
         def __init__(self) -> None:
             super().__init__()
             self.secs: list[float] = []
+            self.first_step_secs: float | None = None
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if self.first_step_secs is None:
+                self.first_step_secs = time.perf_counter() - began
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self.start = time.perf_counter()
@@ -190,4 +261,7 @@ def fit(
         callbacks=[clock],
     )
     examples = options.steps * SETTINGS[options.setting].batch_size
-    return [examples / secs for secs in clock.secs[1:]]
+    return {
+        "rates": [examples / secs for secs in clock.secs[1:]],
+        "first_step_secs": clock.first_step_secs,
+    }

@@ -90,6 +90,13 @@ def kept(trials: Mapping[str, float], count: int) -> list[str]:
 
 
 def rate(name: str, options: programs.Options, *, setting: str) -> float:
+    """Returns the median of a side's examples per second; see `turn`."""
+    return statistics.median(turn(name, options, setting=setting)["rates"])
+
+
+def turn(
+    name: str, options: programs.Options, *, setting: str
+) -> dict[str, Any]:
     """Trains one side in processes of its own.
 
     Args:
@@ -100,7 +107,7 @@ def rate(name: str, options: programs.Options, *, setting: str) -> float:
         setting: Key of `click_training.SETTINGS`.
 
     Returns:
-        The median of its epochs' examples per second.
+        What `click_training.fit` did.
 
     Raises:
         RuntimeError: It failed.
@@ -108,14 +115,13 @@ def rate(name: str, options: programs.Options, *, setting: str) -> float:
     text, _, threads = name.partition("@")
     side = parameter_server_task.Side.of(text)
     number = click_training.SETTINGS[setting].num_workers
-    rates = train_in_cluster(
+    return train_in_cluster(
         _command(text, setting, options),
         name=name,
         num_workers=0 if side.is_alone else number,
         own_threads=bool(threads),
         timeout_secs=options.turn_timeout_secs,
     )
-    return statistics.median(rates)
 
 
 def train_in_cluster(
@@ -186,7 +192,7 @@ def _environ(*, own_threads: bool) -> dict[str, str]:
 
 
 def _measure(setting: str, options: programs.Options) -> dict[str, Any]:
-    def turn(name: str) -> float:
+    def one_turn(name: str) -> float:
         return rate(name, options, setting=setting)
 
     trials = {}
@@ -196,13 +202,13 @@ def _measure(setting: str, options: programs.Options) -> dict[str, Any]:
         for steps in options.steps_per_execution
     ]
     for name in candidates:
-        trials[name] = turn(name) if len(candidates) > 1 else 0.0
+        trials[name] = one_turn(name) if len(candidates) > 1 else 0.0
         measure.log(f"{setting} trial: {name} {trials[name]:.0f}/s")
     targets = _TARGETS[setting]
     others = _OTHERS if "one_process" in targets else ()
     sides = [*_OUR_SIDES, *kept(trials, options.keep), *others]
     rates = measure.interleave(
-        {name: functools.partial(turn, name) for name in sides},
+        {name: functools.partial(one_turn, name) for name in sides},
         rounds=options.rounds,
         warm_up_rounds=0,
     )

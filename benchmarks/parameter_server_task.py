@@ -25,7 +25,18 @@ TF_KERAS = tuple(
     for optimizer in ("new", "legacy")
     for partitioner in ("whole", "halves", "min_size")
 )
-NAMES = ("tfdistill", "keras", _ALONE, *TF_KERAS)
+_OURS = "tfdistill"
+# Ours with other tables.
+_KINDS = {
+    f"{name}_{kind}": kind
+    for name in (_OURS, _ALONE)
+    for kind in (
+        click_training.BY_ID,
+        click_training.FEATURES,
+        click_training.APART,
+    )
+}
+NAMES = (_OURS, "keras", _ALONE, *_KINDS, *TF_KERAS)
 _MIN_SHARD_BYTES = 256 * 1024
 _SIDE = re.compile(r"^(?P<name>.+?)(_x(?P<steps>\d+|auto))?$")
 
@@ -57,7 +68,7 @@ class Side:
     @property
     def is_alone(self) -> bool:
         """Whether it runs in one process."""
-        return self.name == _ALONE
+        return self.name.startswith(_ALONE)
 
 
 def work(options: programs.Options) -> None:
@@ -92,10 +103,10 @@ def _train(
     setting: click_training.Setting,
     identity: Any,
     options: programs.Options,
-) -> list[float]:
+) -> dict[str, Any]:
     strategy = _strategy(side, identity)
     if side.name == "keras":
-        return _keras_loop(side, setting, strategy, options)
+        return {"rates": _keras_loop(side, setting, strategy, options)}
     data: Any = click_training.data_function(setting)
     if side.name.startswith("tf_keras"):
         import tf_keras as keras_like
@@ -112,7 +123,9 @@ def _train(
 
         with strategy.scope():
             model = click_training.our_model(
-                setting, steps_per_execution=side.steps_per_execution
+                setting,
+                steps_per_execution=side.steps_per_execution,
+                kind=_KINDS.get(side.name, ""),
             )
         data = data() if side.is_alone else data
     return click_training.fit(keras_like, model, data, options)
