@@ -45,7 +45,7 @@ class FeatureEmbedding(keras.layers.Layer):
         >>> words = of.TableConfig("words", 100, 4)
         >>> query = of.FeatureConfig("query", words, (2, 3), (2, 4))
         >>> layer = FeatureEmbedding([query])
-        >>> layer([tf.ones([2, 3], tf.int32)])[0].shape.as_list()
+        >>> layer([keras.ops.ones([2, 3], "int32")])[0].shape.as_list()
         [2, 4]
     """
 
