@@ -95,7 +95,7 @@ class IdColumn(layer.ShardedEmbedding):
 
     def held(self, places: tf.Tensor) -> tf.Tensor:
         """Returns what places of any shape hold, wherever that is in force."""
-        found = self.gathered(tf.reshape(places, [-1]))
+        found = self.gathered(tf.reshape(places, [-1]), training=False)
         return tf.reshape(found, tf.shape(places))
 
     def start_at(self, step: int) -> None:
@@ -332,7 +332,7 @@ class DynamicEmbedding(layer.ShardedEmbedding):
         else:
             found, held = places.find(distinct, self._regions, self.ids.held)
             has_row = tf.where(held > 0)[:, 0]
-            rows = [self.gathered(tf.gather(found, has_row))]
+            rows = [self.gathered(tf.gather(found, has_row), training)]
             own = [has_row]
         return self._expanded(rows, own, distinct, positions)
 

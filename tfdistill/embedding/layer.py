@@ -529,24 +529,27 @@ class ShardedEmbedding(keras.layers.Layer):
         """Returns `[number of ids, dim]`."""
         in_table = self._ids.in_table(ids, fields, owner=self._owner)
         rows = self.layout.storage_rows(tf.reshape(in_table, [-1]))
-        if training is False and len(self._sources) == 1 and not self._is_far:
-            # No gradient is wanted.
-            found = table_rows.gather(
-                self._sources[0], self.layout.with_shards(1).as_index(rows)
-            )
-            return tf.cast(found, self.compute_dtype)
-        return self.gathered(rows, dtype=self.compute_dtype)
+        return self.gathered(rows, training, dtype=self.compute_dtype)
 
     def gathered(
-        self, rows: tf.Tensor, *, dtype: str | None = None
+        self,
+        rows: tf.Tensor,
+        training: bool | None = None,
+        *,
+        dtype: str | None = None,
     ) -> tf.Tensor:
         """Returns stored rows, `[n, dim]`, from wherever they are in force."""
+        sources = self._sources
+        layout = self.layout.with_shards(len(sources))
+        dtype = dtype or self.variable_dtype
+        on_devices = self._on_devices and not self._replaced
+        is_far = on_devices or getattr(sources[0], "is_remote", False)
+        if training is False and len(sources) == 1 and not is_far:
+            # No gradient is wanted.
+            found = table_rows.gather(sources[0], layout.as_index(rows))
+            return tf.cast(found, dtype)
         return table_rows.look_up(
-            self._sources,
-            self.layout.with_shards(len(self._sources)),
-            rows,
-            dtype=dtype or self.variable_dtype,
-            on_devices=self._on_devices and not self._replaced,
+            sources, layout, rows, dtype=dtype, on_devices=on_devices
         )
 
     @property
@@ -556,12 +559,6 @@ class ShardedEmbedding(keras.layers.Layer):
     @property
     def _sources(self) -> Sequence[Any]:
         return self._replaced or [shard.value for shard in self.shards]
-
-    @property
-    def _is_far(self) -> bool:
-        """Whether rows may be on another task."""
-        on_devices = self._on_devices and not self._replaced
-        return on_devices or getattr(self._sources[0], "is_remote", False)
 
     @property
     def _owner(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill.embedding import dynamic
 from tfdistill.embedding import layer
 from tfdistill.exports import student_graph
 from tfdistill.mixing import rules
@@ -33,14 +34,12 @@ class Floats:
 
         ValueError if rows of a table are not those of the same ids elsewhere.
         """
-        for table in layer.layers_of(student):
-            if table.layout.unit > 1:
-                raise ValueError(
-                    "Weights must be of the same ids in all groups to be "
-                    "mixed; received a DynamicEmbedding, whose ids get rows "
-                    "as they come. Learn from the other groups' predictions, "
-                    "by teachers.Peers()."
-                )
+        if dynamic.columns_of(student):
+            raise ValueError(
+                "Weights must be of the same ids in all groups to be mixed; "
+                "received a DynamicEmbedding, whose ids get rows as they come. "
+                "Learn from the other groups' predictions, by teachers.Peers()."
+            )
         self._strategy = strategy
         self._trained = {id(v) for v in student.trainable_variables}
         floats = [
