@@ -8,7 +8,6 @@ seeds, and those of their differences from our `fit` in one process.
 """
 
 import json
-import operator
 import os
 import sys
 from collections.abc import Mapping
@@ -18,7 +17,6 @@ from typing import Any
 from benchmarks import click_quality_task
 from benchmarks import measure
 from benchmarks import parameter_server
-from tfdistill.comparison import bootstrap
 from tfdistill.system import programs
 
 # By log: the recipe, and what makes it short enough.
@@ -46,7 +44,6 @@ _NUM_WORKERS = 2
 # In nats: what servers may cost more than those of tf_keras, at 95%.
 _TARGET = 0.002
 _BASE = "one_process"
-_DIGITS = 5
 
 Quality = Mapping[str, float]
 
@@ -63,41 +60,27 @@ def compare(found: Mapping[str, Sequence[Quality]]) -> dict[str, Any]:
     """
     sides = {
         name: {
-            figure: _estimate([one[figure] for one in values])
+            figure: measure.over_seeds([one[figure] for one in values])
             for figure in ("auc", "log_loss")
         }
         | {
-            f"{figure}_less_{_BASE}": _difference(values, found[_BASE], figure)
+            f"{figure}_less_{_BASE}": measure.difference_over_seeds(
+                values, found[_BASE], figure
+            )
             for figure in ("auc", "log_loss")
             if name != _BASE
         }
         for name, values in found.items()
     }
-    worse = _difference(found["servers"], found["tf_keras_servers"], "log_loss")
+    worse = measure.difference_over_seeds(
+        found["servers"], found["tf_keras_servers"], "log_loss"
+    )
     interval = worse["interval"]
     return {
         "sides": sides,
         "log_loss_less_tf_keras": worse,
         "target": _TARGET,
         "met": bool(interval and interval[1] <= _TARGET),
-    }
-
-
-def _difference(
-    ours: Sequence[Quality], theirs: Sequence[Quality], figure: str
-) -> dict[str, Any]:
-    of_each = operator.itemgetter(figure)
-    return _estimate(
-        list(map(operator.sub, map(of_each, ours), map(of_each, theirs)))
-    )
-
-
-def _estimate(values: Sequence[float]) -> dict[str, Any]:
-    found = bootstrap.over_trials(values)
-    return {
-        "mean": round(found["mean"], _DIGITS),
-        "interval": [round(end, _DIGITS) for end in found["interval"]],
-        "values": [round(value, _DIGITS) for value in values],
     }
 
 

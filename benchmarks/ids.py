@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks import measure
-from tfdistill.comparison import bootstrap
 from tfdistill.system import programs
 
 _NUM_NUMBERS, _NUM_FIELDS = 13, 26
@@ -152,16 +151,11 @@ def compare(
     """
     return {
         side: {
-            figure: _rounded(
-                bootstrap.over_trials([run[figure] for run in runs])["mean"]
-            )
+            figure: measure.over_seeds([run[figure] for run in runs])["mean"]
             for figure in runs[0]
         }
         | {
-            f"{figure}_of_{_OURS}_less_this": _difference(
-                [run[figure] for run in found[_OURS]],
-                [run[figure] for run in runs],
-            )
+            f"{figure}_of_{_OURS}_less_this": _less(found[_OURS], runs, figure)
             for figure in ("auc", "log_loss")
             if side != _OURS
         }
@@ -169,15 +163,10 @@ def compare(
     }
 
 
-def _difference(ours: Sequence[float], others: Sequence[float]) -> Any:
-    estimate = bootstrap.over_trials(np.subtract(ours, others).tolist())
-    return [
-        _rounded(value) for value in (estimate["mean"], *estimate["interval"])
-    ]
-
-
-def _rounded(value: float) -> float:
-    return round(float(value), 5)
+def _less(ours: Any, others: Any, figure: str) -> list[float]:
+    """Returns the mean of the differences, and the ends of its interval."""
+    less = measure.difference_over_seeds(ours, others, figure)
+    return [less["mean"], *less["interval"]]
 
 
 def run(options: programs.Options, record: dict[str, Any]) -> None:
