@@ -219,7 +219,11 @@ def tf_keras_model(
 
 
 def fit(
-    keras_like: Any, model: Any, data: Any, options: programs.Options
+    keras_like: Any,
+    model: Any,
+    data: Any,
+    options: programs.Options,
+    num_bytes: Callable[[], int] | None = None,
 ) -> dict[str, Any]:
     """Runs `fit` and measures all epochs but the first.
 
@@ -228,11 +232,13 @@ def fit(
         model: A compiled model.
         data: What its `fit` takes.
         options: Of the command line.
+        num_bytes: Tells how many bytes travelled so far.
 
     Returns:
         `rates`: the examples per second of each epoch, from the time between
-        its start and its end, when all scheduled steps are done. And
-        `first_step_secs`: until the first execution had ended.
+        its start and its end, when all scheduled steps are done.
+        `first_step_secs`: until the first execution had ended. And
+        `bytes_per_step`: of each epoch, if they are counted.
     """
     began = time.perf_counter()
 
@@ -240,6 +246,7 @@ def fit(
         def __init__(self) -> None:
             super().__init__()
             self.secs: list[float] = []
+            self.bytes: list[int] = []
             self.first_step_secs: float | None = None
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -247,10 +254,13 @@ def fit(
                 self.first_step_secs = time.perf_counter() - began
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.bytes_before = num_bytes() if num_bytes else 0
             self.start = time.perf_counter()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.secs.append(time.perf_counter() - self.start)
+            if num_bytes:
+                self.bytes.append(num_bytes() - self.bytes_before)
 
     clock = Clock()
     model.fit(
@@ -264,4 +274,5 @@ def fit(
     return {
         "rates": [examples / secs for secs in clock.secs[1:]],
         "first_step_secs": clock.first_step_secs,
+        "bytes_per_step": [n / options.steps for n in clock.bytes[1:]],
     }

@@ -95,7 +95,11 @@ def rate(name: str, options: programs.Options, *, setting: str) -> float:
 
 
 def turn(
-    name: str, options: programs.Options, *, setting: str
+    name: str,
+    options: programs.Options,
+    *,
+    setting: str,
+    link_ms: float | None = None,
 ) -> dict[str, Any]:
     """Trains one side in processes of its own.
 
@@ -105,6 +109,8 @@ def turn(
             threads without it.
         options: Of the command line.
         setting: Key of `click_training.SETTINGS`.
+        link_ms: Milliseconds that links before the workers and servers delay
+            each way. Default: no links.
 
     Returns:
         What `click_training.fit` did.
@@ -116,7 +122,7 @@ def turn(
     side = parameter_server_task.Side.of(text)
     number = click_training.SETTINGS[setting].num_workers
     return train_in_cluster(
-        _command(text, setting, options),
+        _command(text, setting, options, link_ms),
         name=name,
         num_workers=0 if side.is_alone else number,
         own_threads=bool(threads),
@@ -169,7 +175,12 @@ def train_in_cluster(
         return json.loads(path.read_text("utf-8"))
 
 
-def _command(side: str, setting: str, options: programs.Options) -> list[str]:
+def _command(
+    side: str,
+    setting: str,
+    options: programs.Options,
+    link_ms: float | None = None,
+) -> list[str]:
     return [
         sys.executable,
         "-m",
@@ -178,6 +189,7 @@ def _command(side: str, setting: str, options: programs.Options) -> list[str]:
         f"--setting={setting}",
         f"--steps={options.steps}",
         f"--epochs={options.epochs}",
+        *([] if link_ms is None else [f"--link_ms={link_ms}"]),
     ]
 
 

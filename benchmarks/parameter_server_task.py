@@ -15,6 +15,7 @@ from typing import Any
 from typing import NoReturn
 
 from benchmarks import click_training
+from benchmarks import slow_links
 from tfdistill.system import programs
 
 RESULT = "result.json"
@@ -82,7 +83,14 @@ def work(options: programs.Options) -> None:
     identity = identity_lib.Cluster.from_env()
     side = Side.of(options.task)
     setting = click_training.SETTINGS[options.setting]
-    end(identity, _train(side, setting, identity, options))
+    if not identity.is_chief or options.link_ms is None:
+        end(identity, _train(side, setting, identity, options))
+    others = {k: v for k, v in identity.spec.items() if k != "chief"}
+    delay_secs = options.link_ms / 1000
+    with slow_links.before(others, delay_secs=delay_secs) as links:
+        spec = {**identity.spec, **links.spec}
+        behind = dataclasses.replace(identity, spec=spec)
+        end(behind, _train(side, setting, behind, options, links.num_bytes))
 
 
 def end(identity: Any, found: Any) -> NoReturn:
@@ -103,6 +111,7 @@ def _train(
     setting: click_training.Setting,
     identity: Any,
     options: programs.Options,
+    num_bytes: Callable[[], int] | None = None,
 ) -> dict[str, Any]:
     strategy = _strategy(side, identity)
     if side.name == "keras":
@@ -128,7 +137,7 @@ def _train(
                 kind=_KINDS.get(side.name, ""),
             )
         data = data() if side.is_alone else data
-    return click_training.fit(keras_like, model, data, options)
+    return click_training.fit(keras_like, model, data, options, num_bytes)
 
 
 def tf_keras_data(function: Any) -> Any:
@@ -244,6 +253,12 @@ def _add_options(options: programs.Flags) -> None:
         ("epochs", "measured epochs"),
     ):
         options.add(name, text, kind=int, required=True)
+    options.add(
+        "link_ms",
+        "<MS>: what a link before each worker and server delays, each way; "
+        "bytes are counted there. Default: no links",
+        kind=float,
+    )
 
 
 def program(
