@@ -114,7 +114,11 @@ BY_ID, FEATURES, APART = "by_id", "features", "apart"
 
 
 def our_model(
-    setting: Setting, *, steps_per_execution: Any, kind: str = ""
+    setting: Setting,
+    *,
+    steps_per_execution: Any,
+    kind: str = "",
+    rows_ahead: int = 0,
 ) -> Any:
     """Makes a compiled `CodistillModel`; call it in the strategy's scope.
 
@@ -124,6 +128,7 @@ def our_model(
         kind: Of tables: `BY_ID`, ids get rows as they come, in as large a
             table; `FEATURES`, one of each field by `FeatureEmbedding`, or
             `APART`, looked up by itself. Default: one table.
+        rows_ahead: As `compile` takes it.
     """
     import keras
 
@@ -135,6 +140,7 @@ def our_model(
         keras.optimizers.Adagrad(LEARNING_RATE),
         keras.losses.BinaryCrossentropy(from_logits=True),
         steps_per_execution=steps_per_execution,
+        rows_ahead=rows_ahead,
         jit_compile=False,
     )
     return model

@@ -39,7 +39,9 @@ _KINDS = {
 }
 NAMES = (_OURS, "keras", _ALONE, *_KINDS, *TF_KERAS)
 _MIN_SHARD_BYTES = 256 * 1024
-_SIDE = re.compile(r"^(?P<name>.+?)(_x(?P<steps>\d+|auto))?$")
+_SIDE = re.compile(
+    r"^(?P<name>.+?)(_ahead(?P<ahead>\d+))?(_x(?P<steps>\d+|auto))?$"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +51,12 @@ class Side:
     Attributes:
         name: Such as `"tfdistill"` or `"tf_keras_legacy_halves"`.
         steps_per_execution: Steps a call; "auto" with tfdistill only.
+        rows_ahead: How many batches ahead rows are fetched; tfdistill only.
     """
 
     name: str
     steps_per_execution: Any
+    rows_ahead: int = 0
 
     @classmethod
     def of(cls, text: str) -> "Side":
@@ -64,7 +68,11 @@ class Side:
                 f"steps per execution as in tfdistill_x10; received {text!r}."
             )
         steps = found["steps"] or "1"
-        return cls(found["name"], int(steps) if steps.isdigit() else steps)
+        return cls(
+            found["name"],
+            int(steps) if steps.isdigit() else steps,
+            int(found["ahead"] or 0),
+        )
 
     @property
     def is_alone(self) -> bool:
@@ -135,6 +143,7 @@ def _train(
                 setting,
                 steps_per_execution=side.steps_per_execution,
                 kind=_KINDS.get(side.name, ""),
+                rows_ahead=side.rows_ahead,
             )
         data = data() if side.is_alone else data
     return click_training.fit(keras_like, model, data, options, num_bytes)

@@ -200,11 +200,17 @@ class DistributedModel(steps.Trained, keras.Model):
 
     # ---- Keras' methods ----
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, *args: Any, rows_ahead: int = 0, **kwargs: Any) -> None:
         """Configures training; takes what the model's own `compile` takes.
 
         Args:
             *args: As for the model's `compile`.
+            rows_ahead: On parameter servers, how many batches ahead of its step
+                a worker fetches what it reads, for links that are slow: 1 or
+                2. One worker trains the same; what others write is seen so many
+                steps later. It needs data that repeat and several steps per
+                execution, at whose beginning it starts anew, and fetches the
+                optimizer's slots, too. Default 0.
             **kwargs: As for the model's `compile`. `steps_per_execution` may
                 be `"auto"` besides: `fit` starts with one, measures, and grows
                 while steps a second do, to 64 at most, or 16 on servers.
@@ -228,6 +234,11 @@ class DistributedModel(steps.Trained, keras.Model):
         """
         strategy = self.distribute_strategy
         own_steps.check(self.model, strategy)
+        if rows_ahead < 0:
+            raise ValueError(
+                f"`rows_ahead` must be >= 0; received {rows_ahead}. It is a "
+                "number of batches."
+            )
         if self._own.is_compiled:
             arguments = self._own.compile(*args, **kwargs)
         else:
@@ -258,6 +269,7 @@ class DistributedModel(steps.Trained, keras.Model):
         if self._own.has_loss and not self._own.is_compiled:
             keras_internals.lend_compiled_loss(self, self.model)
         self.trainer.compiled()
+        self.trainer.rows_ahead = rows_ahead
         found = self.trainer.new_auto_steps() if is_auto else None
         self.trainer.auto_steps = found
 
@@ -722,7 +734,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 distillation loss, too. With False, all rows are distilled
                 alike: rows without a label have weight 0 beside rows with one.
                 Masks count in any case. Default True.
-            **kwargs: As for `keras.Model.compile`.
+            **kwargs: As for `DistributedModel.compile`.
 
         Raises:
             ValueError: There are teachers and no `distillation_loss`, or an
@@ -733,6 +745,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             kwargs,
             *("distillation_loss", "distillation_weight"),
             *("distillation_loss_weights", "distillation_sample_weights"),
+            "rows_ahead",
         )
         if len(self.teachers) and distillation_loss is None:
             raise ValueError(

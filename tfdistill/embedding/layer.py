@@ -6,6 +6,7 @@ import itertools
 import operator
 import random
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -142,6 +143,7 @@ class _Replaced(threading.local):
     """What this thread's lookups read in place of a layer's own shards."""
 
     sources: Mapping[int, Any] = {}
+    find: Callable[[Any, tf.Tensor], tf.Tensor] | None = None
 
 
 _replaced = _Replaced()
@@ -163,6 +165,20 @@ def rows_from(sources: Mapping[Any, Sequence[Any]]) -> Iterator[None]:
         yield
     finally:
         _replaced.sources = before
+
+
+@contextlib.contextmanager
+def vectors_by(find: Callable[[Any, tf.Tensor], tf.Tensor]) -> Iterator[None]:
+    """Makes layers ask a function for their own rows, `[n, dim]`.
+
+    It is given the layer and the stored rows, int64 `[n]`. It holds in this
+    thread only; layers whose rows come `rows_from` elsewhere do not ask.
+    """
+    before, _replaced.find = _replaced.find, find
+    try:
+        yield
+    finally:
+        _replaced.find = before
 
 
 class TableValues:
@@ -539,9 +555,11 @@ class ShardedEmbedding(keras.layers.Layer):
         dtype: str | None = None,
     ) -> tf.Tensor:
         """Returns stored rows, `[n, dim]`, from wherever they are in force."""
+        dtype = dtype or self.variable_dtype
+        if _replaced.find is not None and not self._replaced:
+            return tf.cast(_replaced.find(self, rows), dtype)
         sources = self._sources
         layout = self.layout.with_shards(len(sources))
-        dtype = dtype or self.variable_dtype
         on_devices = self._on_devices and not self._replaced
         is_far = on_devices or getattr(sources[0], "is_remote", False)
         if training is False and len(sources) == 1 and not is_far:

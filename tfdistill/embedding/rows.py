@@ -169,24 +169,50 @@ def look_up(
     `dtype`; gradients are summed in the dtype of the sources. With
     `on_devices`, each source is read on its own device.
     """
-    distinct, positions = tf.unique(storage_rows)
-    if len(sources) == 1:
-        rows = gather(
-            sources[0], layout.as_index(distinct), on_device=on_devices
-        )
-        return expand(rows, positions, dtype)
-    shards, local_rows = layout.split(distinct)
-    num_shards = len(sources)
-    parts = tf.dynamic_partition(local_rows, shards, num_shards)
-    places = tf.dynamic_partition(
-        tf.range(tf.size(distinct)), shards, num_shards
-    )
+    wanted = Lookup.of(layout, storage_rows)
     found = [
-        gather(source, part, on_device=on_devices)
-        for source, part in zip(sources, parts, strict=True)
+        gather(source, rows, on_device=on_devices)
+        for source, rows in zip(sources, wanted.rows, strict=True)
     ]
-    rows = tf.dynamic_stitch(places, found)
-    return expand(rows, positions, dtype)
+    return wanted.vectors(found, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """Which rows of which shards some stored rows are, each once.
+
+    Attributes:
+        rows: By shard the local rows, integers `[n_i]`, all different.
+        places: Where each of these is among all, int32 by shard; none if there
+            is one shard.
+        positions: Of each stored row asked for, int32 `[num_ids]`, among all.
+    """
+
+    rows: Sequence[tf.Tensor]
+    places: Sequence[tf.Tensor]
+    positions: tf.Tensor
+
+    @classmethod
+    def of(cls, layout: RowLayout, storage_rows: tf.Tensor) -> "Lookup":
+        """Finds them; `storage_rows` are int64 `[num_ids]`."""
+        distinct, positions = tf.unique(storage_rows)
+        count = layout.num_shards
+        if count == 1:
+            return cls([layout.as_index(distinct)], [], positions)
+        shards, local_rows = layout.split(distinct)
+        places = tf.range(tf.size(distinct))
+        return cls(
+            tf.dynamic_partition(local_rows, shards, count),
+            tf.dynamic_partition(places, shards, count),
+            positions,
+        )
+
+    def vectors(self, found: Sequence[tf.Tensor], dtype: Any) -> tf.Tensor:
+        """Returns `[num_ids, dim]`, given what was found by shard."""
+        rows = (
+            tf.dynamic_stitch(self.places, found) if self.places else found[0]
+        )
+        return expand(rows, self.positions, dtype)
 
 
 def gather(

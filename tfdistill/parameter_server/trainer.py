@@ -237,9 +237,21 @@ class ServerTrainer(trainer.Trainer):
     ) -> training_epochs.TrainingEpochs:
         rider = self._model.before_tracing()
         self.state()  # Makes the optimizer's slots, outside of any trace.
+        step = self._step()
+        if self.rows_ahead:
+            if not data.is_endless():
+                raise ValueError(
+                    "`rows_ahead` must be 0 for data that end, since the next "
+                    "batch may be none; received "
+                    f"{self.rows_ahead}. Repeat the data, and give "
+                    "`steps_per_epoch`."
+                )
+            step.rows_ahead = self.update.fetch_ahead(
+                self._model, self.rows_ahead
+            )
         return training_epochs.TrainingEpochs(
             self._model,
-            self._step(),
+            step,
             data,
             self._workers,
             rider=rider,

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import rules
 from tfdistill.embedding import updates
+from tfdistill.parameter_server import ahead
 from tfdistill.parameter_server import variables as remote_variables
 
 
@@ -43,6 +44,20 @@ class RemoteUpdate:
                     self._layers.append(layer)
                     self._shards.append(shard.value)
                     self._moving_slots.append(own)
+        # What fetches rows ahead; None if each step fetches its own.
+        self.ahead: ahead.RowsAhead | None = None
+
+    def fetch_ahead(self, model: Any, num_batches: int) -> ahead.RowsAhead:
+        """Makes steps find rows that were fetched so many batches ahead."""
+        self.ahead = ahead.RowsAhead(
+            model,
+            self._variables,
+            rule=self._rule,
+            dense_slots=self.dense_slots,
+            shard_slots=self.shard_slots,
+            num_ahead=num_batches,
+        )
+        return self.ahead
 
     def tape(self) -> "StepTape":
         """Returns a tape over the values that the step has of variables.
@@ -50,12 +65,21 @@ class RemoteUpdate:
         Call it inside the `keras.StatelessScope` of the step.
         """
         values = [variable.value for variable in self._variables.trainable]
-        return StepTape(values, self._layers)
+        parts = [] if self.ahead is None else self.ahead.parts
+        return StepTape(values, self._layers, parts)
 
     def apply(self, tape: "StepTape", loss: tf.Tensor) -> None:
         """Updates all variables once; `tape` is of `tape`."""
-        num_dense = len(tape.values)
-        gradients = tape.gradient(loss, [*tape.values, *self._shards])
+        num_dense, num_shards = len(tape.values), len(self._shards)
+        sources = [*tape.values, *self._shards, *(p.value for p in tape.parts)]
+        gradients = tape.gradient(loss, sources)
+        gradients, of_parts = (
+            gradients[: num_dense + num_shards],
+            gradients[num_dense + num_shards :],
+        )
+        for part, gradient in zip(tape.parts, of_parts, strict=True):
+            place = num_dense + part.shard
+            gradients[place] = _with_rows(gradients[place], gradient, part.rows)
         # Sums over the lookups of a layer that was called several times.
         gradients[num_dense:] = [
             table_rows.sum_per_row(gradient)
@@ -91,25 +115,47 @@ class RemoteUpdate:
                 self._rule.apply_rows(
                     variable, slots, rows.indices, rows.values, found
                 )
+        if self.ahead is not None:
+            self.ahead.updated(
+                gradients[:num_dense], gradients[num_dense:], hyper
+            )
 
 
 class StepTape(tf.GradientTape):
     """Records a step on the values of the dense trainable variables."""
 
     def __init__(
-        self, values: Sequence[tf.Tensor], layers: Sequence[Any]
+        self,
+        values: Sequence[tf.Tensor],
+        layers: Sequence[Any],
+        parts: Sequence[ahead.Part] = (),
     ) -> None:
-        """Takes the values, and the layer of each shard."""
+        """Takes the values, the layer of each shard, and rows fetched ahead."""
         super().__init__()
         self.values = list(values)
+        self.parts = list(parts)
         # For each shard, how often its table was looked up before the step.
         self.lookups_before = [layer.num_lookups for layer in layers]
 
     def __enter__(self) -> "StepTape":
         """Starts to record."""
         super().__enter__()
-        self.watch(self.values)
+        self.watch([*self.values, *(part.value for part in self.parts)])
         return self
+
+
+def _with_rows(
+    slices: tf.IndexedSlices | None, gradient: tf.Tensor | None, rows: tf.Tensor
+) -> tf.IndexedSlices | None:
+    """Adds the gradient of some rows to the slices of a shard."""
+    if gradient is None:
+        return slices
+    if slices is None:
+        return tf.IndexedSlices(gradient, rows)
+    return tf.IndexedSlices(
+        tf.concat([slices.values, gradient], axis=0),
+        tf.concat([slices.indices, rows], axis=0),
+    )
 
 
 def _check_constraints(variables: Sequence[Any]) -> None:

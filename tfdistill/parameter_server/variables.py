@@ -55,11 +55,11 @@ class PackedVariables:
         values: list[tf.Tensor] = [None] * len(self)
         for packet in self._packets:
             with tf.device(packet.device):
-                flat = _concat(
+                flat = concat(
                     [self._variables[i].read_value() for i in packet.indices]
                 )
             shapes = [self._variables[i].shape for i in packet.indices]
-            parts = _split(tf.identity(flat), shapes)
+            parts = split(tf.identity(flat), shapes)
             for index, value in zip(packet.indices, parts, strict=True):
                 values[index] = value
         return values
@@ -82,10 +82,10 @@ class PackedVariables:
             if not present:
                 continue
             along = (scalars or {}) if packet.dtype == tf.float32 else {}
-            flat = _concat([*(tensors[i] for i in present), *along.values()])
+            flat = concat([*(tensors[i] for i in present), *along.values()])
             shapes = [self._variables[i].shape for i in present]
             with tf.device(packet.device):
-                parts = _split(flat, [*shapes, *([[]] * len(along))])
+                parts = split(flat, [*shapes, *([[]] * len(along))])
             for index, value in zip(present, parts, strict=False):
                 values[index] = value
             if along:
@@ -104,7 +104,8 @@ class PackedVariables:
                     variable.assign(value, read_value=False)
 
 
-def _split(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
+def split(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns what `concat` was given."""
     parts = tf.split(flat, [math.prod(shape) for shape in shapes])
     return [
         tf.reshape(part, shape)
@@ -112,7 +113,8 @@ def _split(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
     ]
 
 
-def _concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns all elements of tensors of one dtype, a vector."""
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
 
 
@@ -159,15 +161,18 @@ class RemoteVariables:
 
     def assign_others(
         self, scope: keras.StatelessScope, before: Sequence[tf.Tensor]
-    ) -> None:
-        """Writes back what a step changed of `others`, read as `before`."""
+    ) -> list[tf.Tensor | None]:
+        """Writes back, and returns, what a step changed of `others`.
+
+        They were read as `before`.
+        """
         after = [scope.get_current_value(v) for v in self.others]
-        self._packed_others.assign(
-            [
-                None if new is old else tf.cast(new, old.dtype)
-                for new, old in zip(after, before, strict=True)
-            ]
-        )
+        changed = [
+            None if new is old else tf.cast(new, old.dtype)
+            for new, old in zip(after, before, strict=True)
+        ]
+        self._packed_others.assign(changed)
+        return changed
 
 
 # Begins the names of a checkpoint's files.

@@ -12,6 +12,7 @@ and no counter or metric is ever updated by two workers at once. Only the
 tables of `ShardedEmbedding` are looked up where they are.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdistill.parameter_server import ahead
 from tfdistill.parameter_server import metric_totals
 from tfdistill.parameter_server import variables
 from tfdistill.parameter_server import worker_data
@@ -32,10 +34,14 @@ class RemoteStep:
     """Runs a model's steps on values: train, test, predict."""
 
     def __init__(
-        self, model: Any, variables: variables.RemoteVariables
+        self,
+        model: Any,
+        variables: variables.RemoteVariables,
+        rows_ahead: ahead.RowsAhead | None = None,
     ) -> None:
         self._model = model
         self._variables = variables
+        self.rows_ahead = rows_ahead
 
     def train(
         self, data: Any, *, step: tf.Tensor, metrics: Sequence[tf.Tensor]
@@ -45,17 +51,22 @@ class RemoteStep:
         `step` is the step's own number, int64. `metrics` are the states of the
         metrics before the step; those after it are returned, with the logs.
         """
-        found = self._variables
-        values, scalars = found.read()
+        found, fetched = self._variables, self.rows_ahead
+        values, scalars = found.read() if fetched is None else fetched.next()
         mapping = [
             *zip([*found.trainable, *found.others], values, strict=True),
             *zip(found.metrics, metrics, strict=True),
             *zip(found.optimizer, scalars, strict=True),
             (found.iterations, tf.cast(step, found.iterations.dtype)),
         ]
-        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+        with (
+            contextlib.nullcontext() if fetched is None else fetched.lookups(),
+            keras.StatelessScope(mapping, collect_losses=True) as scope,
+        ):
             logs = self._model.train_step(data)
-        found.assign_others(scope, values[len(found.trainable) :])
+        assigned = found.assign_others(scope, values[len(found.trainable) :])
+        if fetched is not None:
+            fetched.assigned(assigned)
         return [scope.get_current_value(v) for v in found.metrics], logs
 
     def read(self) -> list[tf.Tensor]:
@@ -198,9 +209,16 @@ class TrainFunction:
         states = self._totals.initial()
         total = tf.zeros([], tf.float64)
         logs = _nothing()
-        for index in range(self._num_steps):
+        # Of `get_next` a graph may hold 32, lest it be a loop by mistake.
+        batches = [
+            iterator.get_next_as_optional().get_value()
+            for _ in range(self._num_steps)
+        ]
+        if self._step.rows_ahead is not None:
+            self._step.rows_ahead.begin(batches)
+        for index, batch in enumerate(batches):
             states, examples, logs = self._one(
-                iterator.get_next(), first_step + index, states
+                batch, first_step + index, states
             )
             total += examples
         return self._packed(tf.constant(self._num_steps), total, logs, states)

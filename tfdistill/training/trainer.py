@@ -49,6 +49,7 @@ class Trainer:
         not_finite: What an export or a backup found of weights that are not
             finite.
         auto_steps: What finds `steps_per_execution="auto"`; None for a number.
+        rows_ahead: How many batches ahead rows on servers are fetched.
         counts_done: Whether callbacks get the index of the last batch that was
             done. Keras gives them the last one that was asked for.
     """
@@ -64,6 +65,7 @@ class Trainer:
         self.backup: Any = None
         self.not_finite: str | None = None
         self.auto_steps: auto_steps.AutoSteps | None = None
+        self.rows_ahead = 0
 
     @property
     def num_steps(self) -> int:

@@ -1,0 +1,130 @@
+"""Rows fetched ahead: the training must be that of rows fetched in time."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cases import servers as cases
+from tests.cases import training as training_cases
+from tfdistill.embedding import layer as embedding_layer
+from tfdistill.parameter_server import ahead
+
+
+@pytest.fixture(autouse=True)
+def _on_servers(monkeypatch):
+    cases.pretend(monkeypatch)
+
+
+def _fit(optimizer, *, rows_ahead, built=None):
+    """Trains with executions of 4, 4 and 2 steps; returns weights and losses."""
+    if built is None:
+        built = cases.student(
+            keras.layers.Dense(
+                4, kernel_initializer=keras.initializers.GlorotUniform(seed=2)
+            ),
+            keras.layers.BatchNormalization(),
+        )
+    model = cases.model(
+        built,
+        optimizer,
+        kind=cases.OnServers,
+        steps_per_execution=4,
+        rows_ahead=rows_ahead,
+    )
+    history = model.fit(
+        cases.batches().repeat(),
+        steps_per_epoch=10,
+        verbose=0,
+        shuffle=False,
+    )
+    return cases.weights(model), history.history["loss"]
+
+
+@pytest.mark.parametrize(
+    ("make", "rows_ahead"),
+    [
+        (lambda: keras.optimizers.Adagrad(0.1), 1),
+        (lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.1), 2),
+    ],
+)
+def test_one_worker_trains_the_same_to_the_bit(make, rows_ahead):
+    expected, losses = _fit(make(), rows_ahead=0)
+    found, found_losses = _fit(make(), rows_ahead=rows_ahead)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(found_losses, losses, rtol=1e-6)
+
+
+def test_steps_read_what_was_fetched_before_the_last_updates(monkeypatch):
+    monkeypatch.setattr(ahead.RowsAhead, "updated", lambda *_: None)
+    optimizer = keras.optimizers.Adagrad
+    expected, _ = _fit(optimizer(0.1), rows_ahead=0)
+    found, _ = _fit(optimizer(0.1), rows_ahead=1)
+    assert np.abs(found[0] - expected[0]).max() > 1e-4
+
+
+class IdsOfVectors(keras.Model):
+    """Looks up ids that follow from other vectors, as far as it is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = embedding_layer.ShardedEmbedding(50, 4, name="table")
+        self.dense = keras.layers.Dense(1)
+
+    def build(self, _):
+        self.table.build()
+        self.dense.build((None, 4))
+
+    def call(self, inputs, training=None):
+        vectors = self.table(inputs["ids"][:, 0])
+        ids = keras.ops.cast(keras.ops.abs(vectors[:, 0]) * 10, "int64")
+        return self.dense(self.table(ids))
+
+
+class LookedUpAgain(cases.OnServers):
+    """Looks up more in a step than in a call."""
+
+    def train_step(self, data):
+        self.student.get_layer("table")(data[0]["ids"])
+        return super().train_step(data)
+
+
+def test_what_cannot_be_known_ahead_is_refused():
+    optimizer = keras.optimizers.Adagrad(0.1)
+    with pytest.raises(ValueError, match="data that end"):
+        cases.model(kind=cases.OnServers, rows_ahead=1).fit(
+            cases.batches(), verbose=0
+        )
+    with pytest.raises(ValueError, match="follow from what is trained"):
+        _fit(optimizer, rows_ahead=1, built=IdsOfVectors())
+    with pytest.raises(ValueError, match="DynamicEmbedding"):
+        model = cases.model(
+            training_cases.dynamic_student(),
+            kind=cases.OnServers,
+            steps_per_execution=2,
+            rows_ahead=1,
+        )
+        data = training_cases.clicks()
+        model.fit(_repeated(data), steps_per_epoch=2, verbose=0)
+    with pytest.raises(ValueError, match="one more lookup of 'table'"):
+        model = cases.model(
+            kind=LookedUpAgain, steps_per_execution=2, rows_ahead=1
+        )
+        model.fit(cases.batches().repeat(), steps_per_epoch=2, verbose=0)
+    with pytest.raises(ValueError, match="`rows_ahead` must be >= 0"):
+        cases.model(rows_ahead=-1)
+
+
+def _repeated(data):
+    return tf.data.Dataset.from_tensor_slices(data).batch(4).repeat()
+
+
+def test_an_execution_may_have_many_steps():
+    """TensorFlow takes 32 `get_next` in a graph for a mistake."""
+    built = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model = cases.model(built, kind=cases.OnServers, steps_per_execution=33)
+    data = _repeated((np.ones([8, 2]), np.ones([8, 1])))
+    history = model.fit(data, steps_per_epoch=33, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    assert model.optimizer.iterations.numpy() == 33

@@ -1,0 +1,348 @@
+"""Rows fetched ahead: those of later batches travel while a step computes.
+
+A step on servers waits for the rows of its batch and for the dense variables
+(ScaleFreeCTR hides the same wait: Guo et al., arXiv:2104.08542). Here they are
+asked for before the steps ahead of it have been computed, together with the
+optimizer's slots. What these steps change of them is changed in the copies at
+hand by the same operations as on the servers. So one worker trains exactly as
+if it had waited; what other workers write meanwhile is seen so many steps later.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import uuid
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill.embedding import dynamic
+from tfdistill.embedding import layer as embedding_layer
+from tfdistill.embedding import rows as table_rows
+from tfdistill.embedding import rules
+from tfdistill.parameter_server import variables as remote_variables
+
+
+class _Scratch:
+    """A value that operations change as they change a variable."""
+
+    device = ""
+
+    def __init__(self, value: tf.Tensor) -> None:
+        """Makes the resource, which `end` removes again."""
+        self.dtype, self.shape = value.dtype, value.shape
+        self.handle = tf.raw_ops.VarHandleOp(
+            dtype=self.dtype,
+            shape=self.shape,
+            shared_name=f"tfdistill_ahead_{uuid.uuid4().hex}",
+        )
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
+
+    def end(self) -> tf.Tensor:
+        """Returns the value as it is by now."""
+        value = tf.raw_ops.ReadVariableOp(
+            resource=self.handle, dtype=self.dtype
+        )
+        value.set_shape(self.shape)
+        with tf.control_dependencies([value]):
+            tf.raw_ops.DestroyResourceOp(resource=self.handle)
+        return value
+
+
+def _changed(
+    value: tf.Tensor,
+    slots: Mapping[str, tf.Tensor],
+    change: Callable[[Any, Mapping[str, Any]], None],
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Returns copies as `change` would leave a variable and its slots."""
+    variable = _Scratch(value)
+    scratch = {name: _Scratch(slot) for name, slot in slots.items()}
+    change(variable, scratch)
+    return variable.end(), {name: slot.end() for name, slot in scratch.items()}
+
+
+@dataclasses.dataclass
+class Part:
+    """Rows of one shard that a batch looks up, as they are by now.
+
+    Attributes:
+        shard: Index among all shards of all tables.
+        rows: Local rows of that shard, integers `[n]`, all different.
+        value: Floats `[n, dim]`.
+        slots: What the optimizer keeps of these, as `value`, by name.
+    """
+
+    shard: int
+    rows: tf.Tensor
+    value: tf.Tensor
+    slots: Mapping[str, tf.Tensor]
+
+    def update(
+        self,
+        rule: rules.UpdateRule,
+        changed: tf.IndexedSlices,
+        hyper: rules.Hyperparameters,
+    ) -> None:
+        """Changes those rows that an update of the shard changes."""
+        # Rows of one list are different, so this finds them in the other.
+        _, places = tf.unique(tf.concat([self.rows, changed.indices], axis=0))
+        places = places[tf.size(self.rows) :]
+        common = tf.where(places < tf.size(self.rows))[:, 0]
+        rows = tf.gather(places, common)
+        grads = tf.gather(changed.values, common)
+        self.value, self.slots = _changed(
+            self.value,
+            self.slots,
+            lambda variable, slots: rule.apply_rows(
+                variable, slots, rows, grads, hyper
+            ),
+        )
+
+
+@dataclasses.dataclass
+class _Fetched:
+    """What a step of one batch reads."""
+
+    dense: list[tf.Tensor]
+    others: list[tf.Tensor]
+    scalars: list[tf.Tensor]
+    # By layer, in the order of its calls.
+    lookups: dict[int, list[tuple[table_rows.Lookup, list[Part]]]]
+
+    @property
+    def parts(self) -> list[Part]:
+        return [
+            part
+            for lookups in self.lookups.values()
+            for _, parts in lookups
+            for part in parts
+        ]
+
+
+class RowsAhead:
+    """Fetches what the steps of one execution read, some batches ahead."""
+
+    def __init__(
+        self,
+        model: Any,
+        variables: remote_variables.RemoteVariables,
+        *,
+        rule: rules.UpdateRule,
+        dense_slots: Sequence[rules.Slots],
+        shard_slots: Sequence[rules.Slots],
+        num_ahead: int,
+    ) -> None:
+        """Fetches nothing yet; the slots are in the order of the variables."""
+        for layer in variables.tables:
+            if isinstance(layer, dynamic.DynamicEmbedding):
+                raise ValueError(
+                    "`rows_ahead` must be 0 with a DynamicEmbedding, whose ids "
+                    "find their rows on the servers; received "
+                    f"{num_ahead} with the layer {layer.name!r}. Leave it out."
+                )
+        self._model = model
+        self._variables = variables
+        self._rule = rule
+        self._dense_slots = dense_slots
+        self._shard_slots = shard_slots
+        self._num_ahead = num_ahead
+        self._packed_slots = remote_variables.PackedVariables(
+            [slot for own in dense_slots for slot in own.values()]
+        )
+        self._first_shard: dict[int, int] = {}
+        count = 0
+        for layer in variables.tables:
+            self._first_shard[id(layer)] = count
+            count += len(layer.shards)
+        self._layers: list[Any] = []
+        self._wanted = tf.function(self._rows_of, autograph=False)
+        # While an execution is traced: batches to come, what is fetched of the
+        # next ones, and of the one at hand.
+        self._batches: collections.deque[Any] = collections.deque()
+        self._pending: collections.deque[_Fetched] = collections.deque()
+        self._current: _Fetched | None = None
+        # Slots of the dense variables by now. They are read once an execution.
+        self._slots: list[dict[str, tf.Tensor]] = []
+
+    def begin(self, batches: Sequence[Any]) -> None:
+        """Begins an execution of a step for each batch."""
+        self._batches = collections.deque(batches)
+        self._pending.clear()
+        values = iter(self._packed_slots.read())
+        self._slots = [
+            {name: next(values) for name in own} for own in self._dense_slots
+        ]
+
+    def next(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Begins a step; returns what `RemoteVariables.read` does."""
+        while self._batches and len(self._pending) <= self._num_ahead:
+            self._pending.append(self._fetch(self._batches.popleft()))
+        self._current = found = self._pending.popleft()
+        return [*found.dense, *found.others], found.scalars
+
+    @property
+    def parts(self) -> list[Part]:
+        """The rows that the step looks up."""
+        return [] if self._current is None else self._current.parts
+
+    @contextlib.contextmanager
+    def lookups(self) -> Iterator[None]:
+        """Makes the step's lookups find what was fetched."""
+        assert self._current is not None
+        left = {k: iter(v) for k, v in self._current.lookups.items()}
+
+        def find(layer: Any, rows: tf.Tensor) -> tf.Tensor:
+            del rows  # Those that were asked for.
+            lookup, parts = next(left.get(id(layer), iter(())), (None, ()))
+            if lookup is None:
+                raise ValueError(
+                    "With `rows_ahead` a step must look up what a call of the "
+                    f"model does; received one more lookup of {layer.name!r} "
+                    "than that. Leave `rows_ahead` out."
+                )
+            found = [part.value for part in parts]
+            return lookup.vectors(found, layer.variable_dtype)
+
+        with embedding_layer.vectors_by(find):
+            yield
+
+    def updated(
+        self,
+        dense: Sequence[Any],
+        shards: Sequence[tf.IndexedSlices | None],
+        hyper: rules.Hyperparameters,
+    ) -> None:
+        """Changes what is pending as a step's gradients change the servers'."""
+        if self._pending:
+            self._update_dense(dense, hyper)
+        for fetched in self._pending:
+            for part in fetched.parts:
+                changed = shards[part.shard]
+                if changed is not None:
+                    part.update(self._rule, changed, hyper)
+
+    def _update_dense(
+        self, gradients: Sequence[Any], hyper: rules.Hyperparameters
+    ) -> None:
+        """Changes the dense variables, those of a dtype as one vector.
+
+        The rules change each element by itself.
+        """
+        by_dtype: dict[tf.DType, list[int]] = {}
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                dtype = self._pending[0].dense[index].dtype
+                by_dtype.setdefault(dtype, []).append(index)
+        for indices in by_dtype.values():
+            shapes = [self._variables.trainable[i].shape for i in indices]
+            before = {
+                name: remote_variables.concat(
+                    [self._slots[i][name] for i in indices]
+                )
+                for name in self._rule.slots
+            }
+            gradient = remote_variables.concat(
+                [tf.convert_to_tensor(gradients[i]) for i in indices]
+            )
+            after = before
+            for fetched in self._pending:
+                value, after = _changed(
+                    remote_variables.concat(
+                        [fetched.dense[i] for i in indices]
+                    ),
+                    before,
+                    lambda variable, slots, gradient=gradient: (
+                        self._rule.apply_dense(variable, slots, gradient, hyper)
+                    ),
+                )
+                for i, part in zip(
+                    indices, remote_variables.split(value, shapes), strict=True
+                ):
+                    fetched.dense[i] = part
+            for name, slot in after.items():
+                for i, part in zip(
+                    indices, remote_variables.split(slot, shapes), strict=True
+                ):
+                    self._slots[i][name] = part
+
+    def assigned(self, others: Sequence[tf.Tensor | None]) -> None:
+        """Changes what is pending of variables that a step assigned."""
+        for fetched in self._pending:
+            fetched.others = [
+                old if new is None else new
+                for new, old in zip(others, fetched.others, strict=True)
+            ]
+
+    def _fetch(self, batch: Any) -> _Fetched:
+        values, scalars = self._variables.read()
+        count = len(self._variables.trainable)
+        lookups: dict[int, Any] = {}
+        wanted = self._wanted(batch)
+        for layer, rows in zip(self._layers, wanted, strict=True):
+            lookup = table_rows.Lookup.of(layer.layout, rows)
+            parts = [
+                self._part(layer, index, own)
+                for index, own in enumerate(lookup.rows)
+            ]
+            lookups.setdefault(id(layer), []).append((lookup, parts))
+        return _Fetched(values[:count], values[count:], scalars, lookups)
+
+    def _part(self, layer: Any, index: int, rows: tf.Tensor) -> Part:
+        """Fetches rows, and their slots, in one message."""
+        shard = self._first_shard[id(layer)] + index
+        variable, slots = layer.shards[index].value, self._shard_slots[shard]
+        with tf.device(variable.device):
+            sources = [variable, *slots.values()]
+            packed = tf.concat([tf.gather(v, rows) for v in sources], axis=1)
+        value, *others = tf.split(tf.identity(packed), len(sources), axis=1)
+        return Part(shard, rows, value, dict(zip(slots, others, strict=True)))
+
+    def _rows_of(self, batch: Any) -> list[tf.Tensor]:
+        """Returns the stored rows of each lookup of a call of the model.
+
+        Nothing else of the call is computed: its lookups give zeros.
+        """
+        x, *_ = keras.utils.unpack_x_y_sample_weight(self._model.bare(batch))
+        found: list[tuple[Any, tf.Tensor]] = []
+        dense = [*self._variables.trainable, *self._variables.others]
+        zeros = [tf.zeros(each.shape, each.dtype) for each in dense]
+        mapping = list(zip(dense, zeros, strict=True))
+
+        def find(layer: Any, rows: tf.Tensor) -> tf.Tensor:
+            found.append((layer, rows))
+            shape = [tf.size(rows), layer.output_dim]
+            zeros.append(tf.zeros(shape, layer.variable_dtype))
+            return zeros[-1]
+
+        with (
+            keras.StatelessScope(mapping, collect_losses=True),
+            embedding_layer.vectors_by(find),
+        ):
+            self._model(x, training=True)
+        self._layers = [layer for layer, _ in found]
+        for layer, rows in found:
+            _check_follows_from_data(layer, rows, zeros)
+        return [rows for _, rows in found]
+
+
+def _check_follows_from_data(
+    layer: Any, rows: tf.Tensor, zeros: Sequence[tf.Tensor]
+) -> None:
+    """Checks that rows are not computed from what a step changes."""
+    changing, seen = {value.op for value in zeros}, set()
+    stack = [rows.op]
+    while stack:
+        operation = stack.pop()
+        if operation in changing:
+            raise ValueError(
+                "`rows_ahead` must be 0 if ids follow from what is trained, as "
+                f"those of the layer {layer.name!r} do. Leave it out."
+            )
+        if operation not in seen:
+            seen.add(operation)
+            stack.extend(value.op for value in operation.inputs)
