@@ -43,6 +43,8 @@ class Setting:
 SETTINGS = {
     "mlp": Setting(),
     "wide": Setting(dim=64, hidden=(32, 16)),
+    # Steps that are short beside the way to the servers.
+    "short": Setting(batch_size=256, num_workers=1),
 }
 
 

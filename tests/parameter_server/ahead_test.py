@@ -17,7 +17,7 @@ def _on_servers(monkeypatch):
 
 
 def _fit(optimizer, *, rows_ahead, built=None):
-    """Trains with executions of 4, 4 and 2 steps; returns weights and losses."""
+    """Trains by 4, 4 and 2 steps; returns weights and losses."""
     if built is None:
         built = cases.student(
             keras.layers.Dense(

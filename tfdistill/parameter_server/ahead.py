@@ -5,12 +5,13 @@ A step on servers waits for the rows of its batch and for the dense variables
 asked for before the steps ahead of it have been computed, together with the
 optimizer's slots. What these steps change of them is changed in the copies at
 hand by the same operations as on the servers. So one worker trains exactly as
-if it had waited; what other workers write meanwhile is seen so many steps later.
+if it had waited; what other workers write is seen so many steps later.
 """
 
 import collections
 import contextlib
 import dataclasses
+import functools
 import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -98,8 +99,8 @@ class Part:
         self.value, self.slots = _changed(
             self.value,
             self.slots,
-            lambda variable, slots: rule.apply_rows(
-                variable, slots, rows, grads, hyper
+            functools.partial(
+                rule.apply_rows, rows=rows, grads=grads, hyper=hyper
             ),
         )
 
@@ -193,8 +194,8 @@ class RowsAhead:
     @contextlib.contextmanager
     def lookups(self) -> Iterator[None]:
         """Makes the step's lookups find what was fetched."""
-        assert self._current is not None
-        left = {k: iter(v) for k, v in self._current.lookups.items()}
+        fetched = self._current.lookups if self._current else {}
+        left = {layer: iter(lookups) for layer, lookups in fetched.items()}
 
         def find(layer: Any, rows: tf.Tensor) -> tf.Tensor:
             del rows  # Those that were asked for.
@@ -256,8 +257,8 @@ class RowsAhead:
                         [fetched.dense[i] for i in indices]
                     ),
                     before,
-                    lambda variable, slots, gradient=gradient: (
-                        self._rule.apply_dense(variable, slots, gradient, hyper)
+                    functools.partial(
+                        self._rule.apply_dense, grad=gradient, hyper=hyper
                     ),
                 )
                 for i, part in zip(
