@@ -231,6 +231,8 @@ def fit(
     model: Any,
     data: Any,
     options: programs.Options,
+    *,
+    batch_size: int,
     num_bytes: Callable[[], int] | None = None,
 ) -> dict[str, Any]:
     """Runs `fit` and measures all epochs but the first.
@@ -239,7 +241,8 @@ def fit(
         keras_like: The module `keras` or `tf_keras`.
         model: A compiled model.
         data: What its `fit` takes.
-        options: Of the command line.
+        options: Of the command line: how many steps and epochs.
+        batch_size: Examples a step.
         num_bytes: Tells how many bytes travelled so far.
 
     Returns:
@@ -278,7 +281,7 @@ def fit(
         verbose=0,
         callbacks=[clock],
     )
-    examples = options.steps * SETTINGS[options.setting].batch_size
+    examples = options.steps * batch_size
     return {
         "rates": [examples / secs for secs in clock.secs[1:]],
         "first_step_secs": clock.first_step_secs,

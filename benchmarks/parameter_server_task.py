@@ -4,6 +4,7 @@ Workers and parameter servers serve; what follows runs on the chief, or in the
 only process where there is no cluster.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,6 +12,7 @@ import pathlib
 import re
 import time
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 from typing import NoReturn
 
@@ -91,14 +93,30 @@ def work(options: programs.Options) -> None:
     identity = identity_lib.Cluster.from_env()
     side = Side.of(options.task)
     setting = click_training.SETTINGS[options.setting]
-    if not identity.is_chief or options.link_ms is None:
-        end(identity, _train(side, setting, identity, options))
+    with behind_links(identity, options.link_ms) as (cluster, num_bytes):
+        end(cluster, _train(side, setting, cluster, options, num_bytes))
+
+
+@contextlib.contextmanager
+def behind_links(
+    identity: Any, link_ms: float | None
+) -> Iterator[tuple[Any, Callable[[], int] | None]]:
+    """Puts a link before each worker and server; only the chief does.
+
+    Args:
+        identity: This task's `Cluster`.
+        link_ms: Milliseconds that a link delays each way. None: no links.
+
+    Yields:
+        The `Cluster` to train with, and what tells how many bytes travelled.
+    """
+    if link_ms is None or not identity.is_chief:
+        yield identity, None
+        return
     others = {k: v for k, v in identity.spec.items() if k != "chief"}
-    delay_secs = options.link_ms / 1000
-    with slow_links.before(others, delay_secs=delay_secs) as links:
+    with slow_links.before(others, delay_secs=link_ms / 1000) as links:
         spec = {**identity.spec, **links.spec}
-        behind = dataclasses.replace(identity, spec=spec)
-        end(behind, _train(side, setting, behind, options, links.num_bytes))
+        yield dataclasses.replace(identity, spec=spec), links.num_bytes
 
 
 def end(identity: Any, found: Any) -> NoReturn:
@@ -146,7 +164,14 @@ def _train(
                 rows_ahead=side.rows_ahead,
             )
         data = data() if side.is_alone else data
-    return click_training.fit(keras_like, model, data, options, num_bytes)
+    return click_training.fit(
+        keras_like,
+        model,
+        data,
+        options,
+        batch_size=setting.batch_size,
+        num_bytes=num_bytes,
+    )
 
 
 def tf_keras_data(function: Any) -> Any:

@@ -221,7 +221,7 @@ def bag_student() -> keras.Model:
     """A student of bags; ids that are out of range are id 3."""
     ids = keras.Input((None,), dtype="int64", ragged=True)
     table = tfdistill.layers.ShardedEmbedding(
-        20, 4, combiner="mean", oov_index=3
+        20, 4, combiner="mean", combine_on_servers=True, oov_index=3
     )
     top = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.1))
     return keras.Model(ids, top(table(ids)))

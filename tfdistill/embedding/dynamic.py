@@ -255,6 +255,7 @@ class DynamicEmbedding(layer.ShardedEmbedding):
             output_dim,
             embeddings_initializer="zeros",
             combiner=combiner,
+            combine_on_servers=False,
             sharding="contiguous",
             num_shards=num_shards,
             **kwargs,
@@ -413,7 +414,10 @@ class DynamicEmbedding(layer.ShardedEmbedding):
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         config = super().get_config()
-        for name in ("input_dim", "sharding", "oov_index", "field_names"):
+        for name in (
+            *("input_dim", "sharding", "oov_index", "field_names"),
+            "combine_on_servers",
+        ):
             del config[name]
         return config | {
             "num_rows": self._given_rows,

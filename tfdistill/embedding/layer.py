@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdistill.embedding import pooling
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import rules
 from tfdistill.system import keras_internals
@@ -280,7 +281,7 @@ def _seed_of(initializer: Any) -> int:
     return seed % _SEED_RANGE
 
 
-_COMBINERS = (None, "sum", "mean", "sqrtn")
+_COMBINERS = (None, "sum", "mean", "sqrtn", "fm")
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -326,6 +327,7 @@ class ShardedEmbedding(keras.layers.Layer):
         *,
         embeddings_initializer: Any = "uniform",
         combiner: str | None = None,
+        combine_on_servers: bool = False,
         sharding: str = "hash",
         num_shards: int | None = None,
         oov_index: int | None = None,
@@ -337,7 +339,7 @@ class ShardedEmbedding(keras.layers.Layer):
         Args:
             input_dim: Number of ids. A sequence: the number of ids of each
                 field; ids are then `[..., fields]`, or `[..., fields, k]`
-                with a combiner, and each field's ids count from 0.
+                with a combiner but `"fm"`, and each field's ids count from 0.
             output_dim: Length of a vector.
             embeddings_initializer: As in `keras.layers.Embedding`. It makes
                 one block of about 4 million values at a time, each by a seed
@@ -346,7 +348,15 @@ class ShardedEmbedding(keras.layers.Layer):
             combiner: Reduces the vectors of each bag of ids to one: `"sum"`,
                 `"mean"`, or `"sqrtn"` (the sum over the square root of the
                 number of ids). Bags are the rows of ragged ids, or the last
-                axis of dense ones. Defaults to None: a vector for each id.
+                axis of dense ones. `"fm"` reduces them to one number, the
+                second-order term of a factorization machine: the sum over all
+                pairs of their vectors' inner products. Defaults to None: a
+                vector for each id.
+            combine_on_servers: Whether servers reduce the vectors of the bags
+                that they hold, so that sums travel and no rows: 4 bytes an id,
+                and for each bag and shard 4, and 8 for each number of a sum. By
+                default each distinct id of a batch costs 4 bytes, and 8 for
+                each number of a vector. Elsewhere it changes nothing.
             sharding: `"hash"` (default) or `"contiguous"`; see `RowLayout`.
             num_shards: Defaults to the number of parameter servers, or 1.
             oov_index: The id, in each field, that stands for negative ids
@@ -369,12 +379,18 @@ class ShardedEmbedding(keras.layers.Layer):
                 f"`combiner` must be one of {_COMBINERS}; received "
                 f"{combiner!r}. None gives a vector for each id."
             )
+        if combine_on_servers and combiner is None:
+            raise ValueError(
+                "`combine_on_servers` must come with a `combiner`; received "
+                'None. Name one, such as "sum".'
+            )
         sizes = [operator.index(size) for size in np.atleast_1d(input_dim)]
         self._has_fields = np.ndim(input_dim) > 0
         self.input_dim = sizes if self._has_fields else sizes[0]
         self._ids = FieldIds(sizes, oov_index=oov_index, names=field_names)
         self.output_dim = output_dim
         self.combiner = combiner
+        self.combine_on_servers = combine_on_servers
         self.embeddings_initializer = keras.initializers.get(
             embeddings_initializer
         )
@@ -446,14 +462,14 @@ class ShardedEmbedding(keras.layers.Layer):
         Args:
             ids: int32 or int64. Dense, of any rank: `[..., fields]` if
                 `input_dim` is a sequence, `[..., k]` with a combiner,
-                `[..., fields, k]` with both. Or ragged `[batch, (k)]`, if
-                `input_dim` is an int.
+                `[..., fields, k]` with both, but `[..., fields]` with `"fm"`.
+                Or ragged `[batch, (k)]`, if `input_dim` is an int.
             training: False, and only that, skips what serves the gradient.
 
         Returns:
             Floats of the layer's compute dtype. The shape is that of the ids
-            (with a combiner, without the axis that it reduces), then `dim`.
-            A bag without ids gives zeros.
+            (with a combiner, without the axis that it reduces), then `dim`,
+            or 1 with `"fm"`. A bag without ids gives zeros.
 
         Raises:
             ValueError: Ids are floats or of a shape that does not fit.
@@ -474,8 +490,55 @@ class ShardedEmbedding(keras.layers.Layer):
             )
 
     def _call_dense(self, ids: tf.Tensor, training: bool | None) -> tf.Tensor:
-        vectors = self._vectors(ids, self._fields_of(ids), training)
-        return table_rows.combine(self._shaped(vectors, ids), self.combiner)
+        fields = self._fields_of(ids)
+        if not self._combines_there:
+            vectors = self._vectors(ids, fields, training)
+            vectors = self._shaped(vectors, ids)
+            return table_rows.combine(vectors, self.combiner)
+        *batch, size = ids.shape
+        if size is not None:
+            pooling.check_sends_less(
+                size,
+                num_shards=len(self.shards),
+                dim=self.output_dim,
+                width=self.output_dim + (self.combiner == "fm"),
+                layer=self.name,
+            )
+        shape, size = tf.shape(ids)[:-1], tf.shape(ids)[-1]
+        num_bags = tf.reduce_prod(shape)
+        bags = tf.repeat(tf.range(num_bags), size)
+        found = self._pooled(ids, fields, bags, num_bags, size, training)
+        dim = 1 if self.combiner == "fm" else self.output_dim
+        found = tf.reshape(found, tf.concat([shape, [dim]], axis=0))
+        found.set_shape([*batch, dim])
+        return found
+
+    @property
+    def _combines_there(self) -> bool:
+        is_apart = self._on_devices or len(self.shards) > 1
+        return self.combine_on_servers and is_apart and not self._replaced
+
+    def _pooled(
+        self,
+        ids: tf.Tensor,
+        fields: Any,
+        bags: tf.Tensor,
+        num_bags: tf.Tensor,
+        sizes: tf.Tensor,
+        training: bool | None,
+    ) -> tf.Tensor:
+        """Returns what servers reduce each bag to, `[num_bags, dim or 1]`."""
+        sums = pooling.sums(
+            self._sources,
+            self.layout,
+            self._stored(ids, fields),
+            bags,
+            num_bags,
+            squares=self.combiner == "fm",
+            differentiable=training is not False,
+        )
+        sums = tf.cast(sums, self.compute_dtype)
+        return table_rows.combined(sums, sizes, str(self.combiner))
 
     def _shaped(self, vectors: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
         """Gives each of the ids its vector."""
@@ -519,7 +582,7 @@ class ShardedEmbedding(keras.layers.Layer):
     def _fields_of(self, ids: tf.Tensor) -> tf.Tensor | None:
         if not self._has_fields:
             return None
-        axis = -2 if self.combiner else -1
+        axis = -1 if self.combiner in (None, "fm") else -2
         return self._ids.along(ids, axis, owner=f"layer {self.name!r}")
 
     def _call_ragged(
@@ -536,6 +599,15 @@ class ShardedEmbedding(keras.layers.Layer):
                 f"of one field; received {ids.shape}. Make one layer per "
                 "field."
             )
+        if self._combines_there:
+            return self._pooled(
+                ids.flat_values,
+                None,
+                tf.cast(ids.value_rowids(), tf.int32),
+                tf.cast(ids.nrows(), tf.int32),
+                ids.row_lengths()[:, tf.newaxis],
+                training,
+            )
         vectors = self._vectors(ids.flat_values, None, training)
         return table_rows.combine(ids.with_flat_values(vectors), self.combiner)
 
@@ -543,9 +615,13 @@ class ShardedEmbedding(keras.layers.Layer):
         self, ids: tf.Tensor, fields: Any, training: bool | None
     ) -> tf.Tensor:
         """Returns `[number of ids, dim]`."""
-        in_table = self._ids.in_table(ids, fields, owner=self._owner)
-        rows = self.layout.storage_rows(tf.reshape(in_table, [-1]))
+        rows = self._stored(ids, fields)
         return self.gathered(rows, training, dtype=self.compute_dtype)
+
+    def _stored(self, ids: tf.Tensor, fields: Any) -> tf.Tensor:
+        """Returns the row in which each id is stored, int64 `[number]`."""
+        in_table = self._ids.in_table(ids, fields, owner=self._owner)
+        return self.layout.storage_rows(tf.reshape(in_table, [-1]))
 
     def gathered(
         self,
@@ -594,6 +670,7 @@ class ShardedEmbedding(keras.layers.Layer):
                 self.embeddings_initializer
             ),
             "combiner": self.combiner,
+            "combine_on_servers": self.combine_on_servers,
             "sharding": self.layout.sharding,
             "num_shards": self._num_shards,
             "oov_index": self._oov_index,

@@ -251,32 +251,59 @@ def expand(rows: tf.Tensor, positions: tf.Tensor, dtype: Any) -> tf.Tensor:
 
 def sum_per_row(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
     """Sums slices of the same row, so that each row comes once."""
-    rows, positions = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(
-        gradient.values, positions, tf.size(rows)
-    )
+    with tf.device(gradient.values.device):
+        rows, positions = tf.unique(gradient.indices)
+        values = tf.math.unsorted_segment_sum(
+            gradient.values, positions, tf.size(rows)
+        )
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 def combine(vectors: Any, combiner: str | None) -> Any:
     """Reduces the vectors of each bag of ids to one.
 
-    From floats, dense `[..., k, dim]` or ragged `[batch, (k), dim]`, to
-    `[..., dim]`, zeros for a bag without ids: `"sum"`, or divided by the
-    number of ids (`"mean"`) or its square root (`"sqrtn"`). None returns the
-    vectors as they are.
+    From floats, dense `[..., k, dim]` or ragged `[batch, (k), dim]`, to what
+    `combined` returns. None returns the vectors as they are.
     """
     if combiner is None:
         return vectors
+    squares = combiner == "fm"
+    if squares:
+        vectors = _with_squared_norms(vectors)
     if isinstance(vectors, tf.RaggedTensor):
         bag_of, num_bags = vectors.value_rowids(), vectors.nrows()
         total = tf.math.unsorted_segment_sum(vectors.values, bag_of, num_bags)
-        sizes = tf.cast(vectors.row_lengths(), total.dtype)[:, tf.newaxis]
+        sizes = vectors.row_lengths()[:, tf.newaxis]
     else:
         total = tf.reduce_sum(vectors, axis=-2)
-        sizes = tf.cast(tf.shape(vectors)[-2], total.dtype)
+        sizes = tf.shape(vectors)[-2]
+    return combined(total, sizes, combiner)
+
+
+def _with_squared_norms(vectors: Any) -> Any:
+    if isinstance(vectors, tf.RaggedTensor):
+        return vectors.with_values(_with_squared_norms(vectors.values))
+    norms = tf.reduce_sum(tf.square(vectors), axis=-1, keepdims=True)
+    return tf.concat([vectors, norms], axis=-1)
+
+
+def combined(total: tf.Tensor, sizes: tf.Tensor, combiner: str) -> tf.Tensor:
+    """Returns what a combiner makes of the sum of each bag's vectors.
+
+    Zeros for a bag without ids. `"sum"`, `[..., dim]`, or divided by the number
+    of ids (`"mean"`) or its square root (`"sqrtn"`); `sizes` are these numbers.
+    `"fm"`, `[..., 1]`, the second-order term of a factorization machine, of
+    sums `[..., dim + 1]` that end with that of the squared norms (Rendle 2010,
+    lemma 3.1).
+    """
     if combiner == "sum":
         return total
+    if combiner == "fm":
+        squared = tf.reduce_sum(
+            tf.square(total[..., :-1]), axis=-1, keepdims=True
+        )
+        return (squared - total[..., -1:]) / 2
+    sizes = tf.cast(sizes, total.dtype)
     divisor = sizes if combiner == "mean" else tf.sqrt(sizes)
     return tf.math.divide_no_nan(total, divisor)
 

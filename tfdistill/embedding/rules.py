@@ -334,8 +334,14 @@ def _norm(gradients: Sequence[Any]) -> tf.Tensor:
         for g in gradients
         if g is not None
     ]
-    squares = [tf.reduce_sum(tf.square(tf.cast(v, tf.float32))) for v in values]
+    squares = [_sum_of_squares(value) for value in values]
     return tf.sqrt(tf.add_n(squares)) if squares else tf.zeros([])
+
+
+def _sum_of_squares(value: tf.Tensor) -> tf.Tensor:
+    # Where the gradient is, which may be on a server.
+    with tf.device(value.device):
+        return tf.reduce_sum(tf.square(tf.cast(value, tf.float32)))
 
 
 def _scaled(gradient: Any, scale: tf.Tensor) -> Any:
@@ -346,9 +352,9 @@ def _mapped(gradient: Any, function: Any) -> Any:
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            function(gradient.values), gradient.indices, gradient.dense_shape
-        )
+        with tf.device(gradient.values.device):
+            values = function(gradient.values)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     return function(gradient)
 
 

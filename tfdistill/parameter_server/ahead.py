@@ -146,6 +146,12 @@ class RowsAhead:
                     "find their rows on the servers; received "
                     f"{num_ahead} with the layer {layer.name!r}. Leave it out."
                 )
+            if layer.combine_on_servers:
+                raise ValueError(
+                    "`rows_ahead` must be 0 with `combine_on_servers`, by "
+                    f"which no rows travel; received {num_ahead} with the "
+                    f"layer {layer.name!r}. Leave one of them out."
+                )
         self._model = model
         self._variables = variables
         self._rule = rule

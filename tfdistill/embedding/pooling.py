@@ -1,0 +1,125 @@
+"""Sums over bags of ids, made on the servers that hold the rows.
+
+What travels is each id, and for each bag and shard the number of its ids, one
+vector back and one gradient; and not a row, and its gradient, for each distinct
+id (DES: Zhang et al., arXiv:1909.04823).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistill.embedding import rows as table_rows
+
+_ID_BYTES, _COUNT_BYTES, _VALUE_BYTES = 4, 4, 4
+
+
+def sums(
+    sources: Sequence[Any],
+    layout: table_rows.RowLayout,
+    storage_rows: tf.Tensor,
+    bags: tf.Tensor,
+    num_bags: tf.Tensor,
+    *,
+    squares: bool,
+    differentiable: bool,
+) -> tf.Tensor:
+    """Returns the sum of each bag's rows, `[num_bags, dim]`.
+
+    Args:
+        sources: The shards of the layout, variables `[rows_i, dim]`.
+        layout: Where rows lie.
+        storage_rows: int64 `[num_ids]`.
+        bags: int32 `[num_ids]` in [0, num_bags), the bag of each, in order.
+        num_bags: int32 scalar.
+        squares: Whether a last column has the sum of the rows' squared norms,
+            `[num_bags, dim + 1]`.
+        differentiable: Whether the tape sees the shards. Their gradients are
+            `tf.IndexedSlices` with distinct rows, on the shards' devices.
+    """
+    if len(sources) == 1:
+        parts = [(layout.as_index(storage_rows), bags)]
+    else:
+        shards, rows = layout.split(storage_rows)
+        count = len(sources)
+        parts = list(
+            zip(
+                tf.dynamic_partition(rows, shards, count),
+                tf.dynamic_partition(bags, shards, count),
+                strict=True,
+            )
+        )
+    found = [
+        _sum_of_shard(source, *part, num_bags, squares, differentiable)
+        for source, part in zip(sources, parts, strict=True)
+    ]
+    return tf.add_n(found)
+
+
+def _sum_of_shard(
+    source: Any,
+    rows: tf.Tensor,
+    bags: tf.Tensor,
+    num_bags: tf.Tensor,
+    squares: bool,
+    differentiable: bool,
+) -> tf.Tensor:
+    # A count for each bag is shorter than a bag for each id.
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(bags), bags, num_bags)
+
+    def there(rows: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+        with tf.device(source.device):
+            vectors = tf.gather(source, rows)
+            if squares:
+                norms = tf.reduce_sum(tf.square(vectors), 1, keepdims=True)
+                vectors = tf.concat([vectors, norms], axis=1)
+            bags = _bag_of_each(counts, tf.size(rows))
+            return tf.math.unsorted_segment_sum(vectors, bags, tf.size(counts))
+
+    @tf.custom_gradient
+    def with_gradient(rows: tf.Tensor, counts: tf.Tensor) -> tuple[Any, Any]:
+        def gradient(upstream: Any, variables: Any) -> tuple[Any, Any]:
+            del variables  # The source.
+            upstream = tf.convert_to_tensor(upstream)
+            with tf.device(source.device):
+                bags = _bag_of_each(counts, tf.size(rows))
+                of_id = tf.gather(upstream, bags)
+                if squares:
+                    of_id, of_norm = of_id[:, :-1], of_id[:, -1:]
+                    of_id += 2 * of_norm * tf.gather(source, rows)
+                slices = table_rows.sum_per_row(
+                    tf.IndexedSlices(of_id, rows, tf.shape(source))
+                )
+            return (None, None), [slices]
+
+        return there(rows, counts), gradient
+
+    return (with_gradient if differentiable else there)(rows, counts)
+
+
+def _bag_of_each(counts: tf.Tensor, num_ids: tf.Tensor) -> tf.Tensor:
+    """Returns `[num_ids]` that are 0 `counts[0]` times, then 1, and so on."""
+    ends = tf.cumsum(counts)
+    begun = tf.math.unsorted_segment_sum(tf.ones_like(ends), ends, num_ids + 1)
+    return tf.cumsum(begun)[:num_ids]
+
+
+def check_sends_less(
+    ids_per_bag: int, *, num_shards: int, dim: int, width: int, layer: str
+) -> None:
+    """Checks that sums of bags travel with fewer bytes than their rows.
+
+    Rows count as if no id came twice; `width` is the length of a sum.
+    """
+    by_row = ids_per_bag * (_ID_BYTES + 2 * dim * _VALUE_BYTES)
+    by_bag = ids_per_bag * _ID_BYTES + num_shards * (
+        _COUNT_BYTES + 2 * width * _VALUE_BYTES
+    )
+    if by_bag >= by_row:
+        raise ValueError(
+            "`combine_on_servers` must send less than it saves: a bag of "
+            f"{ids_per_bag} ids needs {by_bag} bytes from {num_shards} shards, "
+            f"and its rows at most {by_row}. Leave it out of the layer "
+            f"{layer!r}."
+        )
