@@ -64,6 +64,18 @@ def test_steps_read_what_was_fetched_before_the_last_updates(monkeypatch):
     assert np.abs(found[0] - expected[0]).max() > 1e-4
 
 
+@pytest.mark.parametrize("rows_ahead", [0, 1])
+def test_a_frozen_table_stays_as_it_is(rows_ahead):
+    student = cases.student()
+    student.get_layer("table").trainable = False
+    before = cases.weights(cases.model(student))
+    after, _ = _fit(
+        keras.optimizers.Adagrad(0.1), rows_ahead=rows_ahead, built=student
+    )
+    np.testing.assert_array_equal(after[0], before[0])
+    assert np.abs(after[1] - before[1]).max() > 1e-3
+
+
 class IdsOfVectors(keras.Model):
     """Looks up ids that follow from other vectors, as far as it is trained."""
 
@@ -107,6 +119,15 @@ def test_what_cannot_be_known_ahead_is_refused():
         )
         data = training_cases.clicks()
         model.fit(_repeated(data), steps_per_epoch=2, verbose=0)
+    with pytest.raises(ValueError, match="combine_on_servers"):
+        model = cases.model(
+            training_cases.bag_student(),
+            kind=cases.OnServers,
+            steps_per_execution=2,
+            rows_ahead=1,
+        )
+        data = _repeated(training_cases.bags())
+        model.fit(data, steps_per_epoch=2, verbose=0)
     with pytest.raises(ValueError, match="one more lookup of 'table'"):
         model = cases.model(
             kind=LookedUpAgain, steps_per_execution=2, rows_ahead=1

@@ -72,13 +72,13 @@ class Part:
     """Rows of one shard that a batch looks up, as they are by now.
 
     Attributes:
-        shard: Index among all shards of all tables.
+        shard: The shard's variable.
         rows: Local rows of that shard, integers `[n]`, all different.
         value: Floats `[n, dim]`.
         slots: What the optimizer keeps of these, as `value`, by name.
     """
 
-    shard: int
+    shard: tf.Variable
     rows: tf.Tensor
     value: tf.Tensor
     slots: Mapping[str, tf.Tensor]
@@ -135,10 +135,14 @@ class RowsAhead:
         *,
         rule: rules.UpdateRule,
         dense_slots: Sequence[rules.Slots],
-        shard_slots: Sequence[rules.Slots],
+        shard_slots: Mapping[int, rules.Slots],
         num_ahead: int,
     ) -> None:
-        """Fetches nothing yet; the slots are in the order of the variables."""
+        """Fetches nothing yet.
+
+        `dense_slots` are in the order of the variables, `shard_slots` by the id
+        of each shard's variable that is trained.
+        """
         for layer in variables.tables:
             if isinstance(layer, dynamic.DynamicEmbedding):
                 raise ValueError(
@@ -161,11 +165,6 @@ class RowsAhead:
         self._packed_slots = remote_variables.PackedVariables(
             [slot for own in dense_slots for slot in own.values()]
         )
-        self._first_shard: dict[int, int] = {}
-        count = 0
-        for layer in variables.tables:
-            self._first_shard[id(layer)] = count
-            count += len(layer.shards)
         self._layers: list[Any] = []
         self._wanted = tf.function(self._rows_of, autograph=False)
         # While an execution is traced: batches to come, what is fetched of the
@@ -221,15 +220,18 @@ class RowsAhead:
     def updated(
         self,
         dense: Sequence[Any],
-        shards: Sequence[tf.IndexedSlices | None],
+        shards: Mapping[int, tf.IndexedSlices | None],
         hyper: rules.Hyperparameters,
     ) -> None:
-        """Changes what is pending as a step's gradients change the servers'."""
+        """Changes what is pending as a step's gradients change the servers'.
+
+        `shards` has those of shards by the id of the variable.
+        """
         if self._pending:
             self._update_dense(dense, hyper)
         for fetched in self._pending:
             for part in fetched.parts:
-                changed = shards[part.shard]
+                changed = shards.get(id(part.shard))
                 if changed is not None:
                     part.update(self._rule, changed, hyper)
 
@@ -293,18 +295,17 @@ class RowsAhead:
         for layer, rows in zip(self._layers, wanted, strict=True):
             lookup = table_rows.Lookup.of(layer.layout, rows)
             parts = [
-                self._part(layer, index, own)
-                for index, own in enumerate(lookup.rows)
+                self._part(shard.value, own)
+                for shard, own in zip(layer.shards, lookup.rows, strict=True)
             ]
             lookups.setdefault(id(layer), []).append((lookup, parts))
         return _Fetched(values[:count], values[count:], scalars, lookups)
 
-    def _part(self, layer: Any, index: int, rows: tf.Tensor) -> Part:
+    def _part(self, shard: tf.Variable, rows: tf.Tensor) -> Part:
         """Fetches rows, and their slots, in one message."""
-        shard = self._first_shard[id(layer)] + index
-        variable, slots = layer.shards[index].value, self._shard_slots[shard]
-        with tf.device(variable.device):
-            sources = [variable, *slots.values()]
+        slots = self._shard_slots.get(id(shard), {})
+        with tf.device(shard.device):
+            sources = [shard, *slots.values()]
             packed = tf.concat([tf.gather(v, rows) for v in sources], axis=1)
         value, *others = tf.split(tf.identity(packed), len(sources), axis=1)
         return Part(shard, rows, value, dict(zip(slots, others, strict=True)))

@@ -34,13 +34,13 @@ class RemoteUpdate:
         )
         self.shard_slots = [own for found in slots for own in found]
         self._packed = remote_variables.PackedVariables(self._dense)
-        # Of all shards but those of columns of ids.
+        # Of shards that are trained. Columns of ids are not, by gradients.
         self._layers: list[Any] = []
         self._shards: list[tf.Variable] = []
         self._moving_slots: list[Any] = []
         for layer, found in zip(variables.tables, slots, strict=True):
             for shard, own in zip(layer.shards, found, strict=True):
-                if shard.value.dtype.is_floating:
+                if layer.trainable and shard.value.dtype.is_floating:
                     self._layers.append(layer)
                     self._shards.append(shard.value)
                     self._moving_slots.append(own)
@@ -54,7 +54,12 @@ class RemoteUpdate:
             self._variables,
             rule=self._rule,
             dense_slots=self.dense_slots,
-            shard_slots=self.shard_slots,
+            shard_slots={
+                id(shard): slots
+                for shard, slots in zip(
+                    self._shards, self._moving_slots, strict=True
+                )
+            },
             num_ahead=num_batches,
         )
         return self.ahead
@@ -65,7 +70,9 @@ class RemoteUpdate:
         Call it inside the `keras.StatelessScope` of the step.
         """
         values = [variable.value for variable in self._variables.trainable]
-        parts = [] if self.ahead is None else self.ahead.parts
+        fetched = [] if self.ahead is None else self.ahead.parts
+        trained = {id(shard) for shard in self._shards}
+        parts = [part for part in fetched if id(part.shard) in trained]
         return StepTape(values, self._layers, parts)
 
     def apply(self, tape: "StepTape", loss: tf.Tensor) -> None:
@@ -77,8 +84,12 @@ class RemoteUpdate:
             gradients[: num_dense + num_shards],
             gradients[num_dense + num_shards :],
         )
+        places = {
+            id(shard): place
+            for place, shard in enumerate(self._shards, num_dense)
+        }
         for part, gradient in zip(tape.parts, of_parts, strict=True):
-            place = num_dense + part.shard
+            place = places[id(part.shard)]
             gradients[place] = _with_rows(gradients[place], gradient, part.rows)
         # Sums over the lookups of a layer that was called several times.
         gradients[num_dense:] = [
@@ -116,9 +127,8 @@ class RemoteUpdate:
                     variable, slots, rows.indices, rows.values, found
                 )
         if self.ahead is not None:
-            self.ahead.updated(
-                gradients[:num_dense], gradients[num_dense:], hyper
-            )
+            by_shard = {key: gradients[place] for key, place in places.items()}
+            self.ahead.updated(gradients[:num_dense], by_shard, hyper)
 
 
 class StepTape(tf.GradientTape):
