@@ -134,15 +134,21 @@ def _sizes(graph):
     }
 
 
-def test_no_operation_of_a_step_has_the_table_s_size():
+@pytest.mark.parametrize("options", [{}, {"combine_on_servers": True}])
+def test_no_operation_of_a_step_has_the_table_s_size(options):
     num_rows = 10_000_019
-    inputs = keras.Input((2,), dtype="int64")
+    inputs = keras.Input((None,), dtype="int64")
     layer = embedding_layer.ShardedEmbedding(
-        num_rows, 1, num_shards=3, embeddings_initializer="zeros"
+        num_rows,
+        1,
+        combiner="sum",
+        num_shards=3,
+        embeddings_initializer="zeros",
+        **options,
     )
-    model = _shared(inputs, keras.ops.sum(layer(inputs), axis=1))
-    model.compile(keras.optimizers.Adagrad(0.1), "mse")
-    x = np.array([[0, num_rows - 1], [7, 7]])
+    model = _shared(inputs, layer(inputs))
+    model.compile(keras.optimizers.Adagrad(0.1, global_clipnorm=1.0), "mse")
+    x = np.array([[0, num_rows - 1, 7, 7, 7, 7], [7] * 6])
     model.fit(x, np.ones([2, 1]), verbose=0)
     step = tf.function(model.train_step).get_concrete_function(
         (tf.constant(x), tf.ones([2, 1]))

@@ -537,8 +537,8 @@ class ShardedEmbedding(keras.layers.Layer):
             squares=self.combiner == "fm",
             differentiable=training is not False,
         )
-        sums = tf.cast(sums, self.compute_dtype)
-        return table_rows.combined(sums, sizes, str(self.combiner))
+        found = table_rows.combined(sums, sizes, str(self.combiner))
+        return tf.cast(found, self.compute_dtype)
 
     def _shaped(self, vectors: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
         """Gives each of the ids its vector."""

@@ -67,35 +67,31 @@ def _sum_of_shard(
 ) -> tf.Tensor:
     # A count for each bag is shorter than a bag for each id.
     counts = tf.math.unsorted_segment_sum(tf.ones_like(bags), bags, num_bags)
+    with tf.device(source.device):
+        bags = _bag_of_each(counts, tf.size(rows))
+        vectors = summands = tf.gather(source, rows)
+        if squares:
+            summands = table_rows.with_squared_norms(vectors)
+        total = tf.math.unsorted_segment_sum(summands, bags, tf.size(counts))
 
-    def there(rows: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    def gradient(upstream: Any) -> tf.IndexedSlices:
+        upstream = tf.convert_to_tensor(upstream)
         with tf.device(source.device):
-            vectors = tf.gather(source, rows)
+            of_id = tf.gather(upstream, bags)
             if squares:
-                norms = tf.reduce_sum(tf.square(vectors), 1, keepdims=True)
-                vectors = tf.concat([vectors, norms], axis=1)
-            bags = _bag_of_each(counts, tf.size(rows))
-            return tf.math.unsorted_segment_sum(vectors, bags, tf.size(counts))
+                of_id, of_norm = of_id[:, :-1], of_id[:, -1:]
+                of_id += 2 * of_norm * vectors
+            shape = tf.constant(source.shape.as_list(), tf.int64)
+            return table_rows.sum_per_row(tf.IndexedSlices(of_id, rows, shape))
 
+    # By the handle: `tf.custom_gradient` reads all of a variable that it finds
+    # within. The gradient of `tf.gather` would be made on the worker.
     @tf.custom_gradient
-    def with_gradient(rows: tf.Tensor, counts: tf.Tensor) -> tuple[Any, Any]:
-        def gradient(upstream: Any, variables: Any) -> tuple[Any, Any]:
-            del variables  # The source.
-            upstream = tf.convert_to_tensor(upstream)
-            with tf.device(source.device):
-                bags = _bag_of_each(counts, tf.size(rows))
-                of_id = tf.gather(upstream, bags)
-                if squares:
-                    of_id, of_norm = of_id[:, :-1], of_id[:, -1:]
-                    of_id += 2 * of_norm * tf.gather(source, rows)
-                slices = table_rows.sum_per_row(
-                    tf.IndexedSlices(of_id, rows, tf.shape(source))
-                )
-            return (None, None), [slices]
+    def with_gradient(handle: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        del handle
+        return total, gradient
 
-        return there(rows, counts), gradient
-
-    return (with_gradient if differentiable else there)(rows, counts)
+    return with_gradient(source.handle) if differentiable else total
 
 
 def _bag_of_each(counts: tf.Tensor, num_ids: tf.Tensor) -> tf.Tensor:

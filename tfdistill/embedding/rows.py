@@ -267,9 +267,11 @@ def combine(vectors: Any, combiner: str | None) -> Any:
     """
     if combiner is None:
         return vectors
-    squares = combiner == "fm"
-    if squares:
-        vectors = _with_squared_norms(vectors)
+    dtype = vectors.dtype
+    if combiner == "fm":
+        # A difference of sums, of which half precision would leave little.
+        wide = tf.cast(vectors, tf.float32) if dtype.size < 4 else vectors
+        vectors = with_squared_norms(wide)
     if isinstance(vectors, tf.RaggedTensor):
         bag_of, num_bags = vectors.value_rowids(), vectors.nrows()
         total = tf.math.unsorted_segment_sum(vectors.values, bag_of, num_bags)
@@ -277,12 +279,13 @@ def combine(vectors: Any, combiner: str | None) -> Any:
     else:
         total = tf.reduce_sum(vectors, axis=-2)
         sizes = tf.shape(vectors)[-2]
-    return combined(total, sizes, combiner)
+    return tf.cast(combined(total, sizes, combiner), dtype)
 
 
-def _with_squared_norms(vectors: Any) -> Any:
+def with_squared_norms(vectors: Any) -> Any:
+    """Returns vectors `[..., dim + 1]` that end with their squared norm."""
     if isinstance(vectors, tf.RaggedTensor):
-        return vectors.with_values(_with_squared_norms(vectors.values))
+        return vectors.with_values(with_squared_norms(vectors.values))
     norms = tf.reduce_sum(tf.square(vectors), axis=-1, keepdims=True)
     return tf.concat([vectors, norms], axis=-1)
 
