@@ -1,14 +1,15 @@
 """Kills a publisher again and again, and counts what readers see of it.
 
 A writer claims its group and publishes small versions as fast as it can, until
-it is killed by SIGKILL at a random moment; the next one goes on. Meanwhile a
-reader verifies the newest version in a loop, and after each kill every version
-in sight is verified. Half of the kills happen where directories are renamed,
-half where they cannot be and the manifest comes last; or all of them in an
-object store, whose bucket must exist and where each version is verified after
-one kill only. With --deltas four of five versions are deltas, which the readers
-put into what they hold. Writers are forked from a warm process, so that a kill
-costs milliseconds. TensorFlow is not imported.
+it is killed by SIGKILL at a random moment, the first one after its first
+version; the next one goes on. Meanwhile a reader verifies the newest version in
+a loop, and after each kill every version in sight is verified. Half of the
+kills happen where directories are renamed, half where they cannot be and the
+manifest comes last; or all of them in an object store, whose bucket must exist
+and where each version is verified after one kill only. With --deltas four of
+five versions are deltas, which the readers put into what they hold. Writers are
+forked from a warm process, so that a kill costs milliseconds. TensorFlow is not
+imported.
 """
 
 import contextlib
@@ -95,6 +96,10 @@ def _write(
     latest = _newest(hub, with_deltas)
     publish = _Table(hub).publish if with_deltas else _publish_whole
     step = latest.step + 1 if latest else 0
+    if latest is None:
+        # However slow the machine is, readers have something to see.
+        publish(hub, step)
+        step += 1
     os.write(ready, b".")
     while True:
         publish(hub, step)

@@ -23,7 +23,7 @@ def fork(work: Callable[[], None]) -> int:
 
 
 class Reader:
-    """A child that looks at something again and again until it is stopped."""
+    """A child that looks at something until it is stopped, and once more."""
 
     def __init__(
         self, make: Callable[[], tuple[Callable[[], None], Callable[[], Any]]]
@@ -49,6 +49,7 @@ class Reader:
             look, counts = make()
             while not stopped.wait(_PAUSE_SECS):
                 look()
+            look()
             os.write(telling, json.dumps(counts()).encode())
 
         self._pid = fork(read)
