@@ -220,11 +220,14 @@ def dynamic_student() -> keras.Model:
 def bag_student() -> keras.Model:
     """A student of bags; ids that are out of range are id 3."""
     ids = keras.Input((None,), dtype="int64", ragged=True)
-    table = tfdistill.layers.ShardedEmbedding(
-        20, 4, combiner="mean", combine_on_servers=True, oov_index=3
+    mean, pairs = (
+        tfdistill.layers.ShardedEmbedding(
+            20, 4, combiner=combiner, combine_on_servers=True, oov_index=3
+        )(ids)
+        for combiner in ("mean", "fm")
     )
     top = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.1))
-    return keras.Model(ids, top(table(ids)))
+    return keras.Model(ids, top(mean) + pairs)
 
 
 def normalized(**options: Any) -> keras.Model:

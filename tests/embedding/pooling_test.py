@@ -6,12 +6,14 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tfdistill.embedding import layer as layer_lib
+from tfdistill.exports import student_graph
 
 SIZE, DIM, NUM_SHARDS = 40, 4, 3
 COMBINERS = ("sum", "mean", "sqrtn", "fm")
 
 
-def _layer(size, combiner, **kwargs):
+def _layer(size, combiner, *, device=None, **kwargs):
     kwargs = {"num_shards": NUM_SHARDS, "combine_on_servers": True, **kwargs}
     layer = tfdistill.layers.ShardedEmbedding(
         size,
@@ -20,7 +22,8 @@ def _layer(size, combiner, **kwargs):
         embeddings_initializer=keras.initializers.RandomUniform(seed=1),
         **kwargs,
     )
-    layer.build()
+    with tf.device(device):
+        layer.build()
     return layer
 
 
@@ -37,6 +40,14 @@ def _pooled(rows, combiner):
         return np.triu(products, 1).sum(keepdims=True)[0]
     divisor = {"sum": 1, "mean": len(rows), "sqrtn": len(rows) ** 0.5}
     return rows.sum(axis=0) / max(divisor[combiner], 1)
+
+
+def _gradients(rows, combiner, upstream):
+    """Of the rows `[k, dim]` of one bag, given that of what it gives."""
+    if combiner == "fm":
+        return upstream * (rows.sum(axis=0) - rows)
+    divisor = {"sum": 1, "mean": len(rows), "sqrtn": len(rows) ** 0.5}
+    return np.tile(upstream / max(divisor[combiner], 1), [len(rows), 1])
 
 
 def _bags(combiner, kind):
@@ -60,64 +71,181 @@ def _bags(combiner, kind):
 
 @pytest.mark.parametrize("kind", ["dense", "ragged", "fields"])
 @pytest.mark.parametrize("combiner", COMBINERS)
-def test_values_are_those_of_numpy_and_gradients_those_of_rows(combiner, kind):
+@pytest.mark.parametrize("there", [True, False], ids=["there", "here"])
+def test_values_and_gradients_are_those_of_numpy(combiner, kind, there):
     ids, size, bags = _bags(combiner, kind)
-    there = _layer(size, combiner)
-    here = _layer(size, combiner, combine_on_servers=False)
-    table = _table(there)
-    expected = np.stack(
-        [_pooled(table[np.array(bag, int)], combiner) for bag in bags]
-    )
-    gradients = []
-    for layer in (there, here):
-        shards = [shard.value for shard in layer.shards]
+    layer = _layer(size, combiner, combine_on_servers=there)
+    table = _table(layer).astype("float64")
+    rows = [table[np.array(bag, int)] for bag in bags]
+    expected = np.stack([_pooled(each, combiner) for each in rows])
+    dense = np.zeros_like(table)
+    for bag, each, upstream in zip(
+        bags, rows, 3 * np.cos(3 * expected), strict=True
+    ):
+        of_bag = _gradients(each, combiner, upstream)
+        np.add.at(dense, np.array(bag, int), of_bag)
+    with tf.GradientTape() as tape:
+        found = layer(ids, training=True)
+        loss = tf.reduce_sum(tf.sin(3 * found))
+    slices = tape.gradient(loss, [shard.value for shard in layer.shards])
+    assert all(len(set(s.indices.numpy())) == len(s.indices) for s in slices)
+    stored = np.concatenate([tf.convert_to_tensor(s) for s in slices])
+    order = layer.layout.storage_rows(np.arange(len(stored))).numpy()
+    np.testing.assert_allclose(stored[order], dense, rtol=1e-5, atol=1e-6)
+    for values in (found, layer(ids, training=False)):
+        values = values.numpy().reshape(expected.shape)
+        np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("combiner", "dtype"), [("mean", "mixed_bfloat16"), ("fm", "mixed_float16")]
+)
+def test_half_precision_comes_once_bags_are_combined(combiner, dtype):
+    ids, size, bags = _bags(combiner, "ragged")
+    for there in (True, False):
+        layer = _layer(size, combiner, combine_on_servers=there, dtype=dtype)
+        for shard in layer.shards:  # Squared, sums are beyond float16.
+            shard.assign(40 * (1 + shard))
+        expected = [
+            _pooled(_table(layer)[np.array(bag, int)], combiner) for bag in bags
+        ]
         with tf.GradientTape() as tape:
             found = layer(ids, training=True)
-            loss = tf.reduce_sum(tf.sin(3 * found))
-        slices = tape.gradient(loss, shards)
-        assert all(
-            len(set(s.indices.numpy())) == len(s.indices) for s in slices
+        slices = tape.gradient(found, [shard.value for shard in layer.shards])
+        assert found.dtype == layer.compute_dtype
+        np.testing.assert_allclose(
+            tf.cast(found, tf.float32), expected, rtol=2e-2
         )
-        gradients.append([tf.convert_to_tensor(s).numpy() for s in slices])
-        values = found.numpy().reshape(expected.shape)
-        np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
-    for one, other in zip(*gradients, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-        assert np.abs(one).max() > 1e-3
-    inferred = there(ids, training=False).numpy().reshape(expected.shape)
-    np.testing.assert_allclose(inferred, expected, rtol=1e-5, atol=1e-6)
+        assert {one.values.dtype for one in slices} == {tf.float32}
 
 
-def _trained(*, combine_on_servers):
-    """Takes 50 steps of Adagrad; returns the tables."""
-    options = {"combine_on_servers": combine_on_servers}
+BATCH_SIZE = 8
+
+
+class _Twice(keras.layers.Layer):
+    """The mean of each bag, and of the same bags with other ids."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def call(self, ids):
+        return self.table(ids) - self.table((ids + 1) % SIZE)
+
+
+def _model(*, combine_on_servers, device=None, twice=False, frozen=False):
+    """Bags whose mean is taken, and pairs of fields."""
+    options = {"combine_on_servers": combine_on_servers, "device": device}
     bags = keras.Input((12,), dtype="int64", name="bags")
     ids = keras.Input((8,), dtype="int64", name="ids")
-    tables = [_layer(SIZE, "mean", **options), _layer([5] * 8, "fm", **options)]
+    means = _layer(SIZE, "mean", name="means", **options)
+    means.trainable = not frozen
+    pairs = _layer([5] * 8, "fm", name="pairs", **options)
     top = keras.layers.Dense(
         1, kernel_initializer=keras.initializers.GlorotUniform(seed=1)
     )
-    student = keras.Model(
-        {"bags": bags, "ids": ids}, top(tables[0](bags)) + tables[1](ids)
-    )
+    vectors = _Twice(means)(bags) if twice else means(bags)
+    student = keras.Model({"bags": bags, "ids": ids}, top(vectors) + pairs(ids))
     model = tfdistill.CodistillModel(student)
     model.compile(keras.optimizers.Adagrad(0.1, global_clipnorm=0.5), "mse")
+    return model
+
+
+def _tables(model):
+    return {each.name: _table(each) for each in layer_lib.layers_of(model)}
+
+
+def _data(num_examples):
     rng = np.random.default_rng(4)
     x = {
-        "bags": rng.integers(0, SIZE, [80, 12]),
-        "ids": rng.integers(0, 5, [80, 8]),
+        "bags": rng.integers(0, SIZE, [num_examples, 12]),
+        "ids": rng.integers(0, 5, [num_examples, 8]),
     }
-    y = np.sin(x["bags"].sum(axis=1, keepdims=True)).astype("float32")
-    model.fit(x, y, batch_size=8, epochs=5, shuffle=False, verbose=0)
-    return [_table(layer) for layer in tables]
+    return x, np.sin(x["bags"].sum(axis=1, keepdims=True)).astype("float32")
+
+
+def _trained(
+    strategy=None, *, num_examples=80, epochs=5, eager=False, **kwargs
+):
+    """Trains, by default for 50 steps; returns the tables before and after."""
+    with (strategy or tf.distribute.get_strategy()).scope():
+        model = _model(**kwargs)
+    model.run_eagerly = eager
+    before = _tables(model)
+    x, y = _data(num_examples)
+    options = {"shuffle": False, "verbose": 0}
+    model.fit(x, y, batch_size=BATCH_SIZE, epochs=epochs, **options)
+    return before, _tables(model)
 
 
 def test_fifty_steps_of_adagrad_are_those_of_sums_on_workers():
-    found = _trained(combine_on_servers=True)
-    expected = _trained(combine_on_servers=False)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
-    assert np.abs(found[0] - _table(_layer(SIZE, "mean"))).max() > 1e-2
+    before, found = _trained(combine_on_servers=True)
+    _, expected = _trained(combine_on_servers=False)
+    for name, table in found.items():
+        np.testing.assert_allclose(table, expected[name], rtol=0, atol=1e-6)
+        assert np.abs(table - before[name]).max() > 1e-2
+
+
+@pytest.mark.parametrize("options", [{"twice": True}, {"eager": True}, {}])
+def test_any_step_trains_as_with_sums_on_workers(options, two_replicas):
+    strategy = None if options else two_replicas
+    options = {"num_examples": 16, "epochs": 2, **options}
+    _, expected = _trained(combine_on_servers=False, **options)
+    _, found = _trained(strategy, combine_on_servers=True, **options)
+    for name, table in found.items():
+        np.testing.assert_allclose(table, expected[name], rtol=0, atol=1e-6)
+
+
+def test_a_frozen_table_stays_as_it_is():
+    before, found = _trained(combine_on_servers=True, frozen=True, epochs=1)
+    np.testing.assert_array_equal(found["means"], before["means"])
+    assert (found["pairs"] != before["pairs"]).any()
+
+
+def test_a_teacher_may_have_combined_elsewhere():
+    spec = {
+        "bags": tf.TensorSpec([None, 12], tf.int64),
+        "ids": tf.TensorSpec([None, 8], tf.int64),
+    }
+    there, here = (
+        student_graph.StudentGraph(_model(combine_on_servers=on).student, spec)
+        for on in (True, False)
+    )
+    assert there.fingerprint == here.fingerprint
+
+
+def _crossing(graph, far):
+    """What goes to the far device, and from it: dtypes and shapes.
+
+    Without scalars. An operation on a variable is where that is.
+    """
+    own = {id(placed): given.device for given, placed in graph.captures}
+    is_far = {}
+    for op in graph.get_operations():
+        handles = [own[id(i)] for i in op.inputs if i.dtype == tf.resource]
+        is_far[op] = far in (handles or [op.device])[0]
+    return {
+        (is_far[op], tensor.dtype, tuple(tensor.shape))
+        for op in is_far
+        for tensor in op.inputs
+        if is_far[op] != is_far[tensor.op] and tensor.shape.rank
+    }
+
+
+def test_rows_and_their_gradients_stay_on_the_device_of_a_shard():
+    far = tf.config.list_logical_devices("CPU")[1].name
+    model = _model(combine_on_servers=True, device=far)
+    x, y = _data(BATCH_SIZE)
+    model.fit(x, y, verbose=0)
+    step = tf.function(model.train_step).get_concrete_function(
+        (tf.nest.map_structure(tf.constant, x), tf.constant(y))
+    )
+    sums = [(BATCH_SIZE, DIM), (BATCH_SIZE, DIM + 1)]
+    assert _crossing(step.graph, far) == {
+        *((True, tf.int32, shape) for shape in [(None,), (BATCH_SIZE,)]),
+        *((True, tf.float32, shape) for shape in sums),
+        *((False, tf.float32, shape) for shape in sums),
+    }
 
 
 def test_it_is_refused_where_it_would_send_more():

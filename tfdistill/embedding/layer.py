@@ -515,8 +515,12 @@ class ShardedEmbedding(keras.layers.Layer):
 
     @property
     def _combines_there(self) -> bool:
-        is_apart = self._on_devices or len(self.shards) > 1
-        return self.combine_on_servers and is_apart and not self._replaced
+        if not self.combine_on_servers or self._replaced:
+            return False
+        first, *others = (shard.value for shard in self.shards)
+        # Each replica has a copy of all shards.
+        is_copied = isinstance(first, tf.distribute.DistributedValues)
+        return self._on_devices or bool(others and not is_copied)
 
     def _pooled(
         self,
