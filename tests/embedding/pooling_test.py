@@ -260,6 +260,18 @@ def test_it_is_refused_where_it_would_send_more():
     assert alone(tf.constant([[1, 2]])).shape == (1, DIM)
 
 
+@pytest.mark.parametrize("kind", ["dense", "ragged", "fields"])
+@pytest.mark.parametrize("combiner", ["mean", "fm"])
+def test_bytes_are_counted_of_the_data(combiner, kind):
+    ids, size, bags = _bags(combiner, kind)
+    width = DIM + (combiner == "fm")
+    ids_of_all = [each for bag in bags for each in bag]
+    assert _layer(size, combiner).num_bytes(ids, num_servers=2) == {
+        "rows": len(set(ids_of_all)) * (4 + 8 * DIM),
+        "sums": 4 * len(ids_of_all) + 2 * len(bags) * (4 + 8 * width),
+    }
+
+
 def test_the_option_is_saved_with_the_layer():
     layer = _layer(SIZE, "sum")
     again = type(layer).from_config(layer.get_config())

@@ -356,7 +356,8 @@ class ShardedEmbedding(keras.layers.Layer):
                 that they hold, so that sums travel and no rows: 4 bytes an id,
                 and for each bag and shard 4, and 8 for each number of a sum. By
                 default each distinct id of a batch costs 4 bytes, and 8 for
-                each number of a vector. Elsewhere it changes nothing.
+                each number of a vector; `num_bytes` counts both. Elsewhere it
+                changes nothing.
             sharding: `"hash"` (default) or `"contiguous"`; see `RowLayout`.
             num_shards: Defaults to the number of parameter servers, or 1.
             oov_index: The id, in each field, that stands for negative ids
@@ -501,7 +502,7 @@ class ShardedEmbedding(keras.layers.Layer):
                 size,
                 num_shards=len(self.shards),
                 dim=self.output_dim,
-                width=self.output_dim + (self.combiner == "fm"),
+                width=self._sum_width,
                 layer=self.name,
             )
         shape, size = tf.shape(ids)[:-1], tf.shape(ids)[-1]
@@ -521,6 +522,39 @@ class ShardedEmbedding(keras.layers.Layer):
         # Each replica has a copy of all shards.
         is_copied = isinstance(first, tf.distribute.DistributedValues)
         return self._on_devices or bool(others and not is_copied)
+
+    def num_bytes(self, ids: Any, *, num_servers: int) -> dict[str, int]:
+        """Counts what looking a batch up sends, and its gradient, in training.
+
+        Only data can tell whether `combine_on_servers` pays, since an id that
+        comes often in a batch travels once as a row, and each time in sums.
+
+        Args:
+            ids: One batch, as for a call of a layer with a combiner.
+            num_servers: Which hold a shard each.
+
+        Returns:
+            Bytes: of `"rows"`, and of `"sums"`, by `combine_on_servers=True`.
+        """
+        is_ragged = isinstance(ids, tf.RaggedTensor)
+        ids = ids if is_ragged else tf.convert_to_tensor(ids)
+        fields = None if is_ragged else self._fields_of(ids)
+        flat = ids.flat_values if is_ragged else ids
+        rows = self._stored(flat, fields).numpy()
+        bags = ids.nrows() if is_ragged else tf.reduce_prod(ids.shape[:-1])
+        by_rows, by_sums = pooling.bytes_of(
+            len(rows),
+            num_distinct=len(np.unique(rows)),
+            num_bags=int(bags),
+            num_shards=num_servers,
+            dim=self.output_dim,
+            width=self._sum_width,
+        )
+        return {"rows": by_rows, "sums": by_sums}
+
+    @property
+    def _sum_width(self) -> int:
+        return self.output_dim + (self.combiner == "fm")
 
     def _pooled(
         self,
