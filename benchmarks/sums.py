@@ -4,7 +4,8 @@ A model of four fields of 50 ids each, pooled, and of a factorization machine
 over 26 fields trains on two workers and two parameter servers, whose links
 count all bytes: rows or sums, gradients, and dense variables. Beside the ratio
 is what the lookups alone send by the formulas of
-`layers.ShardedEmbedding(combine_on_servers=True)`.
+`layers.ShardedEmbedding(combine_on_servers=True)`, and what it were if ids
+repeated less or more.
 """
 
 import sys
@@ -17,6 +18,8 @@ from tfdistill.system import programs
 
 _TARGET = 1 / 3
 _NUM_WORKERS = 2
+# Ids that repeat more, from left to right.
+_EXPONENTS = (1.05, 1.1, sums_task.ZIPF_EXPONENT, 1.3)
 
 
 def run(options: programs.Options, record: dict[str, Any]) -> None:
@@ -48,17 +51,24 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
             side: measure.summary([n for turn in turns for n in turn[name]])
             for side, turns in found.items()
         }
-    features, _ = sums_task.arrays()
-    batch = {k: v[: sums_task.BATCH_SIZE] for k, v in features.items()}
-    record["bytes_by_formula"] = sums_task.num_bytes(
-        batch, num_servers=_NUM_WORKERS
-    )
+    by_formula = {one: _by_formula(one) for one in _EXPONENTS}
+    record["bytes_by_formula"] = by_formula[sums_task.ZIPF_EXPONENT]
+    record["ratio_by_formula_and_zipf_exponent"] = {
+        exponent: round(sent["servers"] / sent["workers"], 3)
+        for exponent, sent in by_formula.items()
+    }
     taken = record["bytes_per_step"]
     ratio = taken["servers"]["median"] / taken["workers"]["median"]
     judged = measure.judge(ratio, at_most=_TARGET)
     record["bytes on servers / on workers"] = judged
     record["met"] = judged["met"]
     record["machine"] = measure.machine()
+
+
+def _by_formula(exponent: float) -> dict[str, int]:
+    features, _ = sums_task.arrays(exponent)
+    batch = {k: v[: sums_task.BATCH_SIZE] for k, v in features.items()}
+    return sums_task.num_bytes(batch, num_servers=_NUM_WORKERS)
 
 
 def _add_options(options: programs.Flags) -> None:

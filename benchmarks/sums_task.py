@@ -13,12 +13,18 @@ from tfdistill.system import programs
 
 NUM_BAGS, BAG_SIZE, NUM_FIELDS = 4, 50, 26
 DIM, BATCH_SIZE = 16, 1024
-_ROWS, _ZIPF_EXPONENT, _NUM_BATCHES = 200_000, 1.2, 8
+ZIPF_EXPONENT = 1.2
+_ROWS, _NUM_BATCHES = 200_000, 8
 SIDES = {"workers": False, "servers": True}
 
 
-def arrays() -> tuple[dict[str, np.ndarray], np.ndarray]:
+def arrays(
+    exponent: float = ZIPF_EXPONENT,
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Makes bags and ids, whose fields follow a Zipf law, and clicks.
+
+    Args:
+        exponent: Of the law.
 
     Returns:
         int64 `[n, 4, 50]` and `[n, 26]`, each field counting from 0; float32
@@ -28,13 +34,15 @@ def arrays() -> tuple[dict[str, np.ndarray], np.ndarray]:
     count = _NUM_BATCHES * BATCH_SIZE
 
     def ids(*shape: int) -> np.ndarray:
-        return (rng.zipf(_ZIPF_EXPONENT, (count, *shape)) - 1) % _ROWS
+        return (rng.zipf(exponent, (count, *shape)) - 1) % _ROWS
 
     features = {"bags": ids(NUM_BAGS, BAG_SIZE), "ids": ids(NUM_FIELDS)}
     return features, (rng.random((count, 1)) < 0.25).astype("float32")
 
 
-def num_bytes(features: dict[str, np.ndarray], *, num_servers: int) -> Any:
+def num_bytes(
+    features: dict[str, np.ndarray], *, num_servers: int
+) -> dict[str, int]:
     """Counts what the lookups of one batch send, by side.
 
     Args:
