@@ -5,6 +5,9 @@ Usage: python -m tests.programs.server_group_fault DIR NUM_STEPS. Each step adds
 what lies there, at a rate of 0. DIR/started tells that training runs. It goes
 slowly until DIR/killed names, as JSON, the workers that were killed, and these
 are back. Adds a line to DIR/runs.jsonl at the start and at the end.
+
+Ids get rows in the table at their 30th use: at different steps, most of them
+some backups after the first, and in the teacher none.
 """
 
 import json
@@ -22,8 +25,10 @@ from tests.cases import codistillation as codistillation_cases
 from tests.programs import server_group_workers as counting
 from tfdistill.parameter_server import worker
 
-STEPS_PER_EXECUTION, BACKUP_STEPS, BATCH_SIZE = 5, 20, 4
+STEPS_PER_EXECUTION, BACKUP_STEPS, BATCH_SIZE = 2, 8, 4
 TEACHER_STEP = 10
+# Of an execution's batches, so that data that begin anew are the same.
+IDS = np.array([[0, 0, 7, 2**50], [0, 0, 8, 2**50 + 1]])
 WAIT_SECS = 0.5
 
 
@@ -79,11 +84,40 @@ class Notes(keras.callbacks.Callback):
 
     def write(self, note: dict) -> None:
         """Adds a line on where the training stands."""
-        weight, _ = counting.weights(self.model)
+        kernel = self.model.student.get_layer("weight").kernel.numpy()
         step = int(self.model.optimizer.iterations.numpy())
-        line = {"step": step, "weight": weight, **note}
+        line = {"step": step, "weight": float(kernel[0, 0]), **note}
         with (self._directory / "runs.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def student() -> keras.Model:
+    """Predicts `weight * x + table[id]`, both 0 at first."""
+    return counting.student(
+        tfdistill.layers.DynamicEmbedding(
+            2048,
+            1,
+            admit_after=30,
+            embeddings_initializer="zeros",
+            name="table_of_ids",
+        )
+    )
+
+
+def table(model: tfdistill.CodistillModel) -> dict[str, list]:
+    """Returns all that a model holds of ids, and where it finds `IDS`."""
+    layer = model.student.get_layer("table_of_ids")
+    parts = {"rows": layer.shards, "keys": layer.ids.shards}
+    for name in ("last", "count"):
+        parts[name] = [own[name] for own in layer.ids.slots]
+    return {
+        "found": layer.rows_of(np.unique(IDS)[:, None]).tolist(),
+        "unknown": layer.unknown.numpy().tolist(),
+        **{
+            name: np.concatenate([v.numpy() for v in part]).tolist()
+            for name, part in parts.items()
+        },
+    }
 
 
 def main(directory: pathlib.Path, num_steps: int) -> None:
@@ -94,7 +128,7 @@ def main(directory: pathlib.Path, num_steps: int) -> None:
     teachers = tfdistill.teachers.Peers(exchange, peers=[1])
     with strategy.scope():
         model = tfdistill.CodistillModel(
-            counting.student(), teachers=teachers if learns else None
+            student(), teachers=teachers if learns else None
         )
         model.compile(
             # The teacher's term must not move the weight.
@@ -131,29 +165,42 @@ def main(directory: pathlib.Path, num_steps: int) -> None:
             "workers": notes.workers,
             "workers_since_kill": notes.workers_since_kill(),
             "distillation_losses": notes.distillation_losses,
+            "table": table(model),
         }
     )
 
 
 def data() -> tf.data.Dataset:
-    """One batch, each example of it 1."""
-    return counting.examples(np.ones(BATCH_SIZE)).batch(BATCH_SIZE)
+    """A batch for each row of `IDS`, each feature 1."""
+    return counting.examples(np.ones(IDS.size), IDS).batch(BATCH_SIZE)
+
+
+def trained_alone(
+    num_steps: int, rate: float = 1.0, callbacks: Any = ()
+) -> tfdistill.CodistillModel:
+    """Returns a student that one process has trained."""
+    model = tfdistill.CodistillModel(student())
+    model.compile(
+        keras.optimizers.SGD(rate),
+        counting.rewarded,
+        steps_per_execution=STEPS_PER_EXECUTION,
+    )
+    model.fit(
+        data().repeat(),
+        steps_per_epoch=num_steps,
+        verbose=0,
+        shuffle=False,
+        callbacks=list(callbacks),
+    )
+    return model
 
 
 def publish(directory: pathlib.Path) -> None:
     """Publishes a teacher: the same student after a few steps."""
-    model = tfdistill.CodistillModel(counting.student())
-    model.compile(keras.optimizers.SGD(0.1), counting.rewarded)
     exporter = tfdistill.callbacks.StudentExporter(
         tfdistill.Exchange(directory / "exchange"), every_steps=1000, group=1
     )
-    model.fit(
-        data().repeat(),
-        steps_per_epoch=TEACHER_STEP,
-        verbose=0,
-        shuffle=False,
-        callbacks=[exporter],
-    )
+    trained_alone(TEACHER_STEP, rate=0.1, callbacks=[exporter])
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def _newest_backup(directory):
 
 @pytest.mark.timeout_secs(300)
 def test_a_killed_worker_comes_back_with_its_teachers(tmp_path):
-    num_steps = 1000
+    num_steps = 400
     program.publish(tmp_path)
     topology = _topology(
         tmp_path, num_steps, workers_per_group=2, ps_per_group=1
@@ -74,6 +74,11 @@ def test_a_killed_worker_comes_back_with_its_teachers(tmp_path):
     # The student predicts 0 and the teacher 2, on each worker at each time.
     np.testing.assert_allclose(end["distillation_losses"], 4.0, rtol=1e-5)
     assert end["history"]["distillation_weight"] == [1.0, 1.0]
+    # Each id has one row, in which it is found.
+    ids = end["table"]
+    assert sorted(np.flatnonzero(ids["keys"])) == sorted(np.ravel(ids["found"]))
+    assert len(np.unique(ids["found"])) == len(np.unique(program.IDS))
+    assert np.max(ids["last"]) == num_steps - 1
 
 
 def _lose(directory, topology, task):
@@ -91,7 +96,7 @@ def _lose(directory, topology, task):
 
 @pytest.mark.timeout_secs(300)
 def test_a_group_resumes_after_the_loss_of_a_ps(tmp_path):
-    num_steps = 400
+    num_steps = 160
     topology = _topology(tmp_path, num_steps, ps_per_group=2)
     lost = _lose(tmp_path, topology, "group_0_ps_1")
     (tmp_path / "killed").write_text("[]")
@@ -106,6 +111,8 @@ def test_a_group_resumes_after_the_loss_of_a_ps(tmp_path):
         assert (begin["step"], begin["weight"]) == (step, step)
     assert end["event"] == "end"
     assert (end["step"], end["weight"]) == (num_steps, num_steps)
+    # Every id has got its row, most of them after uses on both sides of it.
+    assert end["table"] == program.table(program.trained_alone(num_steps))
     # Epochs that were in progress count what was done of them before.
     per_epoch = num_steps // 2 * program.BATCH_SIZE
     num_epochs = 2 if lost < num_steps // 2 else 1
