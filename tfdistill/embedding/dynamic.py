@@ -380,14 +380,11 @@ class DynamicEmbedding(layer.ShardedEmbedding):
             )
         step = tf.convert_to_tensor(training.optimizer.iterations)
         unknown = tf.stop_gradient(tf.convert_to_tensor(self.unknown))
-        num_shards = len(self.shards)
-        shard_of, _ = self.layout.split(self._regions.homes(keys))
-        of_shard = [
-            tf.dynamic_partition(each, shard_of, num_shards)
-            for each in (keys, times, tf.range(tf.size(keys)))
-        ]
+        of_shard = self.layout.partition(
+            self._regions.homes(keys), keys, times, tf.range(tf.size(keys))
+        )
         rows, own = [], []
-        for shard, (part, uses, who) in enumerate(zip(*of_shard, strict=True)):
+        for shard, (_, part, uses, who) in enumerate(of_shard):
             question = _packed(step, unknown, part, uses)
             table = self.shards[shard].value
             with self._on_device_of(table):

@@ -38,23 +38,13 @@ def sums(
         differentiable: Whether the tape sees the shards. Their gradients are
             `tf.IndexedSlices` with distinct rows, on the shards' devices.
     """
-    if len(sources) == 1:
-        parts = [(layout.as_index(storage_rows), bags)]
-    else:
-        shards, rows = layout.split(storage_rows)
-        count = len(sources)
-        parts = list(
-            zip(
-                tf.dynamic_partition(rows, shards, count),
-                tf.dynamic_partition(bags, shards, count),
-                strict=True,
-            )
-        )
-    found = [
-        _sum_of_shard(source, *part, num_bags, squares, differentiable)
-        for source, part in zip(sources, parts, strict=True)
-    ]
-    return tf.add_n(found)
+    by_shard = layout.partition(storage_rows, bags)
+    return tf.add_n(
+        [
+            _sum_of_shard(source, rows, bags, num_bags, squares, differentiable)
+            for source, (rows, bags) in zip(sources, by_shard, strict=True)
+        ]
+    )
 
 
 def _sum_of_shard(

@@ -131,6 +131,26 @@ class RowLayout:
             starts += tf.minimum(shards * self.unit, tf.cast(larger, tf.int64))
         return tf.cast(shards, tf.int32), self.as_index(rows - starts)
 
+    def partition(
+        self, rows: tf.Tensor, *along: tf.Tensor
+    ) -> list[tuple[tf.Tensor, ...]]:
+        """Returns by shard its local rows, and what comes along with each.
+
+        The tensors are `[n, ...]`, one entry for each stored row.
+        """
+        if self.num_shards == 1:
+            return [(self.as_index(rows), *along)]
+        shards, local_rows = self.split(rows)
+        return list(
+            zip(
+                *(
+                    tf.dynamic_partition(each, shards, self.num_shards)
+                    for each in (local_rows, *along)
+                ),
+                strict=True,
+            )
+        )
+
     def as_index(self, local_rows: tf.Tensor) -> tf.Tensor:
         """Narrows local rows to int32 if every shard allows it."""
         small = self.shard_sizes[0] <= tf.int32.max
@@ -183,8 +203,7 @@ class Lookup:
 
     Attributes:
         rows: By shard the local rows, integers `[n_i]`, all different.
-        places: Where each of these is among all, int32 by shard; none if there
-            is one shard.
+        places: Where each of these is among all, int32 by shard.
         positions: Of each stored row asked for, int32 `[num_ids]`, among all.
     """
 
@@ -196,22 +215,16 @@ class Lookup:
     def of(cls, layout: RowLayout, storage_rows: tf.Tensor) -> "Lookup":
         """Finds them; `storage_rows` are int64 `[num_ids]`."""
         distinct, positions = tf.unique(storage_rows)
-        count = layout.num_shards
-        if count == 1:
-            return cls([layout.as_index(distinct)], [], positions)
-        shards, local_rows = layout.split(distinct)
         places = tf.range(tf.size(distinct))
-        return cls(
-            tf.dynamic_partition(local_rows, shards, count),
-            tf.dynamic_partition(places, shards, count),
-            positions,
-        )
+        by_shard = layout.partition(distinct, places)
+        rows, places_by_shard = zip(*by_shard, strict=True)
+        return cls(rows, places_by_shard, positions)
 
     def vectors(self, found: Sequence[tf.Tensor], dtype: Any) -> tf.Tensor:
         """Returns `[num_ids, dim]`, given what was found by shard."""
-        rows = (
-            tf.dynamic_stitch(self.places, found) if self.places else found[0]
-        )
+        if len(found) == 1:
+            return expand(found[0], self.positions, dtype)
+        rows = tf.dynamic_stitch(self.places, found)
         return expand(rows, self.positions, dtype)
 
 
