@@ -179,7 +179,7 @@ def _command(
     side: str,
     setting: str,
     options: programs.Options,
-    link_ms: float | None = None,
+    link_ms: float | None,
 ) -> list[str]:
     return [
         sys.executable,
@@ -271,9 +271,22 @@ def _add_options(options: programs.Flags) -> None:
     options.add(
         "steps_per_execution", "of tf_keras' sides", [1, 10], quick=[10]
     )
+    options.add("keep", "sides of tf_keras in the rounds", 2, quick=1)
+    add_turns(options)
+
+
+def add_turns(
+    options: programs.Flags, *, steps: int = 200, quick_steps: int = 100
+) -> None:
+    """Adds options of how often and how long sides train.
+
+    Args:
+        options: Of a benchmark.
+        steps: The default of its steps.
+        quick_steps: The same with `--quick`.
+    """
     for name, number, text, fewer in (
-        ("keep", 2, "sides of tf_keras in the rounds", 1),
-        ("steps", 200, "steps an epoch", 100),
+        ("steps", steps, "steps an epoch", quick_steps),
         ("epochs", 3, "measured epochs a turn", 1),
         ("rounds", 5, "turns of each side", 1),
     ):

@@ -282,17 +282,26 @@ def _add_options(options: programs.Flags) -> None:
         ("setting", "<NAME>: a setting of click_training"),
     ):
         options.add(name, text, required=True)
-    for name, text in (
-        ("steps", "steps an epoch"),
-        ("epochs", "measured epochs"),
-    ):
-        options.add(name, text, kind=int, required=True)
+    add_epochs(options)
     options.add(
         "link_ms",
         "<MS>: what a link before each worker and server delays, each way; "
         "bytes are counted there. Default: no links",
         kind=float,
     )
+
+
+def add_epochs(options: programs.Flags) -> None:
+    """Adds the options of `click_training.fit`.
+
+    Args:
+        options: Of a task.
+    """
+    for name, text in (
+        ("steps", "steps an epoch"),
+        ("epochs", "measured epochs"),
+    ):
+        options.add(name, text, kind=int, required=True)
 
 
 def program(

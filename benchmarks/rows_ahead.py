@@ -79,16 +79,10 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
 
 
 def _add_options(options: programs.Flags) -> None:
-    for name, number, text, fewer in (
-        ("steps_per_execution", 32, "steps of an execution", 16),
-        ("steps", 320, "steps an epoch", 160),
-        ("epochs", 3, "measured epochs a turn", 1),
-        ("rounds", 5, "turns of each side", 1),
-    ):
-        options.add(name, text, number, quick=fewer)
+    parameter_server.add_turns(options, steps=320, quick_steps=160)
+    options.add("steps_per_execution", "steps of an execution", 32, quick=16)
     options.add("ahead", "batches ahead", [2, 4], kind=int, quick=[2])
     options.add("link_ms", "delay of the links, each way", 5.0)
-    options.add("turn_timeout_secs", "limit of a turn", 300.0)
 
 
 PROGRAM = measure.program("rows_ahead", __doc__, define=_add_options, run=run)

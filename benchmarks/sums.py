@@ -72,13 +72,7 @@ def _by_formula(exponent: float) -> dict[str, int]:
 
 
 def _add_options(options: programs.Flags) -> None:
-    for name, number, text, fewer in (
-        ("steps", 100, "steps an epoch", 20),
-        ("epochs", 3, "measured epochs a turn", 1),
-        ("rounds", 5, "turns of each side", 1),
-    ):
-        options.add(name, text, number, quick=fewer)
-    options.add("turn_timeout_secs", "limit of a turn", 300.0)
+    parameter_server.add_turns(options, steps=100, quick_steps=20)
 
 
 PROGRAM = measure.program("sums", __doc__, define=_add_options, run=run)

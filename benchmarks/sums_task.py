@@ -49,14 +49,38 @@ def num_bytes(
         features: As `arrays` makes them, of one batch.
         num_servers: Which hold a shard each.
     """
-    fields = [*np.moveaxis(features["bags"], 1, 0), *features["ids"].T]
-    distinct = [len(np.unique(field)) for field in fields]
-    row, sum_row = 4 + 8 * DIM, 4 + 8
-    by_rows = sum(distinct) * row + sum(distinct[NUM_BAGS:]) * sum_row
-    num_ids = features["bags"].size + 2 * features["ids"].size
-    bags = NUM_BAGS * (4 + 8 * DIM) + (4 + 8 * (DIM + 1)) + (4 + 8)
-    by_sums = num_ids * 4 + num_servers * len(features["ids"]) * bags
-    return {"workers": by_rows, "servers": by_sums}
+    sent = [
+        table.num_bytes(ids, num_servers=num_servers)
+        for table, ids in zip(
+            _tables(on_servers=False), _looked_up(**features), strict=True
+        )
+    ]
+    return {
+        side: sum(each["sums" if on_servers else "rows"] for each in sent)
+        for side, on_servers in SIDES.items()
+    }
+
+
+def _tables(*, on_servers: bool) -> list[Any]:
+    """Returns the tables of means, of pairs, and of the linear term."""
+    from tfdistill import layers
+
+    sizes = [_ROWS] * NUM_FIELDS
+    return [
+        layers.ShardedEmbedding(
+            ids, dim, combiner=combiner, combine_on_servers=on_servers
+        )
+        for ids, dim, combiner in (
+            (sizes[:NUM_BAGS], DIM, "mean"),
+            (sizes, DIM, "fm"),
+            (sum(sizes), 1, "sum"),
+        )
+    ]
+
+
+def _looked_up(bags: Any, ids: Any) -> list[Any]:
+    """Returns the ids that each of the tables looks up."""
+    return [bags, ids, ids + np.arange(NUM_FIELDS) * _ROWS]
 
 
 def student(*, on_servers: bool) -> Any:
@@ -67,21 +91,16 @@ def student(*, on_servers: bool) -> Any:
     """
     import keras
 
-    from tfdistill import layers
-
-    options: Any = {"combine_on_servers": on_servers}
     bags = keras.Input((NUM_BAGS, BAG_SIZE), dtype="int64", name="bags")
     ids = keras.Input((NUM_FIELDS,), dtype="int64", name="ids")
-    sizes = [_ROWS] * NUM_FIELDS
-    means = layers.ShardedEmbedding(
-        sizes[:NUM_BAGS], DIM, combiner="mean", **options
+    tables = _tables(on_servers=on_servers)
+    means, pairs, linear = (
+        table(each)
+        for table, each in zip(tables, _looked_up(bags, ids), strict=True)
     )
-    pairs = layers.ShardedEmbedding(sizes, DIM, combiner="fm", **options)
-    linear = layers.ShardedEmbedding(sum(sizes), 1, combiner="sum", **options)
-    offsets = np.arange(NUM_FIELDS) * _ROWS
-    hidden = keras.layers.Flatten()(means(bags))
+    hidden = keras.layers.Flatten()(means)
     hidden = keras.layers.Dense(64, activation="relu")(hidden)
-    logit = keras.layers.Dense(1)(hidden) + pairs(ids) + linear(ids + offsets)
+    logit = keras.layers.Dense(1)(hidden) + pairs + linear
     return keras.Model({"bags": bags, "ids": ids}, logit)
 
 
@@ -136,11 +155,7 @@ def _dataset(context: Any = None) -> Any:
 
 def _add_options(options: programs.Flags) -> None:
     options.add("side", "<SIDE>: who combines", required=True)
-    for name, text in (
-        ("steps", "steps an epoch"),
-        ("epochs", "measured epochs"),
-    ):
-        options.add(name, text, kind=int, required=True)
+    parameter_server_task.add_epochs(options)
 
 
 PROGRAM = parameter_server_task.program(

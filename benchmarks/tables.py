@@ -91,13 +91,7 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
 
 
 def _add_options(options: programs.Flags) -> None:
-    for name, number, text, fewer in (
-        ("steps", 200, "steps an epoch", 100),
-        ("epochs", 3, "measured epochs a turn", 1),
-        ("rounds", 5, "turns of each side", 1),
-    ):
-        options.add(name, text, number, quick=fewer)
-    options.add("turn_timeout_secs", "limit of a turn", 300.0)
+    parameter_server.add_turns(options)
 
 
 PROGRAM = measure.program("tables", __doc__, define=_add_options, run=run)
