@@ -110,24 +110,23 @@ def test_what_cannot_be_known_ahead_is_refused():
         )
     with pytest.raises(ValueError, match="follow from what is trained"):
         _fit(optimizer, rows_ahead=1, built=IdsOfVectors())
-    with pytest.raises(ValueError, match="DynamicEmbedding"):
-        model = cases.model(
+    for student, data, match in (
+        (
             training_cases.dynamic_student(),
-            kind=cases.OnServers,
-            steps_per_execution=2,
-            rows_ahead=1,
-        )
-        data = training_cases.clicks()
-        model.fit(_repeated(data), steps_per_epoch=2, verbose=0)
-    with pytest.raises(ValueError, match="combine_on_servers"):
-        model = cases.model(
+            training_cases.clicks(),
+            "DynamicEmbedding",
+        ),
+        (
             training_cases.bag_student(),
-            kind=cases.OnServers,
-            steps_per_execution=2,
-            rows_ahead=1,
+            training_cases.bags(),
+            "combine_on_servers",
+        ),
+    ):
+        model = cases.model(
+            student, kind=cases.OnServers, steps_per_execution=2, rows_ahead=1
         )
-        data = _repeated(training_cases.bags())
-        model.fit(data, steps_per_epoch=2, verbose=0)
+        with pytest.raises(ValueError, match=match):
+            model.fit(_repeated(data), steps_per_epoch=2, verbose=0)
     with pytest.raises(ValueError, match="one more lookup of 'table'"):
         model = cases.model(
             kind=LookedUpAgain, steps_per_execution=2, rows_ahead=1

@@ -227,57 +227,23 @@ class RowsAhead:
 
         `shards` has those of shards by the id of the variable.
         """
-        if self._pending:
-            self._update_dense(dense, hyper)
-        for fetched in self._pending:
-            for part in fetched.parts:
-                changed = shards.get(id(part.shard))
-                if changed is not None:
-                    part.update(self._rule, changed, hyper)
-
-    def _update_dense(
-        self, gradients: Sequence[Any], hyper: rules.Hyperparameters
-    ) -> None:
-        """Changes the dense variables, those of a dtype as one vector.
-
-        The rules change each element by itself.
-        """
-        by_dtype: dict[tf.DType, list[int]] = {}
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                dtype = self._pending[0].dense[index].dtype
-                by_dtype.setdefault(dtype, []).append(index)
-        for indices in by_dtype.values():
-            shapes = [self._variables.trainable[i].shape for i in indices]
-            before = {
-                name: remote_variables.concat(
-                    [self._slots[i][name] for i in indices]
-                )
-                for name in self._rule.slots
-            }
-            gradient = remote_variables.concat(
-                [tf.convert_to_tensor(gradients[i]) for i in indices]
-            )
-            after = before
+        for index, gradient in enumerate(dense):
+            if gradient is None:
+                continue
+            before = self._slots[index]
             for fetched in self._pending:
-                value, after = _changed(
-                    remote_variables.concat(
-                        [fetched.dense[i] for i in indices]
-                    ),
+                fetched.dense[index], self._slots[index] = _changed(
+                    fetched.dense[index],
                     before,
                     functools.partial(
                         self._rule.apply_dense, grad=gradient, hyper=hyper
                     ),
                 )
-                for i, part in zip(
-                    indices, remote_variables.split(value, shapes), strict=True
-                ):
-                    fetched.dense[i] = part
-            for name, slot in after.items():
-                for i, part in zip(
-                    indices, remote_variables.split(slot, shapes), strict=True
-                ):
-                    self._slots[i][name] = part
+        for fetched in self._pending:
+            for part in fetched.parts:
+                changed = shards.get(id(part.shard))
+                if changed is not None:
+                    part.update(self._rule, changed, hyper)
 
     def assigned(self, others: Sequence[tf.Tensor | None]) -> None:
         """Changes what is pending of variables that a step assigned."""

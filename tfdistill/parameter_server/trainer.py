@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdistill.parameter_server import ahead
 from tfdistill.parameter_server import epochs as training_epochs
 from tfdistill.parameter_server import metric_totals
 from tfdistill.parameter_server import updates
@@ -185,8 +186,24 @@ class ServerTrainer(trainer.Trainer):
         """All that training changes, for backups."""
         return variables.ServerState(self.known_variables, self.update)
 
-    def _step(self) -> worker.RemoteStep:
-        return worker.RemoteStep(self._model, self.known_variables)
+    def _step(
+        self, rows_ahead: ahead.RowsAhead | None = None
+    ) -> worker.RemoteStep:
+        return worker.RemoteStep(self._model, self.known_variables, rows_ahead)
+
+    def _rows_ahead(
+        self, data: worker_data.WorkerData
+    ) -> ahead.RowsAhead | None:
+        """Returns what fetches rows of these data ahead, if it is asked for."""
+        if not self.rows_ahead:
+            return None
+        if not data.is_endless():
+            raise ValueError(
+                "`rows_ahead` must be 0 for data that end, since the next "
+                f"batch may be none; received {self.rows_ahead}. Repeat the "
+                "data, and give `steps_per_epoch`."
+            )
+        return self.update.fetch_ahead(self._model, self.rows_ahead)
 
     # ---- fit ----
 
@@ -237,21 +254,9 @@ class ServerTrainer(trainer.Trainer):
     ) -> training_epochs.TrainingEpochs:
         rider = self._model.before_tracing()
         self.state()  # Makes the optimizer's slots, outside of any trace.
-        step = self._step()
-        if self.rows_ahead:
-            if not data.is_endless():
-                raise ValueError(
-                    "`rows_ahead` must be 0 for data that end, since the next "
-                    "batch may be none; received "
-                    f"{self.rows_ahead}. Repeat the data, and give "
-                    "`steps_per_epoch`."
-                )
-            step.rows_ahead = self.update.fetch_ahead(
-                self._model, self.rows_ahead
-            )
         return training_epochs.TrainingEpochs(
             self._model,
-            step,
+            self._step(self._rows_ahead(data)),
             data,
             self._workers,
             rider=rider,

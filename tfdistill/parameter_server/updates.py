@@ -44,6 +44,8 @@ class RemoteUpdate:
                     self._layers.append(layer)
                     self._shards.append(shard.value)
                     self._moving_slots.append(own)
+        # Where each of these shards is among them, by id.
+        self._places = {id(v): place for place, v in enumerate(self._shards)}
         # What fetches rows ahead; None if each step fetches its own.
         self.ahead: ahead.RowsAhead | None = None
 
@@ -54,12 +56,9 @@ class RemoteUpdate:
             self._variables,
             rule=self._rule,
             dense_slots=self.dense_slots,
-            shard_slots={
-                id(shard): slots
-                for shard, slots in zip(
-                    self._shards, self._moving_slots, strict=True
-                )
-            },
+            shard_slots=dict(
+                zip(self._places, self._moving_slots, strict=True)
+            ),
             num_ahead=num_batches,
         )
         return self.ahead
@@ -71,47 +70,37 @@ class RemoteUpdate:
         """
         values = [variable.value for variable in self._variables.trainable]
         fetched = [] if self.ahead is None else self.ahead.parts
-        trained = {id(shard) for shard in self._shards}
-        parts = [part for part in fetched if id(part.shard) in trained]
+        parts = [part for part in fetched if id(part.shard) in self._places]
         return StepTape(values, self._layers, parts)
 
     def apply(self, tape: "StepTape", loss: tf.Tensor) -> None:
         """Updates all variables once; `tape` is of `tape`."""
-        num_dense, num_shards = len(tape.values), len(self._shards)
-        sources = [*tape.values, *self._shards, *(p.value for p in tape.parts)]
-        gradients = tape.gradient(loss, sources)
-        gradients, of_parts = (
-            gradients[: num_dense + num_shards],
-            gradients[num_dense + num_shards :],
+        dense, of_shards, of_parts = tape.gradient(
+            loss,
+            [tape.values, self._shards, [part.value for part in tape.parts]],
         )
-        places = {
-            id(shard): place
-            for place, shard in enumerate(self._shards, num_dense)
-        }
         for part, gradient in zip(tape.parts, of_parts, strict=True):
-            place = places[id(part.shard)]
-            gradients[place] = _with_rows(gradients[place], gradient, part.rows)
+            place = self._places[id(part.shard)]
+            of_shards[place] = _with_rows(of_shards[place], gradient, part.rows)
         # Sums over the lookups of a layer that was called several times.
-        gradients[num_dense:] = [
+        of_shards = [
             table_rows.sum_per_row(gradient)
             if gradient is not None and layer.num_lookups - before > 1
             else gradient
             for gradient, layer, before in zip(
-                gradients[num_dense:],
-                self._layers,
-                tape.lookups_before,
-                strict=True,
+                of_shards, self._layers, tape.lookups_before, strict=True
             )
         ]
-        gradients = rules.clip(
+        clipped = rules.clip(
             self._optimizer,
-            gradients,
-            groups=[None] * num_dense + [id(layer) for layer in self._layers],
+            [*dense, *of_shards],
+            groups=[None] * len(dense) + [id(layer) for layer in self._layers],
         )
+        dense, of_shards = clipped[: len(dense)], clipped[len(dense) :]
         hyper = self._rule.hyperparameters(
             tf.convert_to_tensor(self._optimizer.iterations)
         )
-        there, hypers = self._packed.bring(gradients[:num_dense], hyper)
+        there, hypers = self._packed.bring(dense, hyper)
         for variable, slots, gradient in zip(
             self._dense, self.dense_slots, there, strict=True
         ):
@@ -119,7 +108,7 @@ class RemoteUpdate:
                 found = hypers.get(variable.device, hyper)
                 self._rule.apply_dense(variable, slots, gradient, found)
         for variable, slots, rows in zip(
-            self._shards, self._moving_slots, gradients[num_dense:], strict=True
+            self._shards, self._moving_slots, of_shards, strict=True
         ):
             if rows is not None:
                 found = hypers.get(variable.device, hyper)
@@ -127,8 +116,8 @@ class RemoteUpdate:
                     variable, slots, rows.indices, rows.values, found
                 )
         if self.ahead is not None:
-            by_shard = {key: gradients[place] for key, place in places.items()}
-            self.ahead.updated(gradients[:num_dense], by_shard, hyper)
+            by_shard = dict(zip(self._places, of_shards, strict=True))
+            self.ahead.updated(dense, by_shard, hyper)
 
 
 class StepTape(tf.GradientTape):

@@ -55,11 +55,11 @@ class PackedVariables:
         values: list[tf.Tensor] = [None] * len(self)
         for packet in self._packets:
             with tf.device(packet.device):
-                flat = concat(
+                flat = _concat(
                     [self._variables[i].read_value() for i in packet.indices]
                 )
             shapes = [self._variables[i].shape for i in packet.indices]
-            parts = split(tf.identity(flat), shapes)
+            parts = _split(tf.identity(flat), shapes)
             for index, value in zip(packet.indices, parts, strict=True):
                 values[index] = value
         return values
@@ -82,10 +82,10 @@ class PackedVariables:
             if not present:
                 continue
             along = (scalars or {}) if packet.dtype == tf.float32 else {}
-            flat = concat([*(tensors[i] for i in present), *along.values()])
+            flat = _concat([*(tensors[i] for i in present), *along.values()])
             shapes = [self._variables[i].shape for i in present]
             with tf.device(packet.device):
-                parts = split(flat, [*shapes, *([[]] * len(along))])
+                parts = _split(flat, [*shapes, *([[]] * len(along))])
             for index, value in zip(present, parts, strict=False):
                 values[index] = value
             if along:
@@ -104,8 +104,7 @@ class PackedVariables:
                     variable.assign(value, read_value=False)
 
 
-def split(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns what `concat` was given."""
+def _split(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
     parts = tf.split(flat, [math.prod(shape) for shape in shapes])
     return [
         tf.reshape(part, shape)
@@ -113,8 +112,7 @@ def split(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
     ]
 
 
-def concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns all elements of tensors of one dtype, a vector."""
+def _concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
 
 
