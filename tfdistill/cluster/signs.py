@@ -52,6 +52,8 @@ PREDICTION_STEP = "prediction step"
 FIRST_STEP = "first step of an epoch"
 FIRST_EVALUATION_STEP = "first step of an evaluation"
 FIRST_PREDICTION_STEP = "first step of a prediction"
+# To the first steps of a graph of more, or fewer, in the midst of training:
+NEW_GRAPH = "first steps of a new graph"
 # In code of the user's, which may take any time:
 CALLBACKS = "callbacks"
 EPOCH_END = "end of an epoch"

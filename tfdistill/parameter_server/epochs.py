@@ -123,6 +123,8 @@ class TrainingEpochs:
                 "received None."
             )
         self._functions: dict[int, worker.TrainFunction] = {}
+        # Results until every worker has surely run the newest of these.
+        self._num_new = 0
         self._totals = metric_totals.MetricTotals(model)
         self._iterator: Any = None
         # Number of updates done.
@@ -156,6 +158,9 @@ class TrainingEpochs:
                     break
                 self.back_up(epoch, done)
                 continue
+            if self._num_new:
+                self._num_new -= 1
+                signs.own().say(signs.NEW_GRAPH)
             asked, vector = window.oldest()
             result = self._functions[asked].result(vector)
             if result.num_steps < asked:
@@ -219,6 +224,9 @@ class TrainingEpochs:
 
     def _schedule(self, num_steps: int, ahead: int) -> None:
         if num_steps not in self._functions:
+            if self._functions:  # It is traced once more, which may take long.
+                self._num_new = 2 * self._window.limit
+                signs.own().say(signs.NEW_GRAPH)
             self._functions[num_steps] = worker.TrainFunction(
                 self._step,
                 self._totals,
