@@ -217,7 +217,9 @@ class DistributedModel(steps.Trained, keras.Model):
                 Executions end where an epoch does, or where a callback of
                 this package is due, so that training is that of one step per
                 execution; other callbacks are called once an execution, as
-                with a number. `jit_compile="auto"`, the
+                with a number. It is the default on parameter servers, but for
+                a `fit` with another callback that acts by batches, which is
+                called for each. `jit_compile="auto"`, the
                 default, is Keras' own choice on one device, which is XLA on a
                 GPU if all layers support it. Several replicas, workers and
                 parameter servers train without XLA, which cannot compile what
@@ -251,8 +253,9 @@ class DistributedModel(steps.Trained, keras.Model):
             arguments["loss_weights"] = self._learned_weights(loss)
         if self._exchanges:
             _leave_out_xla(arguments)
-        is_auto = arguments.get("steps_per_execution") == "auto"
-        if is_auto:  # Keras' own loops count in single steps.
+        num_steps = arguments.get("steps_per_execution")
+        if num_steps in (None, "auto"):
+            # Keras' own loops count in single steps.
             arguments["steps_per_execution"] = 1
         for given in ("metrics", "weighted_metrics"):
             scale.check_metrics(loss, arguments.get(given))
@@ -270,8 +273,12 @@ class DistributedModel(steps.Trained, keras.Model):
             keras_internals.lend_compiled_loss(self, self.model)
         self.trainer.compiled()
         self.trainer.rows_ahead = rows_ahead
-        found = self.trainer.new_auto_steps() if is_auto else None
-        self.trainer.auto_steps = found
+        is_default = num_steps is None and replicas.on_servers(strategy)
+        self.trainer.auto_steps = (
+            self.trainer.new_auto_steps(is_default=is_default)
+            if is_default or num_steps == "auto"
+            else None
+        )
 
     def _learned_weights(self, loss: Any) -> Any:
         """Returns learned weights of the task's losses, by output."""

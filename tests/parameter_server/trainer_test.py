@@ -9,7 +9,9 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import servers as cases
+from tfdistill.cluster import signs
 from tfdistill.parameter_server import trainer
+from tfdistill.training import auto_steps
 
 
 def _dataset():
@@ -115,6 +117,39 @@ def test_fit_goes_on_and_tells_its_callbacks(monkeypatch):
     history = model.fit(cases.batches().repeat(), initial_epoch=2, **arguments)
     assert history.epoch == [2, 3]
     assert model.optimizer.iterations.numpy() == 26
+
+
+@pytest.mark.parametrize(
+    ("given", "by_batches", "grows"),
+    [(None, False, True), (None, True, False), ("auto", True, True), (1, 0, 0)],
+)
+def test_executions_grow_by_themselves_but_for_batches(
+    monkeypatch, given, by_batches, grows
+):
+    monkeypatch.setattr(auto_steps, "_LEAST_SECS", 0.0)
+    monkeypatch.setattr(auto_steps, "_LEAST_GAIN", 0.0)
+    said: list[str] = []
+    monkeypatch.setattr(
+        signs.Reporter, "say", lambda _, each: said.append(each)
+    )
+    cases.pretend(monkeypatch)
+    model, batches = _model(steps_per_execution=given), []
+    callback = keras.callbacks.LambdaCallback(
+        on_train_batch_end=(lambda batch, logs: batches.append(batch))
+        if by_batches
+        else None
+    )
+    model.fit(
+        cases.batches().repeat(),
+        steps_per_epoch=40,
+        verbose=0,
+        callbacks=[callback],
+    )
+    assert (model.trainer.num_steps > 1) == grows
+    # Or a launcher would take the time of another trace for a hang.
+    assert (signs.NEW_GRAPH in said) == grows
+    if by_batches:
+        assert (batches == list(range(40))) == (not grows)
 
 
 def test_data_that_end_early_are_reported(monkeypatch):

@@ -1,5 +1,6 @@
 """How many steps an execution gets, by clocks that are made up."""
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -58,3 +59,26 @@ def test_executions_end_where_a_callback_is_due(exchange, tmp_path):
         (steps.SteppedCallback(), None),
     ):
         assert callback.next_due(12) == due
+
+
+class _EachBatch(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+def test_callbacks_that_act_by_batches_are_known(exchange):
+    def nothing(*args):
+        pass
+
+    for callback, acts in (
+        (_EachBatch(), True),
+        (keras.callbacks.LambdaCallback(on_train_batch_begin=nothing), True),
+        (keras.callbacks.ModelCheckpoint("a.keras", save_freq=5), True),
+        (keras.callbacks.TensorBoard(update_freq="batch"), True),
+        (keras.callbacks.LambdaCallback(on_epoch_end=nothing), False),
+        (keras.callbacks.ModelCheckpoint("a.keras"), False),
+        (keras.callbacks.TensorBoard(), False),
+        (keras.callbacks.TerminateOnNaN(), False),
+        (tfdistill.callbacks.StudentExporter(exchange, every_steps=7), False),
+    ):
+        assert auto_steps.acts_by_batches(callback) is acts, callback

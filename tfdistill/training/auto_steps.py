@@ -25,6 +25,22 @@ _GROWTH = 4
 _LEAST_GAIN = 1.05
 # The best window counts: others were held up by something else.
 _LEAST_SECS, _NUM_WINDOWS = 0.1, 3
+_BATCH_HOOKS = (
+    *("on_batch_begin", "on_batch_end"),
+    *("on_train_batch_begin", "on_train_batch_end"),
+)
+
+
+def acts_by_batches(callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback of the user's acts by batches, or one of Keras'."""
+    for name in _BATCH_HOOKS:
+        home = getattr(getattr(callback, name), "__module__", None) or ""
+        if home.partition(".")[0] not in ("keras", "tfdistill"):
+            return True
+    return any(
+        getattr(callback, name, "epoch") != "epoch"
+        for name in ("save_freq", "update_freq")
+    )
 
 
 class AutoSteps(steps.SteppedCallback):
@@ -47,6 +63,7 @@ class AutoSteps(steps.SteppedCallback):
         most: int,
         longest_secs: float,
         num_unsteady: int,
+        is_default: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Starts at one.
@@ -57,6 +74,8 @@ class AutoSteps(steps.SteppedCallback):
             longest_secs: How long an execution may last. One that is longer
                 has nothing to gain.
             num_unsteady: Executions that show nothing yet after a change.
+            is_default: Whether nobody asked for it. Then it stays at one in
+                a `fit` with a callback that `acts_by_batches`.
             clock: Seconds.
         """
         super().__init__()
@@ -64,6 +83,7 @@ class AutoSteps(steps.SteppedCallback):
         self._strategy = strategy
         self._most, self._longest_secs = most, longest_secs
         self._num_unsteady, self._clock = num_unsteady, clock
+        self._is_default, self._is_held = is_default, False
         self._is_found = False
         self._best = 0.0
         self._window_length = 4  # Executions.
@@ -74,7 +94,7 @@ class AutoSteps(steps.SteppedCallback):
     @property
     def count(self) -> int:
         """Steps of an execution, unless a callback is due before."""
-        return self.sizes[-1]
+        return 1 if self._is_held else self.sizes[-1]
 
     def next_count(self, step: int | None = None) -> int:
         """Steps of the execution that begins at a step; by default the next."""
@@ -100,6 +120,9 @@ class AutoSteps(steps.SteppedCallback):
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Finds those which say where executions end."""
         self._opens_training = True
+        self._is_held = self._is_default and any(
+            acts_by_batches(each) for each in callbacks
+        )
         self._others = [
             each
             for each in callbacks
@@ -131,7 +154,7 @@ class AutoSteps(steps.SteppedCallback):
         """Adds an execution to what is measured."""
         before = self.step
         super().on_train_batch_end(batch, logs)
-        if self._is_found:
+        if self._is_found or self._is_held:
             return
         last, self._last = self._last, self._clock()
         if last is not None:
