@@ -1,5 +1,6 @@
 """Tests of what fit, evaluate and predict report, and when."""
 
+import pathlib
 import time
 
 import keras
@@ -158,6 +159,30 @@ def test_weights_that_are_not_finite_end_the_training(
     # The loss hides it.
     assert np.isfinite(losses).all()
     assert (len(losses) == 80) == is_late
+
+
+def _most_bytes() -> int:
+    """Returns the most memory that this process has had since it was reset."""
+    status = pathlib.Path("/proc/self/status").read_text("utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def test_a_large_table_is_looked_at_without_a_copy():
+    """A server may have no room for one."""
+    table = tfdistill.layers.ShardedEmbedding(2**22, 16, name="table")
+    table.build()
+    shard = table.shards[0].value
+    # Since then TensorFlow copies the variable for whoever reads it.
+    shard.scatter_sub(tf.IndexedSlices(tf.ones([1, 16]), [7]))
+    model = keras.Sequential([table])
+    model.distribute_strategy = tf.distribute.get_strategy()
+    pathlib.Path("/proc/self/clear_refs").write_text("5", "utf-8")
+    before = _most_bytes()
+    assert guards.first_not_finite(model) is None
+    num_bytes = 2**22 * 16 * 4
+    assert _most_bytes() - before < num_bytes / 2
+    shard.scatter_sub(tf.IndexedSlices([[float("nan")] * 16], [2**22 - 1]))
+    assert guards.first_not_finite(model) == table.shards[0].path
 
 
 @pytest.fixture

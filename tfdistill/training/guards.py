@@ -269,17 +269,27 @@ def first_not_finite(
 
 
 def _is_finite(variable: Any) -> tf.Tensor:
-    """Looks at a variable on its device, and at a large one in blocks."""
+    """Looks at a variable on its device, and at a large one in blocks.
+
+    A block is gathered, since reading a variable that has had sparse updates
+    copies all of it.
+    """
     with tf.device(variable.device):
-        value = tf.convert_to_tensor(variable)
-        size = value.shape.num_elements()
+        size = variable.shape.num_elements()
         if size <= table_rows.BLOCK_ELEMENTS:
-            return tf.reduce_all(tf.math.is_finite(value))
-        num_rows = int(value.shape[0])
+            return tf.reduce_all(tf.math.is_finite(variable))
+        num_rows = int(variable.shape[0])
         block = table_rows.rows_per_block(size // num_rows)
         return tf.reduce_all(
             [
-                tf.reduce_all(tf.math.is_finite(value[first : first + block]))
+                tf.reduce_all(
+                    tf.math.is_finite(
+                        tf.gather(
+                            variable,
+                            tf.range(first, min(first + block, num_rows)),
+                        )
+                    )
+                )
                 for first in range(0, num_rows, block)
             ]
         )
