@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -122,13 +123,13 @@ class _Training:
 
 
 def _packed(
-    step: tf.Tensor, unknown: tf.Tensor, keys: tf.Tensor, times: tf.Tensor
+    step: tf.Tensor, unknown: tf.Tensor, *of_keys: tf.Tensor
 ) -> tf.Tensor:
     """Puts all that a server is asked into one message, int64."""
     bits = tf.bitcast(tf.cast(unknown, tf.float32), tf.int32)
     bits = tf.reshape(bits, [-1])
     return tf.concat(
-        [tf.cast(part, tf.int64) for part in (step[None], bits, keys, times)],
+        [tf.cast(part, tf.int64) for part in (step[None], bits, *of_keys)],
         axis=0,
     )
 
@@ -139,11 +140,15 @@ def _finder(
     slots: Mapping[str, tf.Variable],
     initial: Mapping[str, float],
     ids: FieldKeys,
+    *,
+    counts: bool,
+    as_index: Callable[[tf.Tensor], tf.Tensor],
 ) -> Any:
     """Returns a function of what `_packed` returned, for one shard.
 
-    It returns which of the keys have rows, int64, and these rows. New rows
-    begin with their field's `unknown`, and their slots with `initial` values.
+    It returns which of the keys have rows, bool, and these rows, as the layout
+    has them. New rows begin with their field's `unknown`, and their slots with
+    `initial` values.
 
     Were it inlined, its loops and branches would be spread over two tasks,
     which then wait for each other at each turn.
@@ -154,7 +159,10 @@ def _finder(
     def find(question: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         bits = tf.cast(question[1:end], tf.int32)
         unknown = tf.reshape(tf.bitcast(bits, tf.float32), shape)
-        keys, times = tf.split(question[end:], 2)
+        keys = question[end:]
+        times = tf.ones_like(keys)
+        if counts:
+            keys, times = tf.split(keys, 2)
 
         def prepare(rows: tf.Tensor, keys: tf.Tensor) -> list[Any]:
             first = tf.gather(unknown, ids.field_of(keys))
@@ -170,7 +178,8 @@ def _finder(
                 for variable, value in values
             ]
 
-        return column.use(keys, times, question[0], prepare=prepare)
+        has_row, rows = column.use(keys, times, question[0], prepare=prepare)
+        return has_row, as_index(rows)
 
     return tf.function(
         find,
@@ -300,7 +309,15 @@ class DynamicEmbedding(layer.ShardedEmbedding):
     ) -> None:
         """Takes what trains the table: new rows begin with `initial` slots."""
         functions = [
-            _finder(column, shard.value, own, initial, self._ids)
+            _finder(
+                column,
+                shard.value,
+                own,
+                initial,
+                self._ids,
+                counts=self._rules.counts,
+                as_index=self.layout.as_index,
+            )
             for column, shard, own in zip(
                 self.ids.columns, self.shards, slots, strict=True
             )
@@ -329,7 +346,7 @@ class DynamicEmbedding(layer.ShardedEmbedding):
             tf.reshape(keys, [-1])
         )
         if training and self.trainable and not self._replaced:
-            rows, own = self._used(distinct, tf.cast(times, tf.int64))
+            rows, own = self._used(distinct, times)
         else:
             found, held = places.find(distinct, self._regions, self.ids.held)
             has_row = tf.where(held > 0)[:, 0]
@@ -380,17 +397,18 @@ class DynamicEmbedding(layer.ShardedEmbedding):
             )
         step = tf.convert_to_tensor(training.optimizer.iterations)
         unknown = tf.stop_gradient(tf.convert_to_tensor(self.unknown))
+        told = [keys, times] if self._rules.counts else [keys]
         of_shard = self.layout.partition(
-            self._regions.homes(keys), keys, times, tf.range(tf.size(keys))
+            self._regions.homes(keys), tf.range(tf.size(keys)), *told
         )
         rows, own = [], []
-        for shard, (_, part, uses, who) in enumerate(of_shard):
-            question = _packed(step, unknown, part, uses)
+        for shard, (_, who, *of_keys) in enumerate(of_shard):
+            question = _packed(step, unknown, *of_keys)
             table = self.shards[shard].value
             with self._on_device_of(table):
-                found, place = training.functions[shard](question)
+                has_row, place = training.functions[shard](question)
                 rows.append(tf.gather(table, place))
-            own.append(tf.gather(who, found))
+            own.append(tf.boolean_mask(who, has_row))
         return rows, own
 
     def _on_device_of(self, variable: tf.Variable) -> Any:

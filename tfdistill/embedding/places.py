@@ -149,9 +149,13 @@ class Rules:
     @property
     def columns(self) -> list[str]:
         """What must be known of an id: the step of its last use, its uses."""
-        counts = self.evict == "count" or self.admit_after > 1
         ages = self.evict is not None or self.max_age_steps is not None
-        return ["last"] * (ages or counts) + ["count"] * counts
+        return ["last"] * (ages or self.counts) + ["count"] * self.counts
+
+    @property
+    def counts(self) -> bool:
+        """Whether it matters how often an id is used."""
+        return self.evict == "count" or self.admit_after > 1
 
 
 class Column:
@@ -184,19 +188,19 @@ class Column:
         *,
         prepare: Prepare,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns which of some distinct keys have rows, and these rows.
+        """Returns which of some distinct keys have rows, bool, and these rows.
 
         Keys that are not there are put there if they can be, and admitted
         once they are used often enough. `times` says how often each is used in
-        this step. All is int64; rows count from the shard's first. `prepare`
-        gives the rows of keys their first values, and returns the operations.
+        this step. All numbers are int64; rows count from the shard's first.
+        `prepare` gives the rows of keys their first values, and returns the
+        operations.
         """
         places, found = find(keys, self._regions, self._held)
 
         def keep() -> Any:
             self._note(places, times, step)
-            count = tf.size(keys, out_type=tf.int64)
-            return tf.range(count), self._rows(places)
+            return tf.ones_like(keys, tf.bool), self._rows(places)
 
         def change() -> Any:
             return self._lock.execute(
@@ -236,8 +240,8 @@ class Column:
             found > 0, waits[:, tf.newaxis], tf.fill(tf.shape(waits), True)
         )
         with tf.control_dependencies(written):
-            own = tf.where(has_row)[:, 0]
-            return own, self._rows(tf.gather(places, own))
+            rows = self._rows(tf.boolean_mask(places, has_row))
+            return tf.identity(has_row), rows
 
     def _insert(
         self, keys: tf.Tensor, times: tf.Tensor, step: tf.Tensor
