@@ -1,11 +1,14 @@
-"""Tables on parameter servers: ids by a column, and many tables, stacked.
+"""Tables on parameter servers: ids by a column, many tables, and large ones.
 
 The click model of `parameter_server` trains on two workers and two servers, ten
 steps an execution. A `DynamicEmbedding` is beside the table whose ids are
 hashed; and a table for each of the 26 fields, by `FeatureEmbedding`, which
-stacks them, beside as many layers that are looked up one by one.
+stacks them, beside as many layers that are looked up one by one. A smaller
+model reads the same rows of a table of 1e5 rows and of one of 1e8, which takes
+3.2 GB of memory.
 """
 
+import functools
 import statistics
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +31,10 @@ _HASHED, _BY_ID, _STACKED, _APART = (
 # What ours is to be times the other: examples per second, the first step.
 _LEAST_RATES = {(_BY_ID, _HASHED): 1 / 1.1, (_STACKED, _APART): 1.0}
 _MOST_FIRST = {(_STACKED, _APART): 0.25}
+# Settings: a table, and a larger one; and what a step may cost by that. Epochs
+# have more steps: at the end of each all rows are looked at.
+_SMALL, _LARGE, _MOST_GROWTH = "rows_1", "rows_1000", 1.1
+_MORE_STEPS = 10
 
 
 def compare(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -69,6 +76,36 @@ def compare(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     }
 
 
+def growth(options: programs.Options) -> dict[str, Any]:
+    """Compares steps with a table of 1e5 rows and with one of 1e8.
+
+    Args:
+        options: The options of the command line.
+
+    Returns:
+        A judgement, and by setting the milliseconds of a step.
+    """
+    longer = programs.Options(
+        **{**vars(options), "steps": options.steps * _MORE_STEPS}
+    )
+
+    def millis(name: str) -> float:
+        rate = parameter_server.rate(_HASHED, longer, setting=name)
+        return click_training.SETTINGS[name].batch_size / rate * 1e3
+
+    found = measure.interleave(
+        {n: functools.partial(millis, n) for n in (_SMALL, _LARGE)},
+        rounds=options.rounds,
+        warm_up_rounds=0,
+    )
+    ratios = measure.ratio_of(found[_LARGE], found[_SMALL])
+    return {
+        **measure.judge(ratios["of_medians"], at_most=_MOST_GROWTH),
+        "ratios": ratios,
+        "step_millis": {k: measure.summary(v) for k, v in found.items()},
+    }
+
+
 def run(options: programs.Options, record: dict[str, Any]) -> None:
     """Measures all sides in turn and fills the record.
 
@@ -84,8 +121,9 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
             turn = parameter_server.turn(side, options, setting="mlp")
             measure.log(f"round {number + 1}: {side} {turn}")
             found[side].append(turn)
-    record.update(compare(found))
+    record.update(compare(found), growth=growth(options))
     judged = [*record["rates"].values(), *record["first_steps"].values()]
+    judged.append(record["growth"])
     record["met"] = all(one["met"] for one in judged)
     record["machine"] = measure.machine()
 
