@@ -53,7 +53,7 @@ class Workload:
             groups. Default: nothing is compared.
         evaluate_every_steps: Steps between two evaluations. Default: ten
             evaluations, or one if `num_steps` is no multiple of ten.
-        steps_per_execution: As `compile` takes it.
+        steps_per_execution: As `compile` takes it. Default: as there.
         dtype_policy: Of the student.
         seed: Of initial weights, dropout and the order of the examples.
             Groups make different ones of it.
@@ -113,7 +113,7 @@ class Workload:
     loss_weights: Any = None
     schema: Callable[[], Mapping[str, Any]] | None = None
     evaluate_every_steps: int | None = None
-    steps_per_execution: int = 1
+    steps_per_execution: int | None = None
     dtype_policy: str = "float32"
     seed: int = 0
     mode: str = "disjoint"
@@ -143,10 +143,9 @@ class Workload:
             *("batch_size", "num_steps", "epoch_steps", "every_steps"),
             *("refresh_every_steps", "steps_per_execution"),
         ):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"`{name}` must be >= 1; received {getattr(self, name)}."
-                )
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}` must be >= 1; received {value}.")
         for name, known in (
             ("mode", MODES),
             ("dtype_policy", DTYPE_POLICIES),
@@ -165,7 +164,7 @@ class Workload:
             )
         for part, whole in (
             (self.epoch_steps, self.num_steps),
-            (self.steps_per_execution, self.epoch_steps),
+            (self.steps_per_execution or 1, self.epoch_steps),
         ):
             if whole % part:
                 raise ValueError(
