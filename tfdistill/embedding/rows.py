@@ -26,6 +26,15 @@ def rows_per_block(dim: int) -> int:
     return max(1, BLOCK_ELEMENTS // dim)
 
 
+def blocks(num_rows: int, dim: int) -> list[tuple[int, int]]:
+    """Returns the first row of each block, and the first behind it."""
+    size = rows_per_block(dim)
+    return [
+        (first, min(first + size, num_rows))
+        for first in range(0, num_rows, size)
+    ]
+
+
 @dataclasses.dataclass(frozen=True)
 class RowLayout:
     """Where the rows of a table lie: id -> stored row -> (shard, local row).

@@ -61,7 +61,7 @@ class BundleWriter:
         dim = int(shards[0].shape[1])
         start = 0
         for shard in shards:
-            for first, last in _blocks(int(shard.shape[0]), dim):
+            for first, last in table_rows.blocks(int(shard.shape[0]), dim):
                 with tf.device(shard.device):
                     rows = tf.gather(shard, tf.range(first, last))
                     finite = _all_finite(rows)
@@ -123,7 +123,7 @@ def read_rows(
         raise ValueError(f"{key} must have {total} rows, each with its scale.")
     for shard, count in zip(shards, counts, strict=True):
         offset = count * (half or 0)
-        for first, last in _blocks(count, dim):
+        for first, last in table_rows.blocks(count, dim):
             place = start + first, last - first
             with tf.device("CPU:0" if here else shard.device):
                 parts = tf.raw_ops.RestoreV2(
@@ -169,18 +169,10 @@ def send_rows(value: Any, shards: Sequence[tf.Variable], *, half: int) -> None:
     start = 0
     for shard in shards:
         count = int(shard.shape[0]) // 2
-        for first, last in _blocks(count, int(shard.shape[1])):
+        for first, last in table_rows.blocks(count, int(shard.shape[1])):
             with tf.device("CPU:0"):
                 place = tf.range(start + first, start + last)
                 rows = table_rows.gather(value, place)
                 rows = tf.cast(rows, shard.dtype)
             table_rows.write_rows(shard, half * count + first, rows)
         start += count
-
-
-def _blocks(num_rows: int, dim: int) -> list[tuple[int, int]]:
-    size = table_rows.rows_per_block(dim)
-    return [
-        (first, min(first + size, num_rows))
-        for first in range(0, num_rows, size)
-    ]

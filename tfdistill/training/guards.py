@@ -279,18 +279,14 @@ def _is_finite(variable: Any) -> tf.Tensor:
         if size <= table_rows.BLOCK_ELEMENTS:
             return tf.reduce_all(tf.math.is_finite(variable))
         num_rows = int(variable.shape[0])
-        block = table_rows.rows_per_block(size // num_rows)
         return tf.reduce_all(
             [
                 tf.reduce_all(
                     tf.math.is_finite(
-                        tf.gather(
-                            variable,
-                            tf.range(first, min(first + block, num_rows)),
-                        )
+                        tf.gather(variable, tf.range(first, last))
                     )
                 )
-                for first in range(0, num_rows, block)
+                for first, last in table_rows.blocks(num_rows, size // num_rows)
             ]
         )
 
