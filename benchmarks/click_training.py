@@ -38,9 +38,14 @@ class Setting:
     spread: int = 1
 
     @property
+    def rows_of_field(self) -> int:
+        """Rows of the table that are a field's."""
+        return self.rows_per_field * self.spread
+
+    @property
     def num_rows(self) -> int:
         """Rows of the whole table."""
-        return NUM_FIELDS * self.rows_per_field * self.spread
+        return NUM_FIELDS * self.rows_of_field
 
 
 SETTINGS = {
@@ -80,7 +85,7 @@ def arrays(setting: Setting) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def field_offsets(setting: Setting) -> np.ndarray:
     """First row of each field in one table for all, int64 `[26]`."""
-    return np.arange(NUM_FIELDS) * setting.rows_per_field * setting.spread
+    return np.arange(NUM_FIELDS) * setting.rows_of_field
 
 
 def data_function(setting: Setting) -> Callable[..., Any]:
@@ -160,7 +165,7 @@ def our_model(
 
 def _tables(layers: Any, setting: Setting) -> dict[str, Callable[[], Any]]:
     """Returns by kind what makes a layer of `[batch, 26]` ids."""
-    sizes = [setting.rows_per_field * setting.spread] * NUM_FIELDS
+    sizes = [setting.rows_of_field] * NUM_FIELDS
 
     def features() -> Any:
         import keras_rs
