@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -134,61 +133,6 @@ def _packed(
     )
 
 
-def _finder(
-    column: places.Column,
-    table: tf.Variable,
-    slots: Mapping[str, tf.Variable],
-    initial: Mapping[str, float],
-    ids: FieldKeys,
-    *,
-    counts: bool,
-    as_index: Callable[[tf.Tensor], tf.Tensor],
-) -> Any:
-    """Returns a function of what `_packed` returned, for one shard.
-
-    It returns which of the keys have rows, bool, and these rows, as the layout
-    has them. New rows begin with their field's `unknown`, and their slots with
-    `initial` values.
-
-    Were it inlined, its loops and branches would be spread over two tasks,
-    which then wait for each other at each turn.
-    """
-    shape = [len(ids.sizes), int(table.shape[1])]
-    end = 1 + math.prod(shape)
-
-    def find(question: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        bits = tf.cast(question[1:end], tf.int32)
-        unknown = tf.reshape(tf.bitcast(bits, tf.float32), shape)
-        keys = question[end:]
-        times = tf.ones_like(keys)
-        if counts:
-            keys, times = tf.split(keys, 2)
-
-        def prepare(rows: tf.Tensor, keys: tf.Tensor) -> list[Any]:
-            first = tf.gather(unknown, ids.field_of(keys))
-            values = [(table, first)]
-            for name, slot in slots.items():
-                values.append((slot, tf.fill(tf.shape(first), initial[name])))
-            return [
-                tf.raw_ops.ResourceScatterUpdate(
-                    resource=variable.handle,
-                    indices=rows,
-                    updates=tf.cast(value, variable.dtype),
-                )
-                for variable, value in values
-            ]
-
-        has_row, rows = column.use(keys, times, question[0], prepare=prepare)
-        return has_row, as_index(rows)
-
-    return tf.function(
-        find,
-        input_signature=[tf.TensorSpec([None], tf.int64)],
-        autograph=False,
-        experimental_attributes={"_noinline": True},
-    )
-
-
 @keras.saving.register_keras_serializable(package="tfdistill")
 class DynamicEmbedding(layer.ShardedEmbedding):
     """Looks up a vector for each id, of ids that nobody knows beforehand.
@@ -309,20 +253,63 @@ class DynamicEmbedding(layer.ShardedEmbedding):
     ) -> None:
         """Takes what trains the table: new rows begin with `initial` slots."""
         functions = [
-            _finder(
-                column,
-                shard.value,
-                own,
-                initial,
-                self._ids,
-                counts=self._rules.counts,
-                as_index=self.layout.as_index,
-            )
-            for column, shard, own in zip(
-                self.ids.columns, self.shards, slots, strict=True
-            )
+            self._finder(shard, own, initial) for shard, own in enumerate(slots)
         ]
         self._training = _Training(optimizer, functions)
+
+    def _finder(
+        self,
+        shard: int,
+        slots: Mapping[str, tf.Variable],
+        initial: Mapping[str, float],
+    ) -> Any:
+        """Returns a function of what `_packed` returned, for one shard.
+
+        It returns which of the keys have rows, bool, and these rows, as the
+        layout has them. New rows begin with their field's `unknown`, and their
+        slots with `initial` values.
+
+        Were it inlined, its loops and branches would be spread over two tasks,
+        which then wait for each other at each turn.
+        """
+        column, table = self.ids.columns[shard], self.shards[shard].value
+        shape = [len(self._ids.sizes), self.output_dim]
+        end = 1 + math.prod(shape)
+
+        def find(question: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            bits = tf.cast(question[1:end], tf.int32)
+            unknown = tf.reshape(tf.bitcast(bits, tf.float32), shape)
+            keys = question[end:]
+            times = tf.ones_like(keys)
+            if self._rules.counts:
+                keys, times = tf.split(keys, 2)
+
+            def prepare(rows: tf.Tensor, keys: tf.Tensor) -> list[Any]:
+                first = tf.gather(unknown, self._ids.field_of(keys))
+                values = [(table, first)]
+                for name, slot in slots.items():
+                    value = tf.fill(tf.shape(first), initial[name])
+                    values.append((slot, value))
+                return [
+                    tf.raw_ops.ResourceScatterUpdate(
+                        resource=variable.handle,
+                        indices=rows,
+                        updates=tf.cast(value, variable.dtype),
+                    )
+                    for variable, value in values
+                ]
+
+            has_row, rows = column.use(
+                keys, times, question[0], prepare=prepare
+            )
+            return has_row, self.layout.as_index(rows)
+
+        return tf.function(
+            find,
+            input_signature=[tf.TensorSpec([None], tf.int64)],
+            autograph=False,
+            experimental_attributes={"_noinline": True},
+        )
 
     def rows_of(self, ids: Any) -> np.ndarray:
         """Returns the stored row of each id, int64, -1 for those without.
