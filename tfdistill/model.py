@@ -274,11 +274,11 @@ class DistributedModel(steps.Trained, keras.Model):
         self.trainer.compiled()
         self.trainer.rows_ahead = rows_ahead
         is_default = num_steps is None and replicas.on_servers(strategy)
-        self.trainer.auto_steps = (
-            self.trainer.new_auto_steps(is_default=is_default)
-            if is_default or num_steps == "auto"
-            else None
-        )
+        auto = None
+        if is_default or num_steps == "auto":
+            auto = self.trainer.new_auto_steps()
+            auto.is_default = is_default
+        self.trainer.auto_steps = auto
 
     def _learned_weights(self, loss: Any) -> Any:
         """Returns learned weights of the task's losses, by output."""

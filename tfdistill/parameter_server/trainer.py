@@ -124,7 +124,7 @@ class ServerTrainer(trainer.Trainer):
             )
         return self._workers_met
 
-    def new_auto_steps(self, *, is_default: bool) -> auto_steps.AutoSteps:
+    def new_auto_steps(self) -> auto_steps.AutoSteps:
         """What finds a number of steps; each is a graph of so many."""
         strategy = self._model.distribute_strategy
         num_workers = len(keras_internals.jobs_of(strategy)["worker"])
@@ -134,7 +134,6 @@ class ServerTrainer(trainer.Trainer):
             longest_secs=0.5,
             # In flight before a change, or first of their graph on a worker.
             num_unsteady=2 * training_epochs.IN_FLIGHT_PER_WORKER * num_workers,
-            is_default=is_default,
         )
 
     def compiled(self) -> None:

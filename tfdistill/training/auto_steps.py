@@ -54,6 +54,8 @@ class AutoSteps(steps.SteppedCallback):
     Attributes:
         count: Steps of an execution, unless a callback is due before.
         sizes: The numbers up to `count` that were tried.
+        is_default: Whether nobody asked for it. Then it stays at one in a `fit`
+            with a callback that `acts_by_batches`.
     """
 
     def __init__(
@@ -63,7 +65,6 @@ class AutoSteps(steps.SteppedCallback):
         most: int,
         longest_secs: float,
         num_unsteady: int,
-        is_default: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Starts at one.
@@ -74,8 +75,6 @@ class AutoSteps(steps.SteppedCallback):
             longest_secs: How long an execution may last. One that is longer
                 has nothing to gain.
             num_unsteady: Executions that show nothing yet after a change.
-            is_default: Whether nobody asked for it. Then it stays at one in
-                a `fit` with a callback that `acts_by_batches`.
             clock: Seconds.
         """
         super().__init__()
@@ -83,7 +82,7 @@ class AutoSteps(steps.SteppedCallback):
         self._strategy = strategy
         self._most, self._longest_secs = most, longest_secs
         self._num_unsteady, self._clock = num_unsteady, clock
-        self._is_default, self._is_held = is_default, False
+        self.is_default = self._is_held = False
         self._is_found = False
         self._best = 0.0
         self._window_length = 4  # Executions.
@@ -120,7 +119,7 @@ class AutoSteps(steps.SteppedCallback):
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Finds those which say where executions end."""
         self._opens_training = True
-        self._is_held = self._is_default and any(
+        self._is_held = self.is_default and any(
             acts_by_batches(each) for each in callbacks
         )
         self._others = [

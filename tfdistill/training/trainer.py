@@ -118,14 +118,10 @@ class ReplicaTrainer(Trainer):
     def _has_replicas(self) -> bool:
         return self._strategy.num_replicas_in_sync > 1
 
-    def new_auto_steps(self, *, is_default: bool) -> auto_steps.AutoSteps:
+    def new_auto_steps(self) -> auto_steps.AutoSteps:
         """What finds a number of steps, for which one graph is traced."""
         return auto_steps.AutoSteps(
-            self._strategy,
-            most=64,
-            longest_secs=0.1,
-            num_unsteady=2,
-            is_default=is_default,
+            self._strategy, most=64, longest_secs=0.1, num_unsteady=2
         )
 
     def compiled(self) -> None:
