@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
-# Sets up the environment, then runs every check and every test.
+# Sets up the environment, then runs checks and tests.
 #
-# Usage: bash tests/run.sh [PYTEST_ARGUMENT...]
-#   With arguments only pytest runs, with those arguments.
+# Usage: bash tests/run.sh [--all | --changed[=COMMIT]] [--fresh] [PYTEST_ARGUMENT...]
+#   (nothing)    every promise once: what is not marked `deep`
+#   --all        the deep tests as well, and the lowest versions; CI runs this
+#   --changed    of both, the tests that are closest to what differs from COMMIT
+#                (default: HEAD); tests/affected.py says which those are
+#   --fresh      computes references anew, which runs otherwise share
+#   With other arguments only pytest runs, with these arguments.
 #   RUN_TIMEOUT_SECS=4500 is the limit of the whole run after the install.
 set -u
 
@@ -13,13 +18,42 @@ export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-}"
 # Some hundred processes would each compile the checkout anew.
 unset PYTHONDONTWRITEBYTECODE
 
+tier=default
+tests=()
+for argument in "$@"; do
+  case "$argument" in
+    --all) tier=all ;;
+    --changed) tier=changed commit=HEAD ;;
+    --changed=*) tier=changed commit="${argument#*=}" ;;
+    --fresh) rm -rf .pytest_cache/references ;;
+    *) tests+=("$argument") ;;
+  esac
+done
+if [ "$tier" != default ] && [ "${#tests[@]}" -gt 0 ]; then
+  echo "run.sh: with --all and --changed no more can be chosen; received" \
+    "${tests[*]}" >&2
+  exit 2
+fi
+
 bash launch/install.sh tests || exit 1
 # A browser, schedulers: tests that find none are skipped.
 bash tests/system_packages.sh
 bin="$(cd "${VENV:-.venv}/bin" && pwd)" || exit 1
 
-if [ "$#" -gt 0 ]; then
-  exec "$bin/python" -m pytest "$@"
+if [ "${#tests[@]}" -gt 0 ]; then
+  exec "$bin/python" -m pytest "${tests[@]}"
+fi
+if [ "$tier" = changed ]; then
+  chosen="$("$bin/python" -m tests.affected "$commit")" || exit 2
+  if [ -z "$chosen" ]; then
+    echo "run.sh: nothing differs from $commit that a test could see"
+    exit 0
+  fi
+  mapfile -t tests <<< "$chosen"
+fi
+only=""
+if [ "$tier" = default ]; then
+  only=" and not deep"
 fi
 
 SECONDS=0
@@ -45,6 +79,9 @@ stage() {
   fi
   printf '\n== %s\n' "$name"
   timeout --foreground --kill-after=30 "$left" "$@" || status=$?
+  if [ "$tier" = changed ] && [ "$status" -eq 5 ]; then
+    status=0 # Of those chosen, none is for this stage.
+  fi
   if [ "$status" -eq 0 ]; then
     summary="$summary  $name: ok, $((SECONDS - begin)) s"$'\n'
     return
@@ -62,56 +99,21 @@ stage "ruff format" "$bin/ruff" format --check .
 stage "mypy" "$bin/mypy"
 # Most of these tests trace graphs, which keeps one core busy: two at a time.
 stage "tests in one process" "$bin/python" -m pytest --quiet \
-  --junit-xml="$reports/single.xml" -m "not multiprocess" \
-  --numprocesses=2 --dist=worksteal
-# Less than all of the above, in an environment of its own.
-stage "tests with the lowest versions" bash tests/lowest_versions.sh \
-  --junit-xml="$reports/lowest.xml"
+  --junit-xml="$reports/one_process.xml" -m "not multiprocess$only" \
+  --numprocesses=2 --dist=worksteal "${tests[@]}"
+if [ "$tier" = all ]; then
+  # Less than all of the above, in an environment of its own.
+  stage "tests with the lowest versions" bash tests/lowest_versions.sh \
+    --junit-xml="$reports/lowest.xml"
+fi
 # Half of their time is waiting (for a start, for an end, for a limit), so four
 # at a time. The tests of one file look at one run, which must not start twice.
 stage "tests with real processes" "$bin/python" -m pytest --quiet \
-  --junit-xml="$reports/multi.xml" -m multiprocess \
-  --numprocesses=4 --dist=loadfile --no-loadscope-reorder
+  --junit-xml="$reports/processes.xml" -m "multiprocess$only" \
+  --numprocesses=4 --dist=loadfile --no-loadscope-reorder "${tests[@]}"
+stage "budget" env TEST_REPORTS="$reports" "$bin/python" -m pytest --quiet \
+  tests/budget.py
 
 printf '\n== summary\n%s' "$summary"
-# The slowest tests, then one closing line in pytest's own form for both of its
-# runs; a stage that failed without a failed test counts as an error.
-"$bin/python" - "$reports" "$SECONDS" "$failed" <<'PY'
-import collections
-import pathlib
-import sys
-import xml.etree.ElementTree
-
-counts = collections.Counter()
-times = []
-for report in pathlib.Path(sys.argv[1]).glob("*.xml"):
-    for suite in xml.etree.ElementTree.parse(report).iter("testsuite"):
-        for key in ("tests", "failures", "errors", "skipped"):
-            counts[key] += int(suite.get(key, 0))
-        times += [
-            (float(case.get("time", 0)), case.get("classname"), case.get("name"))
-            for case in suite.iter("testcase")
-        ]
-print("\n== slowest 20 tests, in seconds")
-for secs, place, name in sorted(times, reverse=True)[:20]:
-    print(f"{secs:7.1f}  {place}::{name}")
-passed = counts["tests"] - sum(
-    counts[key] for key in ("failures", "errors", "skipped")
-)
-errors = counts["errors"]
-if int(sys.argv[3]) and not counts["failures"] + errors:
-    errors = 1
-shown = [
-    f"{number} {word}"
-    for number, word in (
-        (counts["failures"], "failed"),
-        (passed, "passed"),
-        (counts["skipped"], "skipped"),
-        (errors, "error" if errors == 1 else "errors"),
-    )
-    if number
-]
-line = f" {', '.join(shown) or 'no tests ran'} in {sys.argv[2]}.00s "
-print(line.center(80, "="))
-PY
+"$bin/python" -m tests.report "$reports" "$SECONDS" "$failed"
 exit "$failed"

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 import tfdistill
 from models import dlrm
+from tests.cases import references
 from tfdistill import data as tfdistill_data
 from tfdistill.embedding import layer as embedding_layer
 from tfdistill.training import auto_steps
@@ -789,6 +790,18 @@ def run(case: Case, strategy: Any, *, is_reference: bool = False) -> Results:
         results[f"prediction_{i}"] = np.asarray(value).astype("float64")
     results["iterations"] = model.optimizer.iterations.numpy()
     return results
+
+
+def reference(name: str) -> Results:
+    """Returns what plain Keras makes of a case on one device, if it can.
+
+    Where it cannot (`Case.is_plain`), it is what ours makes of it there.
+    """
+    strategy = tf.distribute.get_strategy()
+    return references.kept(
+        f"training-{name}",
+        lambda: run(CASES[name], strategy, is_reference=True),
+    )
 
 
 def student_weights(student: keras.Model) -> Results:
