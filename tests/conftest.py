@@ -1,6 +1,7 @@
 """What every test relies on: a clean environment, limits and clean-up."""
 
 import contextlib
+import faulthandler
 import gc
 import os
 import pathlib
@@ -8,14 +9,17 @@ import random
 import re
 import signal
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
+from _pytest import faulthandler as faulthandler_plugin
 
 import launch as launch  # It registers the recipes of models/.
+from tests.cases import waits
 
 # Before anything imports TensorFlow. What a shell or a launcher left behind
 # must not decide what a test sees; only the place of the data is kept.
@@ -45,39 +49,29 @@ _LIBRARY = "tfdistill"
 _PARENT = f"{_LIBRARY}.launcher.parent"
 # How long a process may take to end after its test.
 END_WAIT_SECS = 10.0
-_DEFAULT_LIMIT_SECS = 300
-# pyproject.toml's faulthandler_timeout ends the run at 900 s, so a longer limit
-# would never be reached.
-_LONGEST_LIMIT_SECS = 800
-
-
-def _asked_limit_secs(item: pytest.Item) -> float:
-    marker = item.get_closest_marker("timeout_secs")
-    return marker.args[0] if marker else _DEFAULT_LIMIT_SECS
-
-
-def _limit_secs(item: pytest.Item) -> float:
-    limit = _asked_limit_secs(item)
-    if not 0 < limit <= _LONGEST_LIMIT_SECS:
-        raise ValueError(
-            f"timeout_secs must be in (0, {_LONGEST_LIMIT_SECS}]; received "
-            f"{limit!r} on {item.nodeid}. Split the test."
-        )
-    return limit
+# What makes progress may take as long as on the slowest machine.
+_MOST_SECS = 2400.0
+_LOOK_SECS = 30.0
 
 
 @contextlib.contextmanager
 def _limit(item: pytest.Item, phase: str) -> Iterator[None]:
-    """Fails the phase of a test that takes longer than its limit."""
-    secs = _limit_secs(item)
+    """Fails the phase of a test in which nothing happens any more."""
+    watch = waits.Watch(
+        f"{phase} of {item.nodeid}", most_secs=_MOST_SECS, own=True
+    )
+    in_c_secs = float(item.config.getini("faulthandler_timeout"))
+    stderr = item.config.stash[faulthandler_plugin.fault_handler_stderr_fd_key]
 
-    def stop(signum: int, frame: Any) -> None:
+    def look(signum: int, frame: Any) -> None:
+        # Where Python has a turn, no C call has gone on for so long.
+        faulthandler.dump_traceback_later(in_c_secs, file=stderr, exit=True)
         # pytest's own exception is no Exception: code under test that catches
         # those cannot swallow it.
-        pytest.fail(f"{phase} of {item.nodeid} took more than {secs} s.")
+        watch.look()
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, secs)
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, _LOOK_SECS, _LOOK_SECS)
     try:
         yield
     finally:
@@ -100,7 +94,33 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     with _limit(item, "clean-up"):
+        yield
+    _note_cost(item)
+
+
+_BEGAN: dict[str, tuple[float, float]] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[bool | None]:
+    _BEGAN[item.nodeid] = time.monotonic(), time.process_time()
+    try:
         return (yield)
+    finally:
+        del _BEGAN[item.nodeid]
+
+
+def _note_cost(item: pytest.Item) -> None:
+    """Leaves in the junit what report.py needs to know of a test."""
+    clock, processor = _BEGAN[item.nodeid]
+    secs = time.monotonic() - clock
+    if item.get_closest_marker("multiprocess") is None:
+        # On a busy machine it waits for its turns, too.
+        secs = min(secs, time.process_time() - processor)
+    item.user_properties.append(("own_secs", f"{secs:.3f}"))
+    for marker in map(item.get_closest_marker, ("deep", "slow")):
+        if marker is not None:
+            item.user_properties.append(("may_be_slow", str(marker.args)))
 
 
 def _make_logical_devices() -> None:
@@ -146,7 +166,7 @@ def pytest_ignore_collect(
     collection_path: pathlib.Path, config: pytest.Config
 ) -> bool | None:
     """Spares `-m multiprocess` the imports of files without such a test."""
-    if config.option.markexpr != "multiprocess":
+    if not config.option.markexpr.startswith("multiprocess"):
         return None
     if collection_path.suffix != ".py":
         return None
@@ -154,12 +174,9 @@ def pytest_ignore_collect(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files with long limits first: no core waits for one at the end."""
-    longest: dict[pathlib.Path, float] = {}
-    for item in items:
-        secs = _asked_limit_secs(item)
-        longest[item.path] = max(longest.get(item.path, 0.0), secs)
-    items.sort(key=lambda item: -longest[item.path])
+    """Puts files with slow tests first: no core waits for one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

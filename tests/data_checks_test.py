@@ -239,13 +239,9 @@ def test_a_loader_that_has_nobody_to_follow_is_told_of(monkeypatch):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.timeout_secs(400)
 @pytest.mark.usefixtures("no_process_left")
 def test_two_workers_end_alike_whatever_one_of_them_lacks(tmp_path):
-    result = commands.launched(
-        program, tmp_path, timeout_secs=380, workers_per_group=2
-    ).result()
-    assert result.exit_code == 0, result.groups
+    commands.launched(tmp_path / "run", program, tmp_path, workers_per_group=2)
     first, second = (
         json.loads((tmp_path / f"worker_{worker}.json").read_text())
         for worker in range(2)

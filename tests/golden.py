@@ -33,12 +33,9 @@ from tfdistill import mixing
 from tfdistill import teachers
 from tfdistill.labels import attached
 from tfdistill.labels import forms
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
 
 FILE = pathlib.Path(__file__).with_suffix(".json")
 NUM_STEPS = 6
-_LIMIT_SECS = 240.0
 _BATCH_SIZE, _NUM_EXAMPLES, _NUM_IDS = 8, 27, 11
 _TOLERANCE = 1e-5
 # Some processors multiply bfloat16, others numbers of more digits.
@@ -371,16 +368,10 @@ def _losses(logs: dict[str, list], model: Any) -> dict[str, Any]:
 
 def launch(place: str, directory: pathlib.Path) -> Losses:
     """Trains all cases of a place in processes; groups give lists of tasks."""
-    topology = local_cluster.LocalCluster(
-        command=commands.of("tests.golden", place, directory),
-        workdir=str(directory / "run"),
+    commands.launched(
+        *(directory / "run", "tests.golden", place, directory),
         **LAUNCHED[place],
     )
-    with local_run.LocalRun(topology) as run:
-        result = run.wait(timeout_secs=_LIMIT_SECS)
-    if result.exit_code:
-        logs = sorted((directory / "run" / "logs").glob("*.log"))
-        raise RuntimeError("\n".join(log.read_text()[-3000:] for log in logs))
     found: Losses = {}
     for path in sorted(directory.glob("task_*.json")):
         for name, losses in json.loads(path.read_text()).items():

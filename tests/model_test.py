@@ -364,7 +364,6 @@ print("same")
 """
 
 
-@pytest.mark.timeout_secs(280)
 def test_files_open_in_a_plain_keras(exchange, tmp_path):
     model = _taught(exchange, cases.deep(0))
     cases.fit(model, _X, _Y)

@@ -10,9 +10,14 @@ the tests' own code still does.
 Python's collector looks through a million objects again and again while
 TensorFlow is imported, a fifth of that time, and finds no garbage: here it
 waits for more new objects before it looks.
+
+A test that fails because nothing happens asks by a signal for the stacks of all
+threads (tests/cases/waits.py).
 """
 
+import faulthandler
 import gc
+import signal
 import sys
 from typing import Any
 
@@ -49,3 +54,4 @@ class _Hidden:
 
 sys.meta_path.insert(0, _Hidden)
 gc.set_threshold(100_000, 50, 50)
+faulthandler.register(signal.SIGUSR2, file=2)

@@ -53,14 +53,11 @@ def _wait_for_start(launcher, workdir):
     def started():
         return path.exists() and '"start"' in path.read_text()
 
-    waits.until(
-        lambda: launcher.poll() is not None or started(), limit_secs=120.0
-    )
+    waits.until(lambda: launcher.poll() is not None or started())
     assert launcher.poll() is None
 
 
 @pytest.mark.multiprocess
-@pytest.mark.timeout_secs(800)
 @pytest.mark.parametrize("by", _FAULTS)
 def test_a_run_holds_out_against_faults(launched, by):
     launcher, workdir = launched
@@ -81,7 +78,6 @@ def test_a_run_holds_out_against_faults(launched, by):
         cwd=_ROOT,
         capture_output=True,
         text=True,
-        timeout=700,
     )
     report = json.loads(round_.stdout)
     log = (workdir / "punish" / "log.jsonl").read_text().splitlines()
@@ -96,7 +92,7 @@ def test_a_run_holds_out_against_faults(launched, by):
     assert sum(entry["halts"] for entry in entries) == 1, told
     assert list(run_view.processes_of(workdir))
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(60) == 128 + signal.SIGTERM
+    assert launcher.wait() == 128 + signal.SIGTERM
     assert not list(run_view.processes_of(workdir))
 
 

@@ -11,16 +11,15 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from collections.abc import Iterator
 
 from tests.cases import free_ports
+from tests.cases import waits
 
 PROGRAMS = ("munged", "sbatch", "scontrol", "slurmctld", "slurmd", "srun")
 # Debian keeps the daemons where only root's PATH leads.
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-LIMIT_SECS = 120.0
 _END_SECS = 20.0
 _CONFIGURATION = """\
 ClusterName=tfdistill
@@ -112,7 +111,7 @@ class Slurm:
     def run(self, *command: str) -> str:
         """Runs a command of Slurm's; returns what it prints."""
         done = subprocess.run(
-            command, env=self.env, capture_output=True, text=True, timeout=60
+            command, env=self.env, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -123,12 +122,11 @@ class Slurm:
         pairs = (word.partition("=") for word in text.split())
         return {key: value for key, _, value in pairs}
 
-    def wait(self, name: str, *states: str, limit_secs: float) -> None:
+    def wait(self, name: str, *states: str) -> None:
         """Waits until a job is in one of the states."""
-        end = time.monotonic() + limit_secs
-        while (state := self.job(name)["JobState"]) not in states:
-            assert time.monotonic() < end, f"{name} is still {state}"
-            time.sleep(0.2)
+        waits.until(
+            lambda: self.job(name)["JobState"] in states, name, pause_secs=0.2
+        )
 
 
 @contextlib.contextmanager
@@ -214,7 +212,6 @@ def _idle(slurm: Slurm) -> int:
         env=slurm.env,
         capture_output=True,
         text=True,
-        timeout=LIMIT_SECS,
     )
     return len(done.stdout.splitlines()) if done.returncode == 0 else 0
 
@@ -224,20 +221,20 @@ def _until(
     slurm: Slurm,
     daemons: list[subprocess.Popen[bytes]],
 ) -> None:
-    end = time.monotonic() + LIMIT_SECS
-    while not condition():
-        ended = any(daemon.poll() is not None for daemon in daemons)
-        if ended or time.monotonic() > end:
+    def holds() -> bool:
+        if any(daemon.poll() is not None for daemon in daemons):
             log = (slurm.directory / "daemons.log").read_text()
             raise RuntimeError(f"Slurm does not start:\n{log[-4000:]}")
-        time.sleep(0.1)
+        return condition()
+
+    waits.until(holds, "Slurm's start", pause_secs=0.1)
 
 
 def _cancel_all(slurm: Slurm) -> None:
     """Ends all jobs, and waits, as a node's daemon does not on its end."""
     slurm.run("scancel", "--user=root")
-    end = time.monotonic() + LIMIT_SECS
-    while slurm.run("squeue", "--noheader").strip():
-        if time.monotonic() > end:
-            break
-        time.sleep(0.2)
+    waits.until(
+        lambda: not slurm.run("squeue", "--noheader").strip(),
+        "the end of all jobs",
+        pause_secs=0.2,
+    )

@@ -13,7 +13,6 @@ from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 from tfdistill.status import tables
 
-LIMIT_SECS = 60.0
 # What the code of a task may use. `train` counts its steps in a file, so that a
 # task that is started again resumes as from a backup.
 PRELUDE = f"""
@@ -77,11 +76,25 @@ def shown(topology, **options):
 
 def run(topology, **options):
     with shown(topology, **options) as started:
-        return started.wait(timeout_secs=LIMIT_SECS)
+        return end(started)
+
+
+def end(run):
+    """Supervises a run to its end; returns its result."""
+    waits.until(lambda: run.poll() or run.over, "the run", pause_secs=0.0)
+    return run.wait()
 
 
 def poll_until(run, condition):
-    return waits.until(lambda: run.poll(0.05) or condition())
+    """Supervises a run, which goes on, until a condition holds."""
+
+    def holds():
+        run.poll(0.05)
+        value = condition()
+        assert value or not run.over, run.result()
+        return value
+
+    return waits.until(holds, pause_secs=0.0)
 
 
 def alive(pid):

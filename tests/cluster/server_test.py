@@ -68,7 +68,6 @@ def test_a_coordinator_that_never_came_is_late():
 
 
 @pytest.mark.multiprocess
-@pytest.mark.timeout_secs(200)
 @pytest.mark.usefixtures("no_process_left")
 def test_a_server_without_a_coordinator_says_so_and_may_be_tried_again(
     tmp_path,
@@ -85,7 +84,7 @@ def test_a_server_without_a_coordinator_says_so_and_may_be_tried_again(
             TF_CONFIG=json.dumps(config),
             TFDISTILL_START_TIMEOUT_SECS="1",
         )
-        code = process.wait(150)
+        code = process.wait()
     said = process.text()
     assert code == 75, said
     assert f"ps:0 waited 1 s for chief:0 at {chief}, which refuses" in said

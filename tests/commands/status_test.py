@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.cases import runs as cases
+from tests.cases import tasks
 from tfdistill.commands import status as command
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
@@ -100,7 +101,6 @@ def test_text_of_others_cannot_steer_the_terminal(tmp_path, capsys):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.timeout_secs(120)
 @pytest.mark.usefixtures("no_process_left")
 def test_a_real_run_that_failed_and_came_back(tmp_path):
     """Without TensorFlow, also as a program of its own."""
@@ -118,7 +118,7 @@ def test_a_real_run_that_failed_and_came_back(tmp_path):
         start="spawn",
     )
     with local_run.LocalRun(topology) as run:
-        assert run.wait(timeout_secs=60).exit_code == 0
+        assert tasks.end(run).exit_code == 0
     program = (
         "import sys\n"
         "from tfdistill.commands import status as command\n"
@@ -130,7 +130,6 @@ def test_a_real_run_that_failed_and_came_back(tmp_path):
         [sys.executable, "-c", program, str(tmp_path / "run")],
         capture_output=True,
         text=True,
-        timeout=60,
         cwd=_ROOT,
         check=True,
     )

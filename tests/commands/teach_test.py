@@ -9,7 +9,6 @@ import threading
 import time
 
 import grpc
-import pytest
 import tensorflow as tf
 
 import tfdistill
@@ -18,8 +17,6 @@ from tests.cases import prediction_servers as server_cases
 from tests.cases import waits
 from tfdistill.commands import teach as command
 from tfdistill.labels import attached
-
-pytestmark = pytest.mark.timeout_secs(120)
 
 
 def _run(options, client):

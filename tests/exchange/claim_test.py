@@ -191,7 +191,7 @@ class _Process:
 
     def kill(self):
         self.process.kill()
-        self.process.wait(_WAIT_SECS)
+        self.process.wait()
         self.process.stdout.close()
 
 
@@ -216,7 +216,7 @@ def test_processes_that_are_killed_and_frozen_give_way(tmp_path, start):
     first.next("published")
     second = start(root, "b")
     assert str(first.pid) in second.next("refused")["message"]
-    assert second.process.wait(_WAIT_SECS) == 2
+    assert second.process.wait() == 2
     first.kill()
     third = start(root)
     third.next("published")
@@ -226,7 +226,7 @@ def test_processes_that_are_killed_and_frozen_give_way(tmp_path, start):
     time.sleep(0.2)
     os.kill(third.pid, signal.SIGCONT)
     assert str(fourth.pid) in third.next("lost")["message"]
-    assert third.process.wait(_WAIT_SECS) == 3
+    assert third.process.wait() == 3
     for _ in range(3):
         fourth.next("published")
     fourth.kill()

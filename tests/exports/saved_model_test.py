@@ -169,7 +169,6 @@ def _exports():
     }
 
 
-@pytest.mark.timeout_secs(280)
 def test_versions_load_without_this_package_from_a_graph_written_once(
     plain_interpreter,
 ):

@@ -19,7 +19,6 @@ from tfdistill.status import run_events
 
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(120),
     pytest.mark.usefixtures("no_process_left"),
 ]
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -44,7 +43,7 @@ def _launched(
     command = [sys.executable, "-m", "launch.local", *options]
     command += [f"--workdir={workdir}", "--preload=json", "--"]
     command += tasks.command(code)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         cwd=_ROOT,
         env=os.environ | env,
@@ -52,12 +51,11 @@ def _launched(
         stderr=subprocess.STDOUT,
         text=True,
         preexec_fn=preexec_fn,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=tasks.LIMIT_SECS)
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @contextlib.contextmanager
@@ -94,7 +92,7 @@ def test_a_full_disk_stops_neither_the_launcher_nor_its_restarts(tmp_path):
                 if len(before) < 3:
                     os.kill(pid, signal.SIGKILL)
         end.touch()
-        out, _ = launcher.communicate(timeout=tasks.LIMIT_SECS)
+        out, _ = launcher.communicate()
         assert launcher.returncode == 0, out
         assert "group 0: done, restarts 2" in out
         assert out.count("warning: the launcher cannot write to") == 1
@@ -139,7 +137,7 @@ def test_what_a_task_prints_on_a_full_disk_is_lost_and_no_more(
 def test_a_run_on_a_full_disk_is_refused(tmp_path):
     workdir = tmp_path / "run"
     with _launched(workdir, code="pass", preexec_fn=_no_room) as launcher:
-        out, _ = launcher.communicate(timeout=tasks.LIMIT_SECS)
+        out, _ = launcher.communicate()
     assert launcher.returncode == 2, out
     assert "error: `workdir` must be a directory that can be written to" in out
 

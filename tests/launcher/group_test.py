@@ -16,7 +16,6 @@ from tfdistill.launcher import local_run
 _topology = functools.partial(tasks.topology, max_restarts=3)
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(120),
     pytest.mark.usefixtures("no_process_left"),
 ]
 
@@ -60,7 +59,7 @@ train(50)
             tasks.poll_until(run, stepped)
             pids.append(run.pids)
             os.kill(pids[-1][name], signal.SIGKILL)
-        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
+        result = tasks.end(run)
     assert result.exit_code == 0
     assert [g.state for g in result.groups] == ["done", "done"]
     assert [g.group_restarts for g in result.groups] == [2, 0]
@@ -181,7 +180,7 @@ def test_a_task_that_hangs_with_pythons_lock_is_found(tmp_path, capsys):
         name = "group_0_worker_0"
         tasks.poll_until(run, lambda: len(_steps(topology, name)) > 10)
         pathlib.Path(topology.workdir, "group_0_worker_0.hang").touch()
-        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
+        result = tasks.end(run)
     assert result.exit_code == 0
     assert [g.group_restarts for g in result.groups] == [1, 0]
     (stuck,) = _events(topology, "stuck")
@@ -218,7 +217,7 @@ while True:
             run, lambda: signs.read_progress(ready_path).count > 10
         )
         pathlib.Path(topology.workdir, "stopped").touch()
-        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
+        result = tasks.end(run)
     assert result.exit_code == 0
     (group,) = result.groups
     assert group.group_restarts == 0

@@ -18,7 +18,6 @@ from tfdistill.status import observed_run
 
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(60),
     pytest.mark.usefixtures("no_process_left"),
 ]
 HANG = "time.sleep(600)\n"
@@ -119,15 +118,9 @@ wait_for("go")
         tmp_path, task, num_groups=2, on_group_failure="continue"
     )
     with local_run.LocalRun(topology) as run:
-
-        def failed():
-            run.poll()
-            return run.result().groups[1].state == "failed"
-
-        waits.until(failed)
-        assert not run.over
+        tasks.poll_until(run, lambda: run.result().groups[1].state == "failed")
         pathlib.Path(topology.workdir, "go").touch()
-        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
+        result = tasks.end(run)
     assert [group.state for group in result.groups] == ["done", "failed"]
     assert result.exit_code == 3
 
@@ -178,7 +171,7 @@ if TYPE == "chief":
         worker_restarts=2,
     )
     with tasks.shown(topology) as run:
-        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
+        result = tasks.end(run)
     (group,) = result.groups
     assert (result.exit_code, group.state, group.reason) == (0, "done", "")
     assert group.restarts == {"group_0_worker_0": 0, "group_0_worker_1": 2}
@@ -238,15 +231,15 @@ def launcher(tmp_path):
 
     yield start
     for process in started:
-        process.kill()
-        process.communicate(timeout=tasks.LIMIT_SECS)
+        with process:  # Closes its pipe, and waits.
+            process.kill()
 
 
 def test_interrupted_launcher_stops_everything(tmp_path, launcher):
     process = launcher("family()\n" + HANG, "--num_groups=2")
     pids = _family_pids(tmp_path, 2)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=tasks.LIMIT_SECS)
+    out, _ = process.communicate()
     assert process.returncode == 143
     assert not any(tasks.alive(pid) for pid in pids)
     assert "group 1 stopped: the launcher received SIGTERM" in out
@@ -259,7 +252,7 @@ def test_second_interrupt_kills_at_once(tmp_path, launcher):
     time.sleep(0.5)
     assert process.poll() is None and tasks.alive(pids[0])
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=tasks.LIMIT_SECS)
+    process.communicate()
     assert process.returncode == 130
     assert not any(tasks.alive(pid) for pid in pids)
 

@@ -22,7 +22,6 @@ from tfdistill.launcher import parent as parent_lib
 
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(60),
     pytest.mark.usefixtures("no_process_left"),
 ]
 PRELOAD = ("shown",)

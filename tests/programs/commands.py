@@ -11,21 +11,20 @@ import os
 import pathlib
 import select
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
+from tests.cases import tasks
+from tests.cases import waits
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 from tfdistill.launcher import parent
 from tfdistill.launcher import task_process
-
-LIMIT_SECS = 240.0
 
 
 def of(
@@ -48,25 +47,28 @@ def of(
 
 
 def launched(
-    program: ModuleType,
-    directory: pathlib.Path,
-    *,
-    timeout_secs: float,
-    **cluster: int,
+    workdir: pathlib.Path,
+    program: ModuleType | str,
+    *arguments: object,
+    exit_code: int | None = 0,
+    cwd: pathlib.Path | None = None,
+    **cluster: Any,
 ) -> local_run.LocalRun:
     """Runs a program on the tasks of a cluster until all have ended.
 
-    It gets the directory, and has its workdir in `directory`/run. `cluster` are
+    They must end with `exit_code`, whatever it is if None. `cluster` are
     arguments of `LocalCluster`, such as workers_per_group=2. The run has its
-    `result`, and the process ids of its tasks.
+    `result`, and the process ids of its tasks, which are gone.
     """
     topology = local_cluster.LocalCluster(
-        command=of(program, directory),
-        workdir=str(directory / "run"),
+        command=of(program, *arguments, cwd=cwd),
+        workdir=str(workdir),
         **cluster,
     )
     with local_run.LocalRun(topology) as run:
-        run.wait(timeout_secs=timeout_secs)
+        result = tasks.end(run)
+    assert exit_code in (None, result.exit_code), result.groups
+    assert not any(map(tasks.alive, run.pids.values()))
     return run
 
 
@@ -98,7 +100,7 @@ class Process:
                 log_file=file,
                 parent=None if no_fork else parent.get(command, env),
             )
-        self._until(lambda: self._task.pid is not None, LIMIT_SECS)
+        self._until(lambda: self._task.pid is not None)
 
     @property
     def pid(self) -> int:
@@ -106,15 +108,16 @@ class Process:
         assert self._task.pid is not None
         return self._task.pid
 
-    def _until(self, holds: Callable[[], bool], timeout_secs: float) -> None:
-        end = time.monotonic() + timeout_secs
-        while not holds():
-            left = end - time.monotonic()
-            if left <= 0:
-                raise subprocess.TimeoutExpired(self.args, timeout_secs)
+    def _until(self, holds: Callable[[], bool]) -> None:
+        def look() -> bool:
             sources = [self._task] if self._task.fileno() >= 0 else []
-            select.select(sources, [], [], min(left, 0.5))
+            select.select(sources, [], [], 0.2)
             self._task.read()
+            return holds()
+
+        what = " ".join(self.args)
+        if not holds():
+            waits.until(look, what, pause_secs=0.0)
 
     def poll(self) -> int | None:
         """Returns its exit code, or None while it runs."""
@@ -122,9 +125,9 @@ class Process:
         self.returncode = self._task.exit_code
         return self.returncode
 
-    def wait(self, timeout_secs: float = LIMIT_SECS) -> int:
+    def wait(self) -> int:
         """Returns its exit code once nothing of it is left."""
-        self._until(lambda: self._task.closed, timeout_secs)
+        self._until(lambda: self._task.closed)
         self.returncode = self._task.exit_code
         assert self.returncode is not None
         return self.returncode
@@ -179,14 +182,13 @@ def run(
     program: ModuleType | str,
     *arguments: object,
     cwd: pathlib.Path | None = None,
-    timeout_secs: float = LIMIT_SECS,
 ) -> str:
     """Runs a program to its end, which must be a good one; returns its text."""
     with tempfile.TemporaryDirectory() as directory:
         log = pathlib.Path(directory, "log")
         process = Process(of(program, *arguments, cwd=cwd), log)
         try:
-            code = process.wait(timeout_secs)
+            code = process.wait()
         finally:
             process.end()
         text = process.text()

@@ -22,7 +22,7 @@ import tfdistill
 from tests.cases import docs_blocks
 
 pytest.importorskip("mkdocs", reason="needs mkdocs (extra: docs)")
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(400)]
+pytestmark = pytest.mark.multiprocess
 # As many links as one list may have.
 _MOST_LINKS = 40
 # Opens each page, then searches; posts what it finds.
@@ -96,7 +96,6 @@ def site(tmp_path_factory):
         cwd=docs_blocks.ROOT,
         # What mkdocs-material says of other projects' plans is no warning.
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        timeout=360,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -21,8 +21,7 @@ from tests.cases import runs
 from tests.programs import commands
 from tfdistill.commands import run
 
-# The first test runs the pages.
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(800)]
+pytestmark = pytest.mark.multiprocess
 # In the order in which a reader types them; later pages use earlier files.
 _PAGES = (
     "docs/tutorial_workers.md",
@@ -33,7 +32,6 @@ _PAGES = (
     "docs/teachers.md",
     "docs/serving.md",
 )
-_LIMIT_SECS = 300
 # For a part of each command: what it prints.
 _EXPECTED = {
     "workers-per-group=2 train.py": "group 0: done",
@@ -64,7 +62,6 @@ def _in_a_shell(text, directory):
         ["bash", "-e", "-c", text],
         cwd=directory,
         env=environ,
-        timeout=_LIMIT_SECS,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -95,9 +92,7 @@ def _by_a_fork(words, directory):
             pass
         case _:
             return None
-    return commands.run(
-        program, *arguments, cwd=directory, timeout_secs=_LIMIT_SECS
-    )
+    return commands.run(program, *arguments, cwd=directory)
 
 
 def _here(text, tmp):

@@ -52,7 +52,6 @@ def stopped_after_a_run(tmp_path):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.timeout_secs(480)
 @pytest.mark.usefixtures("stopped_after_a_run")
 def test_a_stopped_comparison_goes_on_where_it_was(
     tmp_path, no_process_left, capsys

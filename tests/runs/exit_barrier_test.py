@@ -6,12 +6,9 @@
 import pytest
 
 from tests.programs import commands
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
 
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(300),
     pytest.mark.usefixtures("no_process_left"),
 ]
 CODE = """
@@ -26,17 +23,10 @@ print("done", cluster.task_index, flush=True)
 
 
 def test_a_worker_that_is_done_early_does_not_fail_the_others(tmp_path):
-    topology = local_cluster.LocalCluster(
-        command=commands.of("-c", CODE),
-        workdir=str(tmp_path),
-        workers_per_group=2,
-    )
-    with local_run.LocalRun(topology) as run:
-        result = run.wait(timeout_secs=240)
-    assert result.exit_code == 0, result.groups
-    assert set(result.groups[0].exit_codes.values()) == {0}
+    run = commands.launched(tmp_path, "-c", CODE, workers_per_group=2)
+    assert set(run.result().groups[0].exit_codes.values()) == {0}
     for index in range(2):
-        log = topology.logs_dir / f"group_0_worker_{index}.log"
+        log = tmp_path / "logs" / f"group_0_worker_{index}.log"
         said = log.read_text(errors="replace")
         assert f"done {index}" in said
         assert "left before this one was done" not in said

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.cases import waits
+from tests.cases import tasks
 from tests.programs import commands
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
@@ -15,10 +15,8 @@ from tfdistill.status import run_events
 
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(600),
     pytest.mark.usefixtures("no_process_left"),
 ]
-LIMIT_SECS = 400.0
 NUM_STEPS = 120
 CODE = f"""
 import ctypes, json, pathlib, time
@@ -81,22 +79,13 @@ def test_a_group_comes_back_after_a_kill_and_a_hang(tmp_path):
         return sum(event["event"] == "start" for event in events)
 
     with local_run.LocalRun(topology) as run:
-
-        def poll_until(condition):
-            def holds():
-                assert not run.over, run.result()
-                run.poll(0.05)
-                return condition()
-
-            waits.until(holds, limit_secs=LIMIT_SECS)
-
-        poll_until(lambda: reached(30))
+        tasks.poll_until(run, lambda: reached(30))
         os.kill(run.pids["group_0_worker_1"], signal.SIGKILL)
-        poll_until(lambda: num_starts() == 4)
+        tasks.poll_until(run, lambda: num_starts() == 4)
         steps.rename(tmp_path / "first.steps")
-        poll_until(lambda: reached(60))
+        tasks.poll_until(run, lambda: reached(60))
         (tmp_path / "worker_1.hang").touch()
-        result = run.wait(timeout_secs=LIMIT_SECS)
+        result = tasks.end(run)
     assert result.exit_code == 0, result.groups
     assert result.groups[0].group_restarts == 2
     ends = [

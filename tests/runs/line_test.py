@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 
 import keras
 import numpy as np
@@ -12,6 +11,7 @@ import tensorflow as tf
 from launch import line as program
 from tests.cases import docs_blocks
 from tests.cases import object_store
+from tests.cases import waits
 from tests.programs import commands
 from tfdistill.commands import line as command
 from tfdistill.held_out import predictions
@@ -20,7 +20,6 @@ from tfdistill.recipes import outputs
 
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(300),
     pytest.mark.usefixtures("no_process_left"),
 ]
 
@@ -41,12 +40,12 @@ def _line(name, *options):
 def _killed_in_training(start, *options):
     """Kills a retrain with all of its tasks once they train."""
     process = start(program, "retrain", os.path.abspath("clicks"), *options)
-    deadline = time.monotonic() + 120
-    candidate = "clicks/candidates/2/run/group_0"
-    while not os.path.exists(candidate):
+
+    def trains():
         assert process.poll() is None, process.text()
-        assert time.monotonic() < deadline, process.text()
-        time.sleep(0.02)
+        return os.path.exists("clicks/candidates/2/run/group_0")
+
+    waits.until(trains)
     process.end()
     assert not os.path.exists("clicks/candidates/2/lineage.json")
 

@@ -15,7 +15,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quickstart.ipynb"
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(300),
     pytest.mark.usefixtures("no_process_left"),
 ]
 
@@ -47,7 +46,6 @@ def executed(kernel, tmp_path):
     page = nbformat.read(PAGE, as_version=4)
     client = nbclient.NotebookClient(
         page,
-        timeout=240,
         kernel_name="python3",
         resources={"metadata": {"path": str(tmp_path)}},
     )

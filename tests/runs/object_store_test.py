@@ -10,7 +10,7 @@ import pytest
 
 import tfdistill
 from tests.cases import object_store
-from tests.cases import waits
+from tests.cases import tasks
 from tests.programs import codistill as codistill_program
 from tests.programs import commands
 from tfdistill.exchange import versions
@@ -21,7 +21,6 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # More than a run takes: it goes on until it is told to stop.
 _MOST_STEPS = 100_000
 _OUTAGE_SECS = 2.0
-_WAIT_SECS = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +37,9 @@ def _taught_by(directory, group):
 
 def _wait_until_taught(run, directory, *, after):
     """Waits until a version newer than `after` has taught each group."""
-
-    def taught():
-        run.poll()
-        return min(_taught_by(directory, g) for g in range(2)) > after
-
-    waits.until(taught, limit_secs=_WAIT_SECS)
+    tasks.poll_until(
+        run, lambda: min(_taught_by(directory, g) for g in range(2)) > after
+    )
 
 
 @pytest.mark.multiprocess
@@ -70,7 +66,7 @@ def test_groups_teach_each_other_through_a_store_that_fails_for_a_while(
         # The groups go on to newer versions, however long exports paused.
         _wait_until_taught(run, tmp_path, after=before)
         (tmp_path / "stop").touch()
-        result = run.wait(timeout_secs=100)
+        result = tasks.end(run)
     assert result.exit_code == 0, result.groups
     for group in range(2):
         notes = json.loads((tmp_path / f"notes_{group}_0.json").read_text())
@@ -93,9 +89,7 @@ def test_writers_killed_at_random_show_no_bad_version(s3, no_process_left):
     """`benchmarks.exchange_kills` has the full number."""
     command = [sys.executable, "-m", "benchmarks.exchange_kills"]
     command += ["--kills=4", "--seed=7", f"--exchange={s3.url}"]
-    done = subprocess.run(
-        command, cwd=_ROOT, capture_output=True, text=True, timeout=200
-    )
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["kills"], found["bad"]) == (4, 0), found

@@ -12,7 +12,6 @@ from tests.programs import own_recipe
 
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(300),
     pytest.mark.usefixtures("no_process_left"),
 ]
 

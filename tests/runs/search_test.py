@@ -12,7 +12,6 @@ from tests.cases import docs_blocks
 pytest.importorskip("optuna")
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(600),
     pytest.mark.usefixtures("no_process_left"),
 ]
 # A script of a user, whose weight is searched for.

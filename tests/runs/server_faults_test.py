@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tfdistill
-from tests.cases import waits
+from tests.cases import tasks
 from tests.programs import commands
 from tests.programs import server_group_fault as program
 from tfdistill.launcher import local_cluster
@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.usefixtures("no_process_left"),
 ]
-LIMIT_SECS = 120.0
 
 
 def _topology(directory, num_steps, **fields):
@@ -27,15 +26,6 @@ def _topology(directory, num_steps, **fields):
         workdir=str(directory / "run"),
         **fields,
     )
-
-
-def _poll_until(run, condition):
-    def holds():
-        run.poll()
-        assert not run.over, run.result()
-        return condition()
-
-    waits.until(holds, limit_secs=LIMIT_SECS)
 
 
 def _runs(directory):
@@ -48,7 +38,6 @@ def _newest_backup(directory):
     return max(steps, default=0)
 
 
-@pytest.mark.timeout_secs(300)
 def test_a_killed_worker_comes_back_with_its_teachers(tmp_path):
     num_steps = 400
     program.publish(tmp_path)
@@ -56,11 +45,11 @@ def test_a_killed_worker_comes_back_with_its_teachers(tmp_path):
         tmp_path, num_steps, workers_per_group=2, ps_per_group=1
     )
     with local_run.LocalRun(topology) as run:
-        _poll_until(run, (tmp_path / "started").exists)
+        tasks.poll_until(run, (tmp_path / "started").exists)
         os.kill(run.pids["group_0_worker_1"], signal.SIGKILL)
         (tmp_path / "draft").write_text("[1]")
         (tmp_path / "draft").rename(tmp_path / "killed")
-        result = run.wait(timeout_secs=200)
+        result = tasks.end(run)
     (group,) = result.groups
     assert (result.exit_code, group.state) == (0, "done"), group
     assert group.restarts == {"group_0_worker_0": 0, "group_0_worker_1": 1}
@@ -84,9 +73,9 @@ def test_a_killed_worker_comes_back_with_its_teachers(tmp_path):
 def _lose(directory, topology, task):
     """Runs until there is a backup, then kills a task."""
     with local_run.LocalRun(topology) as run:
-        _poll_until(run, lambda: _newest_backup(directory))
+        tasks.poll_until(run, lambda: _newest_backup(directory))
         os.kill(run.pids[task], signal.SIGKILL)
-        result = run.wait(timeout_secs=LIMIT_SECS)
+        result = tasks.end(run)
     (group,) = result.groups
     assert (result.exit_code, group.state) == (137, "failed")
     assert group.failed_task == task
@@ -94,14 +83,13 @@ def _lose(directory, topology, task):
     return _newest_backup(directory)
 
 
-@pytest.mark.timeout_secs(300)
 def test_a_group_resumes_after_the_loss_of_a_ps(tmp_path):
     num_steps = 160
     topology = _topology(tmp_path, num_steps, ps_per_group=2)
     lost = _lose(tmp_path, topology, "group_0_ps_1")
     (tmp_path / "killed").write_text("[]")
     with local_run.LocalRun(topology) as run:
-        result = run.wait(timeout_secs=LIMIT_SECS)
+        result = tasks.end(run)
     assert result.exit_code == 0, result.groups
     assert 0 < lost < num_steps
     begins, end = _runs(tmp_path)[:-1], _runs(tmp_path)[-1]

@@ -8,7 +8,6 @@ import json
 import shutil
 
 import numpy as np
-import psutil
 import pytest
 import tensorflow as tf
 
@@ -19,10 +18,7 @@ from tests.cases import training as training_cases
 from tests.programs import commands
 from tests.programs import server_group as server_group_program
 
-pytestmark = [
-    pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(400),
-]
+pytestmark = pytest.mark.multiprocess
 
 
 class Found:
@@ -52,11 +48,9 @@ def found(tmp_path_factory, published):
     """What the group found."""
     directory = tmp_path_factory.mktemp("group")
     shutil.copytree(published, directory, dirs_exist_ok=True)
-    run = commands.launched(
-        server_group_program, directory, timeout_secs=360, ps_per_group=2
+    commands.launched(
+        directory / "run", server_group_program, directory, ps_per_group=2
     )
-    assert run.result().exit_code == 0, run.result().groups
-    assert not any(psutil.pid_exists(pid) for pid in run.pids.values())
     return Found(directory)
 
 

@@ -14,7 +14,6 @@ from tests.cases import runs
 pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.data,
-    pytest.mark.timeout_secs(400),
     pytest.mark.usefixtures("no_process_left"),
 ]
 NUM_STEPS = 300

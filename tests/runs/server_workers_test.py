@@ -3,18 +3,12 @@
 import json
 
 import numpy as np
-import psutil
 import pytest
 
 from tests.programs import commands
 from tests.programs import server_group_workers as program
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
 
-pytestmark = [
-    pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(400),
-]
+pytestmark = pytest.mark.multiprocess
 MEAN_LABEL = (program.NUM_EXAMPLES - 1) / 2
 
 
@@ -22,16 +16,11 @@ MEAN_LABEL = (program.NUM_EXAMPLES - 1) / 2
 def seen(tmp_path_factory):
     """Returns what was seen in a part of the program."""
     directory = tmp_path_factory.mktemp("group")
-    topology = local_cluster.LocalCluster(
-        command=commands.of(program, directory),
-        workdir=str(directory / "run"),
+    commands.launched(
+        *(directory / "run", program, directory),
         workers_per_group=2,
         ps_per_group=2,
     )
-    with local_run.LocalRun(topology) as run:
-        result = run.wait(timeout_secs=360)
-    assert result.exit_code == 0, result.groups
-    assert not any(psutil.pid_exists(pid) for pid in run.pids.values())
     notes = json.loads((directory / "notes.json").read_text())
 
     def part(name):

@@ -10,16 +10,12 @@ from tests.programs import slow_worker as program
 
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(300),
     pytest.mark.usefixtures("no_process_left"),
 ]
 
 
 def test_whatever_slows_a_worker_it_is_named_soon(tmp_path):
-    run = commands.launched(
-        program, tmp_path, timeout_secs=240, workers_per_group=2
-    )
-    assert run.result().exit_code == 0, run.result()
+    commands.launched(tmp_path / "run", program, tmp_path, workers_per_group=2)
     for worker in range(2):
         path = tmp_path / f"worker_{worker}.json"
         slow = json.loads(path.read_text())

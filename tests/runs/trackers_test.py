@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from tests.programs import commands
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(200)]
+pytestmark = pytest.mark.multiprocess
 
 
 @pytest.fixture(scope="module")
@@ -23,20 +21,12 @@ def directory(tmp_path_factory):
     # In a new database two workers would be in each other's way.
     patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     patch.setenv("MLFLOW_TRACKING_URI", str(found / "mlflow"))
-    topology = local_cluster.LocalCluster(
-        command=commands.of(
-            # Where MLflow puts its files.
-            "tests.programs.trackers",
-            found,
-            cwd=found,
-        ),
-        workdir=str(found / "run"),
+    commands.launched(
+        *(found / "run", "tests.programs.trackers", found),
+        cwd=found,  # Where MLflow puts its files.
         workers_per_group=2,
     )
-    with local_run.LocalRun(topology) as run:
-        result = run.wait(timeout_secs=180)
     patch.undo()
-    assert result.exit_code == 0, result.groups
     return found
 
 

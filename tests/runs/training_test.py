@@ -6,29 +6,22 @@ import tensorflow as tf
 
 from tests.cases import training as training_cases
 from tests.programs import commands
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
 
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(600),
     pytest.mark.usefixtures("no_process_left"),
 ]
 
 
 @pytest.mark.parametrize("place", ["two_workers", "two_workers_of_two"])
 def test_two_workers_train_as_keras_in_one_process(place, tmp_path):
-    topology = local_cluster.LocalCluster(
-        command=commands.of(training_cases, tmp_path, place),
-        workdir=str(tmp_path / "run"),
+    commands.launched(
+        *(tmp_path / "run", training_cases, tmp_path, place),
         workers_per_group=2,
         # Each case is traced anew, in a blink; beside a test that starts ten
         # processes at once, a blink can take ten times as long.
         stuck_secs=60,
     )
-    with local_run.LocalRun(topology) as run:
-        result = run.wait(timeout_secs=480)
-    assert result.exit_code == 0, result.groups
     found = [np.load(tmp_path / f"worker_{i}.npz") for i in range(2)]
     strategy = tf.distribute.get_strategy()
     for name, case in training_cases.of(place).items():

@@ -8,10 +8,8 @@ from tests.cases import fragments
 from tests.cases import mutual_learning
 from tests.programs import commands
 from tests.programs import two_groups as program
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(300)]
+pytestmark = pytest.mark.multiprocess
 
 
 def _flat(weights):
@@ -20,15 +18,7 @@ def _flat(weights):
 
 @pytest.mark.usefixtures("no_process_left")
 def test_groups_that_mix_are_one_and_those_that_swap_are_two_models(tmp_path):
-    topology = local_cluster.LocalCluster(
-        command=commands.of(program),
-        workdir=str(tmp_path),
-        num_groups=2,
-        workers_per_group=2,
-    )
-    with local_run.LocalRun(topology) as run:
-        result = run.wait(timeout_secs=240)
-    assert result.exit_code == 0, result.groups
+    commands.launched(tmp_path, program, num_groups=2, workers_per_group=2)
     alone = cases.codistill(cases.deep(0))
     x, y = cases.data(32)
     epochs = program.NUM_EPOCHS
