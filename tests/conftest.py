@@ -48,7 +48,7 @@ _LIBRARY = "tfdistill"
 # Of tests that launch something: others do not depend on it.
 _PARENT = f"{_LIBRARY}.launcher.parent"
 # How long a process may take to end after its test.
-END_WAIT_SECS = 10.0
+END_WAIT_SECS = 60.0
 # What makes progress may take as long as on the slowest machine.
 _MOST_SECS = 2400.0
 _LOOK_SECS = 30.0

@@ -64,7 +64,7 @@ def _predictions(
     exchange: tfdistill.Exchange, cluster: tfdistill.Cluster
 ) -> Any:
     return teachers.PeerPredictions(
-        exchange, peers=cluster.peers, wait_secs=60.0
+        exchange, peers=cluster.peers, wait_secs=600.0
     )
 
 
@@ -72,7 +72,7 @@ def _mixer(exchange: tfdistill.Exchange) -> list[keras.callbacks.Callback]:
     mixer = mixing.WeightMixer(
         mixing.ModelAveraging(0.5),
         every_steps=2,
-        wait_secs=60.0,
+        wait_secs=600.0,
     )
     return [tfdistill.callbacks.StudentExporter(exchange, every_steps=2), mixer]
 

@@ -278,7 +278,6 @@ def run_python(code: str, *arguments: str, **kwargs: Any) -> str:
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
-        timeout=180,
         check=False,
         **kwargs,
     )

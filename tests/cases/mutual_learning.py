@@ -109,7 +109,7 @@ def numpy_peers(
             replicas=tuple(range(num_replicas)),
             host="127.0.0.1",
             peers=[g for g in range(cluster.num_groups) if g != group],
-            wait_secs=60.0,
+            wait_secs=600.0,
         )
         for group in cluster.peers
     ]

@@ -8,8 +8,10 @@ import time
 
 import pytest
 
+from tests.cases import waits
 from tfdistill.cluster import identity
 from tfdistill.cluster import rendezvous
+from tfdistill.system import processes
 
 NAMES = ("worker:0", "worker:1", "worker:2")
 
@@ -28,10 +30,15 @@ def _cluster(name, address, group=0):
     )
 
 
-def _meet(name, address, *, group=0, delay=0.0, limit_secs=10.0):
+def _meet(name, address, *, group=0, delay=0.0, limit_secs=60.0):
     time.sleep(delay)
     rendezvous.meet(_cluster(name, address, group), limit_secs=limit_secs)
     return time.monotonic()
+
+
+def _await(address):
+    """Waits until a task listens there."""
+    waits.until(lambda: processes.ask(address) is processes.Answer.OPEN)
 
 
 @pytest.fixture
@@ -47,7 +54,7 @@ def test_nobody_goes_before_the_last_has_come(pool, late):
         pool.submit(_meet, name, address, delay=0.3 * (index == late))
         for index, name in enumerate(NAMES)
     ]
-    assert all(f.result(timeout=20) >= start + 0.3 for f in futures)
+    assert all(f.result() >= start + 0.3 for f in futures)
     # The address is free again for TensorFlow.
     port = int(address.rpartition(":")[2])
     socket.create_server(("127.0.0.1", port)).close()
@@ -55,14 +62,14 @@ def test_nobody_goes_before_the_last_has_come(pool, late):
 
 def test_the_chief_names_who_is_missing(pool):
     address = _address()
-    chief = pool.submit(_meet, NAMES[0], address, limit_secs=0.6)
-    other = pool.submit(_meet, NAMES[1], address, limit_secs=0.6)
+    chief = pool.submit(_meet, NAMES[0], address, limit_secs=1.4)
+    other = pool.submit(_meet, NAMES[1], address, limit_secs=1.4)
     with pytest.raises(
         rendezvous.MissingWorkersError, match="waited 1 s for worker:2, which"
     ):
-        chief.result(timeout=20)
+        chief.result()
     with pytest.raises(rendezvous.MissingWorkersError, match="worker:1 waited"):
-        other.result(timeout=20)
+        other.result()
 
 
 def test_a_worker_names_the_chief_that_is_missing():
@@ -71,51 +78,54 @@ def test_a_worker_names_the_chief_that_is_missing():
         rendezvous.MissingWorkersError,
         match=f"worker:1 waited 1 s for worker:0 at {address}: no task",
     ):
-        _meet(NAMES[1], address, limit_secs=0.6)
+        _meet(NAMES[1], address, limit_secs=1.4)
 
 
-def test_an_impostor_is_refused_and_the_group_is_not_harmed(pool):
-    address = _address()
-    futures = [
-        pool.submit(_meet, NAMES[0], address),
-        pool.submit(_meet, NAMES[1], address),
-    ]
-    time.sleep(0.3)
+def test_an_impostor_is_refused_and_the_group_is_not_harmed(pool, monkeypatch):
+    address, judged, judge = _address(), [], rendezvous._judge
+
+    def noted(*arguments):
+        judged.append(judge(*arguments))
+        return judged[-1]
+
+    monkeypatch.setattr(rendezvous, "_judge", noted)
+    futures = [pool.submit(_meet, name, address) for name in NAMES[:2]]
+    waits.until(lambda: (NAMES[1], "") in judged)
     with pytest.raises(rendezvous.RefusedError, match="another worker:1"):
         _meet(NAMES[1], address)
     with pytest.raises(rendezvous.RefusedError, match="another cluster"):
         _meet(NAMES[2], address, group=1)
     futures.append(pool.submit(_meet, NAMES[2], address))
     for future in futures:
-        future.result(timeout=20)
+        future.result()
 
 
 def test_noise_on_the_address_is_ignored(pool):
     address = _address()
     host, _, port = address.rpartition(":")
     chief = pool.submit(_meet, NAMES[0], address)
-    time.sleep(0.2)
+    _await(address)
     for noise in (b"GET / HTTP/1.0\r\n\r\n", b"[" * 4095 + b"\n", b"\xff\n"):
-        with socket.create_connection((host, int(port)), timeout=5) as peer:
+        with socket.create_connection((host, int(port)), timeout=60) as peer:
             peer.sendall(noise)
     others = [pool.submit(_meet, name, address) for name in NAMES[1:]]
     for future in (chief, *others):
-        future.result(timeout=20)
+        future.result()
 
 
 def test_a_worker_that_died_may_come_again(pool):
     address = _address()
     host, _, port = address.rpartition(":")
     chief = pool.submit(_meet, NAMES[0], address)
-    time.sleep(0.2)
-    with socket.create_connection((host, int(port)), timeout=5) as dying:
+    _await(address)
+    with socket.create_connection((host, int(port)), timeout=60) as dying:
         text = rendezvous._text(_cluster("worker:1", address))
         hello = {"cluster": text, "host": "worker:0", "task": "worker:1"}
         dying.sendall(json.dumps(hello).encode() + b"\n")
         time.sleep(0.3)
     others = [pool.submit(_meet, name, address) for name in NAMES[1:]]
     for future in (chief, *others):
-        future.result(timeout=20)
+        future.result()
 
 
 def test_a_coordinator_waits_for_its_servers_and_names_the_missing(pool):
@@ -130,14 +140,14 @@ def test_a_coordinator_waits_for_its_servers_and_names_the_missing(pool):
             rendezvous.MissingWorkersError,
             match=r"chief:0 waited 1 s for worker:0 \(127.* refuses connect",
         ) as caught:
-            rendezvous.await_servers(cluster, limit_secs=0.6)
+            rendezvous.await_servers(cluster, limit_secs=1.4)
         assert "ps:0" not in str(caught.value)
-        waiting = pool.submit(rendezvous.await_servers, cluster, limit_secs=10)
+        waiting = pool.submit(rendezvous.await_servers, cluster, limit_secs=60)
         time.sleep(0.4)
         assert not waiting.done()
         port = int(worker.rpartition(":")[2])
         with socket.create_server(("127.0.0.1", port)):
-            waiting.result(timeout=10)
+            waiting.result()
 
 
 def test_a_peer_that_drips_bytes_holds_up_a_connection_for_the_limit_only():
@@ -150,11 +160,9 @@ def test_a_peer_that_drips_bytes_holds_up_a_connection_for_the_limit_only():
 
     thread = threading.Thread(target=drip)
     thread.start()
-    begin = time.monotonic()
-    found = rendezvous.receive(ours, limit_secs=0.2)
-    secs = time.monotonic() - begin
+    # Or it would have no end.
+    assert rendezvous.receive(ours, limit_secs=0.2) is None
     is_over.set()
     thread.join()
-    assert found is None and secs < 10
     ours.close()
     theirs.close()

@@ -76,7 +76,6 @@ def test_the_script_installs_first_and_passes_options_on(tmp_path):
         ["bash", str(script), "--override=weight=a b"],
         cwd=tmp_path,
         env=environ,
-        timeout=30,
     )
     assert found.returncode == 7
     assert log.read_text().splitlines() == [
@@ -84,8 +83,6 @@ def test_the_script_installs_first_and_passes_options_on(tmp_path):
         f"{root} -m launch.quickstart --override=weight=a b",
     ]
     (root / "launch" / "install.sh").write_text("exit 3\n")
-    found = subprocess.run(
-        ["bash", str(script)], cwd=tmp_path, env=environ, timeout=30
-    )
+    found = subprocess.run(["bash", str(script)], cwd=tmp_path, env=environ)
     assert found.returncode == 3
     assert len(log.read_text().splitlines()) == 2

@@ -1,6 +1,7 @@
 """Groups that fail, freeze and hang under the real launcher."""
 
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ from tests.cases import tasks
 from tfdistill.cluster import signs
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
+from tfdistill.launcher import watches
 
 _topology = functools.partial(tasks.topology, max_restarts=3)
 pytestmark = [
@@ -112,7 +114,9 @@ time.sleep(600)
     assert restart["monotonic"] < stopped["monotonic"] < failed["monotonic"]
 
 
-def test_a_missing_task_is_named_and_waited_for_again(tmp_path, capsys):
+def test_a_missing_task_is_named_and_waited_for_again(
+    tmp_path, capsys, monkeypatch
+):
     code = """
 if INDEX == 1 and not (WORKDIR / "x").exists():
     (WORKDIR / "x").touch()
@@ -127,6 +131,16 @@ signs.announce(signs.READY)
     topology = _topology(
         tmp_path, code, workers_per_group=2, start_timeout_secs=2
     )
+    ready_path = topology.logs_dir / "ready" / "0_worker_0"
+    absent, ticks = pathlib.Path(topology.workdir, "x"), itertools.count()
+
+    def clock():
+        """Runs only while one task waits for the absent one, the first time."""
+        waits = absent.exists() and signs.found(ready_path, signs.STARTING)
+        return next(ticks) if waits and not _events(topology, "late") else 0
+
+    watch = functools.partial(watches.TaskWatch, clock=clock)
+    monkeypatch.setattr(watches, "TaskWatch", watch)
     result = tasks.run(topology)
     assert result.exit_code == 0
     assert result.groups[0].group_restarts == 1

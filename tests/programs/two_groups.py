@@ -26,7 +26,7 @@ def _mixed(cluster: tfdistill.Cluster) -> dict:
     share = slice(cluster.group, None, cluster.num_groups)
     data = tf.data.Dataset.from_tensor_slices((x[share], y[share])).batch(4)
     mixer = mixing.WeightMixer(
-        mixing.ModelAveraging(), every_steps=1, wait_secs=60.0
+        mixing.ModelAveraging(), every_steps=1, wait_secs=600.0
     )
     exporter = tfdistill.callbacks.StudentExporter(exchange, every_steps=1)
     # Another worker's group would be the same without these.

@@ -157,7 +157,7 @@ def test_pages_fit_a_telephone_and_the_search_finds_them(site, tmp_path):
             stderr=subprocess.DEVNULL,
         )
         try:
-            found = posted.get(timeout=300)
+            found = posted.get()
         finally:
             process.terminate()
             process.wait()

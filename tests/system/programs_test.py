@@ -97,7 +97,6 @@ def _run(*argv):
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
     )
 
 
