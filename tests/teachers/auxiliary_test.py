@@ -1,5 +1,7 @@
 """Heads that learn from teachers in place of outputs."""
 
+import shutil
+
 import keras
 import numpy as np
 import pytest
@@ -41,50 +43,62 @@ def _fit(model, **kwargs):
     return model.fit(x, y, batch_size=43, verbose=0, **kwargs).history
 
 
-def _weights(model, output):
-    found = {v.path: v for v in model.trainable_variables}
-    return [found[f"{output}/{part}"] for part in ("kernel", "bias")]
-
-
-def _moved(model, output):
-    """How far the weights right below an output go in a step."""
-    before = [v.numpy() for v in _weights(model, output)]
+def _moved(model):
+    """How far each variable goes in a step, and what is logged of it."""
+    before = {v.path: v.numpy() for v in model.variables}
     history = _fit(model)
-    after = [v.numpy() for v in _weights(model, output)]
-    moved = [a - b for a, b in zip(after, before, strict=True)]
-    return np.concatenate([x.reshape(-1) for x in moved]), history
+    return {
+        v.path: v.numpy() - before[v.path] for v in model.variables
+    }, history
 
 
-def test_the_head_takes_the_term_of_its_output_which_has_labels_only():
-    alone, _ = _moved(_model(heads={}), "click")
-    both, direct = _moved(_model(_fixed(), heads={}), "click")
-    made = _model(_fixed())
-    labels, history = _moved(made, "click")
-    np.testing.assert_allclose(labels, alone, rtol=1e-5, atol=1e-7)
+def _below(moved, output):
+    """The weights right below an output."""
+    parts = (moved[f"{output}/{name}"] for name in ("kernel", "bias"))
+    return np.concatenate([part.reshape(-1) for part in parts])
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A step without heads and teachers."""
+    return _moved(_model(heads={}))[0]
+
+
+@pytest.fixture(scope="module")
+def model():
+    """One whose head learns from a teacher."""
+    return _model(_fixed())
+
+
+def test_the_head_takes_the_term_of_its_output_which_has_labels_only(
+    alone, model
+):
+    both, direct = _moved(_model(_fixed(), heads={}))
+    both, alone = (_below(each, "click") for each in (both, alone))
     assert np.abs(both - alone).max() > 1e-3
     # A head with the weights of the output has the output's own term.
-    made = _model(_fixed())
-    pairs = zip(
-        _weights(made, "click_soft"), _weights(made, "click"), strict=True
+    found = {v.path: v for v in model.trainable_variables}
+    for part in ("kernel", "bias"):
+        found[f"click_soft/{part}"].assign(found[f"click/{part}"])
+    moved, history = _moved(model)
+    np.testing.assert_allclose(
+        _below(moved, "click"), alone, rtol=1e-5, atol=1e-7
     )
-    for head, own in pairs:
-        head.assign(own)
-    soft, history = _moved(made, "click_soft")
-    np.testing.assert_allclose(soft, both - alone, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        _below(moved, "click_soft"), both - alone, rtol=1e-4, atol=1e-6
+    )
     for name in ("loss", "distillation_loss"):
         assert history[name][0] == pytest.approx(direct[name][0], rel=1e-5)
 
 
-def test_nothing_but_training_sees_it(tmp_path, run_dir):
-    model = _model(_fixed())
-    exporter = tfdistill.callbacks.StudentExporter(every_steps=1)
+def test_nothing_but_training_sees_it(tmp_path, exchange, model):
+    exporter = tfdistill.callbacks.StudentExporter(exchange, every_steps=1)
     _fit(model, callbacks=[exporter])
     x, y, _ = cases.clicks_and_sales()
     assert set(model.predict(x, verbose=0)) == set(_TASKS)
     evaluated = model.evaluate(x, y, verbose=0, return_dict=True)
     assert evaluated.keys() == {"loss", "click_loss", "sale_loss"}
     model.export(tmp_path / "served", verbose=False)
-    exchange = tfdistill.Exchange(run_dir / "exchange")
     for path in (tmp_path / "served", exchange.latest(0).path):
         loaded = tf.saved_model.load(str(path))
         assert set(loaded.serve(x)) == set(_TASKS)
@@ -97,63 +111,67 @@ def test_nothing_but_training_sees_it(tmp_path, run_dir):
         cases.two_tasks(), model.graph.input_spec
     )
     assert model.graph.fingerprint == plain.fingerprint
-    taught = _model(
-        tfdistill.teachers.FixedTeacher(str(exchange.latest(0).path))
-    )
-    assert _fit(taught)["distillation_loss"][0] > 0
 
 
-def test_without_teachers_it_is_not_even_trained():
-    model, plain = _model(), _model(heads={})
-    _fit(model)
-    _fit(plain)
-    for one, other in zip(model.variables, plain.variables, strict=True):
-        np.testing.assert_array_equal(one, other, err_msg=one.path)
-
-
-def test_rows_that_nobody_teaches_say_nothing_of_a_variance():
+def test_without_teachers_it_is_not_even_trained(alone):
     weights = {"distillation_loss_weights": "uncertainty"}
-    model = _model(_fixed(), distillation_weight=0.0, **weights)
-    assert set(_fit(model, epochs=2)["click_distillation_loss_weight"]) == {1.0}
-    model = _model(_fixed(), **weights)
-    first, second = _fit(model, epochs=2)["click_distillation_loss_weight"]
-    assert first == 1.0 != second
-    names = {v.path for v in _model(None, **weights).variables}
-    assert not any("loss_weight" in name for name in names)
+    moved, _ = _moved(_model(**weights))
+    assert moved.keys() == alone.keys()
+    for path, value in alone.items():
+        np.testing.assert_array_equal(moved[path], value, err_msg=path)
 
 
-def _begun(directory):
+# ---- with weights by uncertainty ----
+
+
+def _trained(directory):
+    """Trains 12 steps, of which two are of burn-in."""
     model = _model(
         _fixed(),
         loss_weights="uncertainty",
         distillation_loss=_SOFT,
         distillation_loss_weights="uncertainty",
+        distillation_weight=tfdistill.schedules.BurnIn(steps=2),
     )
-    return model, tfdistill.callbacks.Backup(directory, every_steps=3)
-
-
-def test_a_stopped_training_resumes_to_the_bit(tmp_path):
     x, y, _ = cases.clicks_and_sales()
     data = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(8)
-    found = []
-    for name, stops in (("whole", [None]), ("stopped", [7, None])):
-        for stop in stops:
-            model, backup = _begun(tmp_path / name)
-            also = [backup_cases.StopAt(stop)] if stop else []
-            patient = backup_cases.Patient(backup)
-            try:
-                model.fit(
-                    data,
-                    epochs=2,
-                    steps_per_epoch=6,
-                    verbose=0,
-                    callbacks=[patient, backup, *also],
-                )
-            except backup_cases.Stopped:
-                continue
-        found.append(backup_cases.values(model))
-    assert backup.resumed_step == 6
-    backup_cases.assert_same(found[1], found[0])
+    logs = backup_cases.Logs()
+    backup = tfdistill.callbacks.Backup(directory, every_steps=3)
+    model.fit(
+        data,
+        epochs=2,
+        steps_per_epoch=6,
+        verbose=0,
+        callbacks=[logs, backup_cases.Patient(backup), backup],
+    )
+    return model, logs, backup
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("backup")
+    model, logs, _ = _trained(directory)
+    return model, logs, directory
+
+
+def test_rows_that_nobody_teaches_say_nothing_of_a_variance(trained):
+    _, logs, _ = trained
+    found = [
+        float(each["click_distillation_loss_weight"]) for each in logs.batches()
+    ]
+    # The first step with a teacher changes that of the next.
+    assert found[:3] == [1.0] * 3 and 1.0 not in found[3:]
+
+
+def test_a_stopped_training_resumes_to_the_bit(trained):
+    whole, _, directory = trained
+    # As if it had been killed before its end.
+    shutil.rmtree(directory / "group_0" / "12")
+    resumed, _, backup = _trained(directory)
+    assert backup.resumed_step == 9
+    backup_cases.assert_same(
+        backup_cases.values(resumed), backup_cases.values(whole)
+    )
 
 
 @pytest.mark.parametrize(
