@@ -1,5 +1,7 @@
 """A distillation weight that keeps the churn to a fixed teacher at a target."""
 
+import shutil
+
 import keras
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from tests.cases import summaries
 _RNG = np.random.default_rng(0)
 _TRUTH = _RNG.normal(size=(8, 1))
 _X = _RNG.normal(size=(1280, 8)).astype("float32")
+_TARGET = 0.03
 _HELD_OUT = _RNG.normal(size=(300, 8)).astype("float32")
 
 
@@ -53,10 +56,13 @@ class _Weights(keras.callbacks.Callback):
         self.found.append(float(logs["distillation_weight"]))
 
 
-def _retrained(
-    served, target, *callbacks, strategy=None, epochs=3, units=16, **kwargs
-):
-    """Goes on from what serves with new labels, 20 steps an epoch."""
+def _backup(directory):
+    """Keeps the state of each fourth step."""
+    return tfdistill.callbacks.Backup(directory, every_steps=4, max_to_keep=20)
+
+
+def _retrained(served, target, *callbacks, strategy=None, units=16, **kwargs):
+    """Goes on from what serves with new labels: three epochs of 20 steps."""
     keras.utils.set_random_seed(2)
     budget = tfdistill.schedules.ChurnBudget(
         target, held_out=_HELD_OUT, **kwargs
@@ -70,7 +76,7 @@ def _retrained(
         )
         model.compile(
             keras.optimizers.Adam(
-                keras.optimizers.schedules.CosineDecay(0.01, 20 * epochs)
+                keras.optimizers.schedules.CosineDecay(0.01, 60)
             ),
             keras.losses.BinaryCrossentropy(from_logits=True),
             distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
@@ -80,7 +86,7 @@ def _retrained(
     y = _labels(_X, _TRUTH + 1)
     data = tf.data.Dataset.from_tensor_slices((_X, y)).batch(64)
     history = model.fit(
-        data, epochs=epochs, verbose=0, callbacks=[*callbacks, weights]
+        data, epochs=3, verbose=0, callbacks=[*callbacks, weights]
     )
     return model, budget, weights.found, history
 
@@ -93,17 +99,31 @@ def _churn(model, served):
     return np.abs(first - second).mean()
 
 
-@pytest.mark.parametrize("target", [0.03, 0.08])
-def test_the_budget_is_kept(served, tmp_path, target):
-    board = tfdistill.callbacks.CodistillTensorBoard(tmp_path, every_steps=10)
-    model, budget, weights, history = _retrained(served, target, board)
-    assert budget.churn == pytest.approx(_churn(model, served), abs=1e-5)
+@pytest.fixture(scope="module")
+def whole(served, tmp_path_factory):
+    """A retrain, with what it left: its logs, backups and summaries."""
+    directory, logs = tmp_path_factory.mktemp("whole"), cases.Logs()
+    backup = _backup(directory / "backup")
+    board = tfdistill.callbacks.CodistillTensorBoard(directory, every_steps=10)
+    callbacks = board, logs, cases.Patient(backup), backup
+    found = _retrained(served, _TARGET, *callbacks, every_steps=3)
+    return *found, logs.found, directory
+
+
+def _assert_kept(model, served, budget):
+    churn = _churn(model, served)
+    assert budget.churn == pytest.approx(churn, abs=1e-5)
     # The last step of training moves the student, if it must.
-    assert 0.8 * target < budget.churn <= target
+    assert 0.8 * budget.target < churn <= budget.target
+
+
+def test_the_budget_is_kept(served, whole):
+    model, budget, weights, history, _, directory = whole
+    _assert_kept(model, served, budget)
     assert len(set(weights)) > 10
-    assert history.history["churn_budget"] == [target] * 3
+    assert history.history["churn_budget"] == [_TARGET] * 3
     shown = {"codistillation/churn", "codistillation/churn_budget"}
-    assert shown <= summaries.tags(tmp_path)
+    assert shown <= summaries.tags(directory)
 
 
 def test_the_budget_is_kept_by_weights_that_early_stopping_restores(served):
@@ -113,8 +133,7 @@ def test_the_budget_is_kept_by_weights_that_early_stopping_restores(served):
     )
     model, budget, *_ = _retrained(served, 0.01, stopping)
     assert stopping.best_epoch == 0
-    assert budget.churn == pytest.approx(_churn(model, served), abs=1e-5)
-    assert 0.8 * 0.01 < budget.churn <= 0.01
+    _assert_kept(model, served, budget)
 
 
 def test_what_cannot_be_reached_is_told(served, caplog):
@@ -124,13 +143,12 @@ def test_what_cannot_be_reached_is_told(served, caplog):
     assert "cannot be kept" in caplog.text
 
 
-def test_replicas_have_the_weights_of_one_device(served, two_replicas):
-    _, one, expected, _ = _retrained(served, 0.05, epochs=1)
-    _, two, weights, _ = _retrained(
-        served, 0.05, epochs=1, strategy=two_replicas
+def test_replicas_have_the_weights_of_one_device(served, whole, two_replicas):
+    model, budget, weights, _ = _retrained(
+        served, _TARGET, strategy=two_replicas, every_steps=3
     )
-    np.testing.assert_allclose(weights, expected, rtol=1e-3)
-    assert two.churn == pytest.approx(one.churn, rel=1e-3)
+    np.testing.assert_allclose(weights[:20], whole[2][:20], rtol=1e-3)
+    _assert_kept(model, served, budget)
 
 
 def test_it_is_kept_on_parameter_servers_by_tables_too(monkeypatch, tmp_path):
@@ -164,29 +182,21 @@ def test_it_is_kept_on_parameter_servers_by_tables_too(monkeypatch, tmp_path):
     assert not np.allclose(moved, served.get_layer("table").shards[0])
 
 
-@pytest.mark.parametrize("after", [17, 26])
-def test_it_resumes_to_the_bit(served, tmp_path, after):
-    def train(directory, *stop):
-        logs = cases.Logs()
-        backup = tfdistill.callbacks.Backup(directory, every_steps=4)
-        model, *_ = _retrained(
-            served,
-            0.05,
-            logs,
-            cases.Patient(backup),
-            backup,
-            *stop,
-            every_steps=3,
-        )
-        return model, logs.found, backup
-
-    whole, expected, _ = train(tmp_path / "whole")
-    with pytest.raises(cases.Stopped):
-        train(tmp_path / "new", cases.StopAt(after))
-    model, logs, backup = train(tmp_path / "new")
-    assert backup.resumed_step == after // 4 * 4
-    cases.assert_same(cases.values(model), cases.values(whole))
-    assert logs == {key: expected[key] for key in logs}
+# In the second epoch, and in the first.
+@pytest.mark.parametrize("step", [24, pytest.param(16, marks=pytest.mark.deep)])
+def test_it_resumes_to_the_bit(served, whole, tmp_path, step):
+    model, _, _, _, expected, directory = whole
+    # As if it had been killed after the backup of this step.
+    shutil.copytree(directory / "backup", tmp_path, dirs_exist_ok=True)
+    for path in (tmp_path / "group_0").glob("[0-9]*"):
+        if int(path.name) > step:
+            shutil.rmtree(path)
+    logs, backup = cases.Logs(), _backup(tmp_path)
+    callbacks = logs, cases.Patient(backup), backup
+    resumed, *_ = _retrained(served, _TARGET, *callbacks, every_steps=3)
+    assert backup.resumed_step == step
+    cases.assert_same(cases.values(resumed), cases.values(model))
+    assert logs.found == {key: expected[key] for key in logs.found}
 
 
 def test_it_needs_a_fixed_teacher(served):
