@@ -267,6 +267,23 @@ def quarantined(model: Any) -> dict[int, str]:
     return model.teachers.status()[0]["quarantined"]
 
 
+def assert_close(found: Any, expected: Any, **tolerance: float) -> None:
+    """Compares weights of models, or arrays in structures.
+
+    To the bit, unless there is a tolerance.
+    """
+    for one, other in zip(_arrays(found), _arrays(expected), strict=True):
+        if tolerance:
+            np.testing.assert_allclose(one, other, **tolerance)
+        else:
+            np.testing.assert_array_equal(one, other)
+
+
+def _arrays(values: Any) -> list[Any]:
+    is_model = isinstance(values, keras.Model)
+    return values.get_weights() if is_model else keras.tree.flatten(values)
+
+
 def softmax(logits: np.ndarray) -> np.ndarray:
     exp = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exp / exp.sum(axis=-1, keepdims=True)
