@@ -109,9 +109,7 @@ def test_it_teaches_a_group_of_parameter_servers(monkeypatch):
 @pytest.mark.parametrize(
     ("answer", "received"),
     [
-        ([], "nothing"),
         (None, "nothing"),
-        (np.zeros(3), r"\(3,\)"),
         (np.zeros([1, 4]), r"\(1, 4\)"),
     ],
 )
@@ -121,7 +119,7 @@ def test_an_answer_that_does_not_fit_says_whose(answer, received):
             return answer
 
     model = cases.codistill(cases.linear(0), Odd())
-    words = rf"teacher odd must answer.* \(None, 3\); received {received}\."
+    words = rf"teacher odd .* \(None, 3\); received {received}\."
     with pytest.raises(ValueError, match=words):
         cases.fit(model, _X, _Y)
 

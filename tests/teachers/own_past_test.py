@@ -1,10 +1,13 @@
 """The student's own past as its teacher."""
 
+import shutil
+
 import keras
 import numpy as np
 import pytest
 
 import tfdistill
+from tests.cases import backup as backup_cases
 from tests.cases import codistillation as cases
 
 _X, _Y = cases.data(32)
@@ -41,8 +44,9 @@ def _exporter(every_steps=2, **kwargs):
 
 
 def _trained(*callbacks, student=None, epochs=2, past=_DECAY):
+    """Trains four steps an epoch."""
     model = cases.codistill(
-        student or cases.linear(), tfdistill.teachers.OwnPast(past)
+        student or cases.deep(), tfdistill.teachers.OwnPast(past)
     )
     model.fit(
         _X,
@@ -71,16 +75,11 @@ def _mean(versions):
     return expected
 
 
-def _assert_close(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
-
-
 def test_it_is_what_was_last_exported():
     values = _Values()
     model = _trained(values, _exporter(3), past=0.0)
     assert len(values.seen) == 8
-    _assert_close(_held(model), values.seen[7])
+    cases.assert_close(_held(model), values.seen[7], rtol=1e-5)
     # None before the first version; the last is that of the training's end.
     staleness = [np.nan] * 3 + [0, 1, 2, 0, 1]
     np.testing.assert_array_equal(values.staleness, staleness)
@@ -95,25 +94,33 @@ def test_without_exporter_and_loader_it_stays_empty():
         _trained(epochs=1)
 
 
-def test_a_mean_of_versions_needs_no_loader_and_a_refresh_no_exporter():
+@pytest.fixture(scope="module")
+def trained():
+    """Training with a mean of versions, and its values by step."""
     values = _Values()
-    model = _trained(values, _exporter())
-    _assert_close(_held(model), _mean(values.seen[1::2]))
+    return _trained(values, _exporter()), values.seen
+
+
+def test_a_mean_of_versions_needs_no_loader_and_a_refresh_no_exporter(trained):
+    model, seen = trained
+    cases.assert_close(_held(model), _mean(seen[1::2]), rtol=1e-5)
     alone = _trained(tfdistill.callbacks.TeacherLoader(every_steps=2))
-    _assert_close(_held(alone), _held(model))
+    cases.assert_close(_held(alone), _held(model), rtol=1e-5)
     # With both, it is the exporter that counts.
     both = _trained(
         _exporter(), tfdistill.callbacks.TeacherLoader(every_steps=1)
     )
-    _assert_close(_held(both), _held(model))
+    cases.assert_close(_held(both), _held(model), rtol=1e-5)
 
 
-def test_two_replicas_have_one_mean(two_replicas):
-    expected = _trained(_exporter(), student=cases.deep())
+def test_two_replicas_have_one_mean(trained, two_replicas):
+    expected, _ = trained
     with two_replicas.scope():
-        model = _trained(_exporter(), student=cases.deep())
-    _assert_close(_held(model), _held(expected))
-    _assert_close(model.student.get_weights(), expected.student.get_weights())
+        model = _trained(_exporter())
+    cases.assert_close(_held(model), _held(expected), rtol=1e-5)
+    cases.assert_close(
+        model.student.get_weights(), expected.student.get_weights(), rtol=1e-5
+    )
 
 
 def test_statistics_of_replicas_are_averaged_first(two_replicas):
@@ -127,31 +134,22 @@ def test_statistics_of_replicas_are_averaged_first(two_replicas):
 
 
 def test_a_resumed_training_has_the_same_past(tmp_path):
-    def run(*callbacks, epochs):
-        return _trained(_exporter(3), *callbacks, epochs=epochs)
-
-    whole = run(epochs=4)
-
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if self.model.optimizer.iterations == 11:
-                raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        run(
-            tfdistill.callbacks.Backup(tmp_path, every_steps=10),
-            Stop(),
-            epochs=4,
+    def run(*callbacks):
+        backup = tfdistill.callbacks.Backup(
+            tmp_path, every_steps=5, max_to_keep=9
         )
-    backup = tfdistill.callbacks.Backup(tmp_path, every_steps=10)
+        patient = backup_cases.Patient(backup)
+        model = _trained(
+            _exporter(3), patient, backup, *callbacks, student=_student()
+        )
+        return model, backup.resumed_step
+
+    whole, _ = run()
+    # As if it had been killed before its end.
+    shutil.rmtree(tmp_path / "group_0" / "8")
     values = _Values()
-    resumed = run(backup, values, epochs=4)
-    assert backup.resumed_step == 10
-    # Step 10 is one after the version of step 9.
-    assert values.staleness[:3] == [1, 2, 0]
-    for found, wanted in zip(_held(resumed), _held(whole), strict=True):
-        np.testing.assert_array_equal(found, wanted)
-    for found, wanted in zip(
-        resumed.get_weights(), whole.get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(found, wanted)
+    resumed, resumed_step = run(values)
+    # Step 5 is two after the version of step 3.
+    assert resumed_step == 5 and values.staleness == [2, 0, 1]
+    cases.assert_close(_held(resumed), _held(whole))
+    cases.assert_close(resumed, whole)

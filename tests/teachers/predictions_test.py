@@ -38,13 +38,12 @@ def _fit(model, **kwargs):
     )
 
 
-def _close(model, expected, atol=1e-6):
-    for value, wanted in zip(model.get_weights(), expected, strict=True):
-        np.testing.assert_allclose(value, wanted, rtol=0, atol=atol)
-
-
 @pytest.mark.parametrize(
-    ("num_groups", "form"), [(2, None), (3, forms.Form(top_k=3))]
+    ("num_groups", "form"),
+    [
+        pytest.param(2, None, marks=pytest.mark.deep),
+        (3, forms.Form(top_k=3)),
+    ],
 )
 def test_groups_learn_as_models_in_one_process(tmp_path, num_groups, form):
     cluster = _cluster(tmp_path, num_groups)
@@ -56,10 +55,8 @@ def test_groups_learn_as_models_in_one_process(tmp_path, num_groups, form):
         _fit(model, steps_per_epoch=10, epochs=2)
     # Top classes are log-probabilities, which float32 rounds otherwise.
     atol = 1e-6 if form is None else 1e-5
-    _close(model, expected[0], atol)
-    for found, weights in zip(peers, expected[1:], strict=True):
-        for value, wanted in zip(found, weights, strict=True):
-            np.testing.assert_allclose(value, wanted, rtol=0, atol=atol)
+    found = [model.get_weights(), *peers]
+    cases.assert_close(found, expected, rtol=0, atol=atol)
     for teacher in model.teachers.status():
         assert (teacher["num_answers"], teacher["num_missed"]) == (20, 0)
         assert (teacher["health"], teacher["step"]) == ("good", 19)
@@ -72,7 +69,7 @@ def test_two_replicas_learn_from_their_counterparts(tmp_path, two_replicas):
     model = _model(cluster, two_replicas)
     with mutual_learning.numpy_peers(cluster, num_replicas=2):
         _fit(model)
-    _close(model, mutual_learning.expected(2)[0])
+    cases.assert_close(model, mutual_learning.expected(2)[0], atol=1e-6)
     (teacher,) = model.teachers.status()
     assert (teacher["num_answers"], teacher["num_missed"]) == (40, 0)
 
@@ -85,7 +82,9 @@ def test_a_peer_that_is_gone_and_back_teaches_while_it_is_there(tmp_path):
     (teacher,) = model.teachers.status()
     assert (teacher["health"], teacher["num_missed"]) == ("absent", 16)
     assert "address is not known" in teacher["reason"]
-    _close(model, mutual_learning.expected(2, num_steps=16, alone=16)[0])
+    cases.assert_close(
+        model, mutual_learning.expected(2, num_steps=16, alone=16)[0], atol=1e-6
+    )
     # The same training goes on, and the peer is there: nobody waits for it
     # before it is found.
     mailbox = model.teachers._given[0].mailbox
@@ -97,7 +96,9 @@ def test_a_peer_that_is_gone_and_back_teaches_while_it_is_there(tmp_path):
     met = keras.callbacks.LambdaCallback(on_train_begin=meet)
     with mutual_learning.numpy_peers(cluster, alone=16):
         _fit(model, callbacks=[cases.never(), met])
-    _close(model, mutual_learning.expected(2, num_steps=36, alone=16)[0])
+    cases.assert_close(
+        model, mutual_learning.expected(2, num_steps=36, alone=16)[0], atol=1e-6
+    )
     (teacher,) = model.teachers.status()
     assert (teacher["health"], teacher["age_steps"]) == ("good", 0)
     # It lives, and is too far behind to be of use.
@@ -129,10 +130,7 @@ def test_rows_that_are_not_finite_are_left_out_alone(tmp_path):
     with mutual_learning.numpy_peers(cluster, factor=np.nan):
         _fit(model)
     _fit(alone, callbacks=[])
-    for value, wanted in zip(
-        model.get_weights(), alone.get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(value, wanted, rtol=1e-6)
+    cases.assert_close(model, alone, rtol=1e-6)
     (teacher,) = model.teachers.status()
     assert teacher["num_quarantined"] == 20
     assert teacher["refused"] == {"finite": 20}
