@@ -470,7 +470,12 @@ def no_warnings():
 
 @pytest.mark.usefixtures("no_warnings")
 @pytest.mark.parametrize(
-    ("num_workers", "with_deltas"), [(1, False), (3, False), (3, True)]
+    ("num_workers", "with_deltas"),
+    [
+        pytest.param(1, False, marks=pytest.mark.deep),
+        pytest.param(3, False, marks=pytest.mark.deep),
+        (3, True),
+    ],
 )
 def test_workers_never_differ_and_never_go_back(num_workers, with_deltas):
     swaps = rejections = num_deltas = 0
@@ -502,7 +507,9 @@ def test_workers_never_differ_and_never_go_back(num_workers, with_deltas):
 
 
 @pytest.mark.usefixtures("no_warnings")
-@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize(
+    "num_workers", [pytest.param(1, marks=pytest.mark.deep), 3]
+)
 def test_after_any_trouble_a_good_version_arrives(num_workers):
     for seed in range(30):
         group = _Group(random.Random(seed), num_workers)

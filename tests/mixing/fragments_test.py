@@ -18,22 +18,33 @@ from tests.cases import threads
 from tfdistill import mixing
 from tfdistill.mixing import outer_gradients
 
+pytestmark = pytest.mark.usefixtures("graphs_as_written")
 
-def test_two_groups_are_the_equation(tmp_path):
+
+def _backup(directory):
+    return tfdistill.callbacks.Backup(directory, every_steps=5)
+
+
+@pytest.fixture(scope="module")
+def two_groups(tmp_path_factory):
+    """Groups that have mixed, and their mixers."""
+    directory = tmp_path_factory.mktemp("two_groups")
     mixers = [fragments.mixer([1]), fragments.mixer([0])]
     models = threads.together(
-        *(
-            lambda g=g: fragments.train(tmp_path, g, mixer=mixers[g])
-            for g in range(2)
-        )
+        lambda: fragments.train(
+            directory, 0, _backup(directory / "backup"), mixer=mixers[0]
+        ),
+        lambda: fragments.train(directory, 1, mixer=mixers[1]),
     )
+    return models, mixers
+
+
+def test_two_groups_are_the_equation(two_groups):
+    models, mixers = two_groups
     for model, expected in zip(models, fragments.by_hand(), strict=True):
-        pairs = zip(model.get_weights(), expected.get_weights(), strict=True)
-        for value, other in pairs:
-            np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
+        cases.assert_close(model, expected, rtol=1e-4, atol=1e-5)
     # The common weights and their momentum are equal to the bit.
-    for one, other in zip(*(m.variables[:-1] for m in mixers), strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    cases.assert_close(*(mixer.variables[:-1] for mixer in mixers))
     assert [m.num_mixes for m in mixers] == [11, 11]
     assert [m.num_skipped for m in mixers] == [0, 0]
 
@@ -55,12 +66,9 @@ def test_what_is_not_sent_stays_in_the_weights(tmp_path):
         tmp_path, 0, Moves(), mixer=mixer, model=still, num_epochs=10
     )
     # Alone, the common weights follow, a quarter at a time.
-    for value, expected in zip(still.get_weights(), moved, strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-5)
-    common = mixer.variables[: len(moved)]
+    cases.assert_close(still, moved, rtol=1e-5)
     by_size = sorted(moved, key=lambda value: -value.size)
-    for value, expected in zip(common, by_size, strict=True):
-        np.testing.assert_allclose(value.numpy(), expected, rtol=1e-2)
+    cases.assert_close(mixer.variables[: len(moved)], by_size, rtol=1e-2)
 
 
 class _Stop(keras.callbacks.Callback):
@@ -69,36 +77,30 @@ class _Stop(keras.callbacks.Callback):
         self.model.stop_training = step == 13
 
 
-def _two_groups(directory, *, stops):
-    """Returns all weights after training; group 0 may stop on the way."""
-
-    def backup():
-        return tfdistill.callbacks.Backup(directory / "backup", every_steps=5)
+def test_a_resumed_group_is_as_if_it_had_not_stopped(tmp_path, two_groups):
+    backup = tmp_path / "backup"
 
     def first():
-        if stops:
-            fragments.train(
-                directory, 0, backup(), _Stop(), mixer=fragments.mixer([1])
-            )
-            # As if it had been killed before its end.
-            shutil.rmtree(directory / "backup" / "group_0" / "13")
+        fragments.train(
+            tmp_path, 0, _backup(backup), _Stop(), mixer=fragments.mixer([1])
+        )
+        # As if it had been killed before its end.
+        shutil.rmtree(backup / "group_0" / "13")
         # A resumed training begins with whatever it is given.
-        model = cases.codistill(cases.deep(9 if stops else 0))
+        model = cases.codistill(cases.deep(9))
         return fragments.train(
-            directory, 0, backup(), mixer=fragments.mixer([1]), model=model
+            tmp_path,
+            0,
+            _backup(backup),
+            mixer=fragments.mixer([1]),
+            model=model,
         )
 
-    models = threads.together(
-        first, lambda: fragments.train(directory, 1, mixer=fragments.mixer([0]))
+    resumed = threads.together(
+        first, lambda: fragments.train(tmp_path, 1, mixer=fragments.mixer([0]))
     )
-    return [value for model in models for value in model.get_weights()]
-
-
-def test_a_resumed_group_is_as_if_it_had_not_stopped(tmp_path):
-    whole = _two_groups(tmp_path / "whole", stops=False)
-    resumed = _two_groups(tmp_path / "resumed", stops=True)
-    for one, other in zip(whole, resumed, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for whole, model in zip(two_groups[0], resumed, strict=True):
+        cases.assert_close(model, whole)
 
 
 def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
@@ -109,8 +111,7 @@ def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
             directory = tmp_path / str(len(found))
             fragments.train(directory, 0, mixer=fragments.mixer(), model=model)
         found.append(model.get_weights())
-    for one, two in zip(*found, strict=True):
-        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
+    cases.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_a_group_that_missed_a_mix_is_told_of(tmp_path, caplog):
@@ -208,12 +209,10 @@ def test_files_that_are_wrong_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": mixing.ModelAveraging()}, "must be a .*OuterOptimizer"),
-        ({"num_fragments": 0}, "`num_fragments` must be a whole number"),
-        ({"num_fragments": True}, "`num_fragments` must be a whole number"),
-        ({"bits": 4}, "`bits` must be 8 or 1"),
-        ({"wait_secs": 0.0}, "`wait_secs` must be > 0"),
-        ({"every_steps": 0}, "`every_steps` must be a whole number"),
+        ({"rule": mixing.ModelAveraging()}, "OuterOptimizer"),
+        ({"num_fragments": 0}, "`num_fragments` .* 0"),
+        ({"bits": 4}, "`bits` .* 4"),
+        ({"wait_secs": 0.0}, "`wait_secs` .* 0"),
     ],
 )
 def test_arguments_are_checked(options, message):
@@ -222,15 +221,12 @@ def test_arguments_are_checked(options, message):
 
 
 def test_more_fragments_than_variables_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="at most the number of trained"):
+    with pytest.raises(ValueError, match="at most the number"):
         fragments.train(tmp_path, 0, mixer=fragments.mixer(num_fragments=5))
 
 
 def test_other_settings_are_refused_by_name(tmp_path, caplog):
-    mixers = [
-        fragments.mixer([1], wait_secs=2.0),
-        fragments.mixer([0], wait_secs=2.0),
-    ]
+    mixers = [fragments.mixer([1 - g], wait_secs=2.0) for g in range(2)]
     mixers[1]._num_fragments = 4
     with caplog.at_level(logging.WARNING):
         threads.together(

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import shutil
-import time
 
 import keras
 import numpy as np
@@ -16,6 +15,8 @@ from tests.cases import servers
 from tests.cases import threads
 from tests.cases import waits
 from tfdistill import mixing
+
+pytestmark = pytest.mark.usefixtures("graphs_as_written")
 
 _X, _Y = cases.data(16)
 
@@ -60,12 +61,12 @@ def test_groups_that_mix_every_step_are_one_group(tmp_path):
 
     threads.together(lambda: train(0), lambda: train(1))
     cases.fit(models[2], *data[2], batch_size=8, epochs=3, callbacks=[])
+    first, second, expected = models
+    cases.assert_close(first, expected, atol=1e-6)
+    cases.assert_close(second, expected, atol=1e-6)
     before = cases.deep(0).get_weights()
-    for values in zip(before, *(m.get_weights() for m in models), strict=True):
-        begin, first, second, expected = values
-        assert np.abs(expected - begin).max() > 1e-3
-        np.testing.assert_allclose(first, expected, atol=1e-6)
-        np.testing.assert_allclose(second, expected, atol=1e-6)
+    for value, begin in zip(expected.get_weights(), before, strict=True):
+        assert np.abs(value - begin).max() > 1e-3
     assert [m.num_mixes for m in mixers] == [6, 6]
     assert [m.num_skipped for m in mixers] == [0, 0]
 
@@ -130,8 +131,8 @@ def test_training_does_not_wait_and_no_version_is_mixed_twice(exchange, caplog):
     assert (mixer.num_mixes, mixer.num_skipped) == (1, 7)
     assert (mixer.num_waits, mixer.staleness_steps) == (0, {1: -8, 2: -8})
     own, theirs = cases.deep(0).get_weights(), other.get_weights()
-    for found, a, b in zip(model.get_weights(), own, theirs, strict=True):
-        np.testing.assert_allclose(found, a + (2 / 3 * (b - a)) / 2, rtol=1e-5)
+    mixed = [a + (b - a) / 3 for a, b in zip(own, theirs, strict=True)]
+    cases.assert_close(model, mixed, rtol=1e-5)
     version = exchange.open(1, 10)
     assert mixer.num_bytes == 2 * version.num_bytes
 
@@ -170,12 +171,11 @@ def test_a_peer_that_was_missing_is_not_waited_for_until_it_publishes(
         """Before the mixer: lets the reading thread see the version."""
 
         def on_train_batch_end(self, batch, logs=None):
-            deadline = time.monotonic() + cases.WAIT_SECS
-            while batch == 2 and mixer._followers[1].newest < 0:
-                mixer._followers[1].wanted = lambda step: step <= 3
-                assert time.monotonic() < deadline
-                time.sleep(0.002)
-            if batch == 2:  # From here on, time does not run out.
+            if batch == 2:
+                follower = mixer._followers[1]
+                follower.wanted = lambda step: step <= 3
+                waits.until(lambda: follower.newest >= 0)
+                # From here on, time does not run out.
                 mixer._rounds._clock = lambda: 0.0
 
     exporter = _exporter(exchange)
@@ -244,8 +244,7 @@ def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
             _fit(model, exchange, mixer, versions, _Read(mixer))
         assert mixer.num_mixes == 3
         found.append(student.get_weights())
-    for one, two in zip(*found, strict=True):
-        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
+    cases.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_parameter_servers_are_refused(exchange, monkeypatch):
@@ -338,8 +337,7 @@ def test_a_resumed_training_repeats_its_mixes(tmp_path, caplog):
     resumed = _resumable(tmp_path, after)
     assert list(after) == [5, 6, 7, 8]
     for step in (5, 6, 7):
-        for one, other in zip(before[step], after[step], strict=True):
-            np.testing.assert_array_equal(one, other)
+        cases.assert_close(after[step], before[step])
     assert resumed.num_mixes == 7
     assert resumed.manifest_extras() == stopped.manifest_extras()
     extras = _exchange(tmp_path).open(0, 8).manifest.extras
@@ -383,9 +381,11 @@ def test_a_rule_of_ones_own_needs_one_method(tmp_path):
     cases.fit(model, _X[:12], _Y[:12], batch_size=4, callbacks=callbacks)
     assert [float(value) for value in mixer.variables] == [1.0]
     own, theirs = cases.deep(0).get_weights(), other.get_weights()
-    for found, a, b in zip(model.get_weights(), own, theirs, strict=True):
-        way = np.clip((b - a) / 2, -0.01, 0.01)
-        np.testing.assert_allclose(found, a + way, atol=1e-6)
+    mixed = [
+        a + np.clip((b - a) / 2, -0.01, 0.01)
+        for a, b in zip(own, theirs, strict=True)
+    ]
+    cases.assert_close(model, mixed, atol=1e-6)
 
 
 # ---- what is refused ----
@@ -394,9 +394,9 @@ def test_a_rule_of_ones_own_needs_one_method(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "mean"}, "`rule` must be one of tfdistill.mixing"),
-        ({"wait_secs": -1.0}, "`wait_secs` must be finite and >= 0"),
-        ({"peers": ["a"]}, "`peers` must hold indices of other groups"),
+        ({"rule": "mean"}, "`rule` .*'mean'"),
+        ({"wait_secs": -1.0}, "`wait_secs` .*-1.0"),
+        ({"peers": ["a"]}, "`peers` .*'a'"),
     ],
 )
 def test_arguments_are_checked(options, message):
@@ -419,10 +419,8 @@ def test_versions_of_other_models_are_quarantined(exchange):
         (
             "its graph differs from the student",
             "does not say which weights",
-            "its group mixes by ModelAveraging(alpha=0.5), and this one by "
-            "ModelAveraging(alpha=1.0)",
-            f"began with other weights, {'0' * 64}, than this one, "
-            f"{_digest(cases.deep(0))}, and both must begin with equal ones",
+            "its group mixes by ModelAveraging(alpha=0.5)",
+            f"began with other weights, {'0' * 64}, than this one",
         ),
         strict=True,
     ):
@@ -464,5 +462,4 @@ def test_one_group_alone_is_moved_by_its_own_progress(tmp_path):
             anchor[i] = anchor[i] + 0.6 * buffer[i] - 0.7 * g
         plain.set_weights(anchor)
     assert mixer.num_mixes == 4
-    for value, expected in zip(model.get_weights(), anchor, strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
+    cases.assert_close(model, anchor, rtol=1e-4, atol=1e-6)

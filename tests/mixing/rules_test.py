@@ -125,14 +125,6 @@ def test_a_rule_is_its_formula_over_fifty_mixes(name):
     assert mix.experimental_get_tracing_count() == 1
 
 
-def test_an_outer_sgd_of_rate_one_is_federated_averaging():
-    rule = mixing.OuterOptimizer(keras.optimizers.SGD(1.0))
-    begin = [tf.random.stateless_normal([50], [1, 2])]
-    mean = [tf.random.stateless_normal([50], [3, 4])]
-    new, _ = rule.mixed(begin, mean, rule.start(begin), num=2)
-    np.testing.assert_allclose(new[0], mean[0], atol=1e-6)
-
-
 def test_equal_weights_stay_what_they_are_to_the_bit():
     values = [tf.random.stateless_normal([1000], [1, 2])]
     for make, _ in _CASES.values():

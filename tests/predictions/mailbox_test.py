@@ -191,19 +191,18 @@ def test_the_first_message_waits_for_a_peer_that_starts_later(opened):
         assert answer is not None
 
 
-def test_a_group_that_does_not_learn_from_this_one_is_named(opened):
-    one, other = opened(0, (1,), wait_secs=0.0), opened(1, (2,))
-    assert one.swap(0) is None
-    waits.until(lambda: "among its `peers`" in one.box.peer(1).why)
-    assert other.box.num_forged["sender"]
-
-
-def test_peers_with_other_replicas_are_named(opened, caplog):
+@pytest.mark.parametrize(
+    ("peers", "replicas", "why"),
+    [
+        ((2,), (0,), "among its `peers`"),
+        ((0,), (0, 1), "equally many workers"),
+    ],
+)
+def test_a_peer_that_cannot_answer_is_named(opened, peers, replicas, why):
     one = opened(0, (1,), wait_secs=0.0)
-    opened(1, (0,), replicas=(0, 1))
-    waits.until(lambda: "equally many workers" in one.box.peer(1).why)
+    opened(1, peers, replicas=replicas)
     assert one.swap(0) is None
-    assert "equally many workers" in caplog.text
+    waits.until(lambda: why in one.box.peer(1).why)
 
 
 def test_a_peer_hands_out_a_step_once_and_keeps_none_before_it():
