@@ -65,6 +65,7 @@ def test_the_same_training_is_equal():
     assert _difference(model.student, _net(5, 1)) > 1e-3
 
 
+@pytest.mark.deep
 def test_kl_by_name_takes_no_softmax():
     teacher, student = 4 * _X[:, :3], 4 * _X[:, 1:]
     soft = [cases.softmax(z / _T) for z in (teacher, student)]
@@ -75,6 +76,7 @@ def test_kl_by_name_takes_no_softmax():
     assert float(by_default.compute_loss(*negative)) == 0
 
 
+@pytest.mark.deep
 def test_two_replicas_take_another_step(two_replicas):
     one_hot = np.eye(3, dtype="float32")[_Y]
     moved, logged = [], []
