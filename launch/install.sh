@@ -2,7 +2,7 @@
 # Makes the virtual environment of this checkout, or leaves a fitting one alone.
 #
 # Usage: bash launch/install.sh [library|models|tests]
-#   library      what the library and its commands need
+#   library      what the library and all its commands need
 #   models       what training, recipes and comparisons need (default)
 #   tests        also what the tests and the documentation need
 #   VENV=DIR     the environment's directory (default: .venv in the checkout)
@@ -139,7 +139,7 @@ state() {
 }
 
 main() {
-  local python="" wanted="" found=none extra
+  local python="" wanted="" found=none extras
   if [ -z "${PYTHON:-}" ] && [ -x "$venv/bin/python" ]; then
     python="$venv/bin/python" # An environment that fits keeps its Python.
     wanted="$(stamp "$python" 2>/dev/null || true)"
@@ -161,9 +161,9 @@ main() {
     install --requirement "$root/requirements.txt"
     install --no-deps --no-build-isolation --editable "$root"
   else
-    extra="[models]"
-    [ "$what" = models ] || extra=""
-    install --constraint "$root/requirements.txt" --editable "$root$extra"
+    extras=compare,kubernetes,teach
+    [ "$what" = library ] || extras="$extras,models"
+    install --constraint "$root/requirements.txt" --editable "$root[$extras]"
   fi
   printf '%s %s\n' "$wanted" "$what" >"$stamp_file.new"
   mv "$stamp_file.new" "$stamp_file"

@@ -18,6 +18,7 @@ from absl import logging
 from launch import recipes
 from models import click_log
 from tfdistill.launcher import parent
+from tfdistill.system import extras
 from tfdistill.system import programs
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -113,6 +114,7 @@ def _jobs() -> int:
 
 def run(options: programs.Options) -> int:
     """Trains by each method, and prints what came out."""
+    extras.check("matplotlib", "scipy")
     from tfdistill.comparison import experiment
     from tfdistill.comparison import trials
 

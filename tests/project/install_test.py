@@ -94,16 +94,18 @@ def test_installs_what_models_need_in_the_versions_of_the_lock(machine):
     venv, packages = machine.done()
     assert venv == "venv"
     assert f"--constraint {_ROOT / 'requirements.txt'}" in packages
-    assert packages.endswith(f"--editable {_ROOT}[models]")
+    assert packages.endswith(
+        f"--editable {_ROOT}[compare,kubernetes,teach,models]"
+    )
     assert "Python 3.12.4" in done.stdout
 
 
 def test_what_is_missing_is_added_and_what_is_there_is_kept(machine):
     machine.install("library")
-    assert machine.done()[1].endswith(f"--editable {_ROOT}")
+    assert machine.done()[1].endswith(f"{_ROOT}[compare,kubernetes,teach]")
     machine.install("models")
     (added,) = machine.done()
-    assert added.endswith(f"--editable {_ROOT}[models]")
+    assert added.endswith(f"{_ROOT}[compare,kubernetes,teach,models]")
     machine.install("library")
     assert machine.done() == []
 

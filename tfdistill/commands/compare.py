@@ -22,6 +22,7 @@ from tfdistill.comparison import trials
 from tfdistill.launcher import fields
 from tfdistill.launcher import parent
 from tfdistill.recipes import recipes
+from tfdistill.system import extras
 from tfdistill.system import programs
 
 _METHODS = "independent,codistill"
@@ -194,6 +195,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 def _run(options: programs.Options) -> int:
     """Returns 0 if all runs are done and reported, 1 if some failed."""
+    extras.check("matplotlib", "scipy")
     # Only here: --help is answered without NumPy.
     from tfdistill.comparison import experiment
     from tfdistill.comparison import markdown

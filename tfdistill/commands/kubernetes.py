@@ -20,6 +20,7 @@ from tfdistill.kubernetes import objects
 from tfdistill.kubernetes import run
 from tfdistill.launcher import fields
 from tfdistill.recipes import recipes
+from tfdistill.system import extras
 from tfdistill.system import programs
 
 _NOTES = """\
@@ -68,6 +69,7 @@ def _dump(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _run(options: programs.Options) -> int:
+    extras.check("yaml")
     try:
         made = run.Run(
             command=_command(options), **fields.chosen(run.Run, options)

@@ -11,6 +11,7 @@ from absl import logging
 from tfdistill.line import status
 from tfdistill.line import store
 from tfdistill.recipes import recipes
+from tfdistill.system import extras
 from tfdistill.system import programs
 from tfdistill.system import untrusted
 
@@ -96,6 +97,7 @@ def _newest(line: store.Line, number: int | None) -> int:
 
 
 def _judge(options: programs.Options) -> int:
+    extras.check("matplotlib", "scipy")
     line = _open(options)
     number = _newest(line, options.number)
     with line.locked("judge"):

@@ -59,10 +59,11 @@ def _run(options: programs.Options) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    try:
-        from tfdistill.exchange import publisher
-        from tfdistill.serving import server as server_lib
+    # Only here: --help is answered without TensorFlow.
+    from tfdistill.exchange import publisher
+    from tfdistill.serving import server as server_lib
 
+    try:
         followed = server_lib.Followed(
             publisher.Exchange(options.exchange),
             options.group,
@@ -76,7 +77,7 @@ def _run(options: programs.Options) -> int:
             port=options.port,
             credentials=_credentials(options),
         )
-    except (ImportError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise programs.UsageError(str(error)) from error
     begin = time.process_time()
 

@@ -11,7 +11,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from scipy import special
 
 from tfdistill.held_out import predictions
 
@@ -123,6 +122,11 @@ def of(loss: keras.losses.Loss) -> Any:
     )
 
 
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return shares / shares.sum(axis=-1, keepdims=True)
+
+
 class Classes:
     """One of several classes; of a sequence, at each of its places."""
 
@@ -137,13 +141,11 @@ class Classes:
         """Returns the softmax, or what is kept of one for each token."""
         if logits.ndim < 3:
             return predictions.Distributions(
-                probabilities=special.softmax(logits, axis=-1),
+                probabilities=_softmax(logits),
                 labels=labels.reshape(-1),
             )
         flat = logits.reshape(-1, logits.shape[-1])
-        chosen = special.softmax(flat, axis=-1)[
-            np.arange(len(flat)), labels.reshape(-1)
-        ]
+        chosen = _softmax(flat)[np.arange(len(flat)), labels.reshape(-1)]
         return predictions.LabelProbabilities(
             label_probabilities=chosen,
             predicted_labels=flat.argmax(axis=-1).astype(np.int32),
@@ -162,7 +164,8 @@ class Clicks:
     def predictions(logits: np.ndarray, labels: np.ndarray) -> Any:
         """Returns the logistic function, `[examples]`."""
         return predictions.Distributions(
-            probabilities=special.expit(logits.reshape(-1)),
+            # exp(-x) itself would overflow.
+            probabilities=np.exp(-np.logaddexp(0, -logits.reshape(-1))),
             labels=labels.reshape(-1),
         )
 
@@ -199,7 +202,7 @@ def predictions_of(loss: Any, outputs: Any, labels: np.ndarray) -> Any:
         tiny = np.finfo(np.float64).tiny
         is_click = kind is Clicks
         exact = np.clip(exact, tiny, 1 - np.finfo(np.float64).epsneg)
-        exact = special.logit(exact) if is_click else np.log(exact)
+        exact = np.log(exact) - (np.log1p(-exact) if is_click else 0)
     if name.lower().startswith("categorical"):
         labels = np.argmax(labels, -1)
     return kind.predictions(exact, labels)

@@ -8,6 +8,7 @@ far more than it ever was; to the rows held out of the same span, next to none.
 
 import itertools
 import math
+import statistics
 import zlib
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -294,8 +295,6 @@ def _faults(
     in turn. At most at `level` are good rows found wrong: three gaps and
     swapped labels share twelfths of it, as they need no more.
     """
-    from scipy import stats
-
     for what, gap, limit in (
         # If this share of the rows moves, the gap is twice that or more.
         ("values", _values, 2 * gate.drift),
@@ -333,7 +332,7 @@ def _faults(
     worths = [one["worth"] for one in recent if "worth" in one]
     if worths and "worth" in column:
         (usual, error), (worth, own) = pooled(worths), column["worth"]
-        sigmas = float(stats.norm.isf(9 / 12 * level))
+        sigmas = -statistics.NormalDist().inv_cdf(9 / 12 * level)
         if usual - worth > max(usual / 2, sigmas * math.hypot(error, own)):
             yield (
                 f"a worth of {worth:.4f} nats to the promoted version in the "

@@ -92,14 +92,12 @@ def curve(
 
 def _auc_parts(model: Model) -> tuple[float, np.ndarray]:
     """The AUC, and what each row adds to its error (DeLong et al. 1988)."""
-    from scipy import stats
-
     is_one, p = model.labels == 1, model.compared
     ones, zeros = int(is_one.sum()), int((~is_one).sum())
-    ranks = stats.rankdata(p)
+    ranks = predictions.ranks(p)
     within = np.zeros(len(p))
     for side in (is_one, ~is_one):
-        within[side] = stats.rankdata(p[side])
+        within[side] = predictions.ranks(p[side])
     # Share of the other side's rows that lie below.
     below = (ranks - within) / np.where(is_one, zeros, ones)
     won = np.where(is_one, below, 1 - below)

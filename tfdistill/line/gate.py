@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import statistics
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # held-out rows, which of them are judged by themselves, and the controls.
 RUN, TESTED = "run", "promoted"
 SLICES, CONTROLS = "slices.npz", "controls.json"
+_NORMAL = statistics.NormalDist()
 PROMOTE, HOLD, ROLL_BACK = "promote", "hold", "roll back"
 
 
@@ -213,11 +215,9 @@ def _of_all_rows(
     on. Its offset there makes both more precise: on the held-out rows they
     share the noise of the labels, and differ by `change`.
     """
-    from scipy import stats
-
     lacked, error = data_summary.pooled(known)
     value = lacked + change
-    reach = error * float(stats.norm.ppf(0.5 + confidence / 2))
+    reach = -error * _NORMAL.inv_cdf(0.5 - confidence / 2)
     return {"value": value, "interval": [value - reach, value + reach]}, lacked
 
 
@@ -354,8 +354,6 @@ def live_verdict(
         "promote" if it stays, "hold" while its canary period lasts, or "roll
         back"; and the reasons, a sentence each.
     """
-    from scipy import stats
-
     pointer = line.pointer()
     served, previous = pointer.get("version"), pointer.get("previous")
     if served is None:
@@ -386,8 +384,8 @@ def live_verdict(
     # One-sided. The k-th report errs with 1 / (k (k + 1)) of what may be, so
     # that all of them together err no more often.
     level = (1 - gate.confidence) / (looks * (looks + 1))
-    reach = float(stats.norm.isf(level))
-    reach *= deviation * math.sqrt(1 / size + 1 / rows)
+    reach = -_NORMAL.inv_cdf(level) * deviation
+    reach *= math.sqrt(1 / size + 1 / rows)
     said = (
         f"Version {served} has a live log loss of {loss:.4f} on {size:,} "
         f"examples, {loss - base:+.4f} (+- {reach:.4f}) from the {base:.4f} "

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.system import extras
+
 Hooks = tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]
 
 
@@ -23,7 +25,8 @@ def attach(package: str, names: Mapping[str, Sequence[str]]) -> Hooks:
         if name in modules:
             return importlib.import_module(f"{package}.{name}")
         if name in homes:
-            home = importlib.import_module(f"{package}.{homes[name]}")
+            with extras.needed_by(f"{package}.{name}"):
+                home = importlib.import_module(f"{package}.{homes[name]}")
             return getattr(home, name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 

@@ -22,6 +22,8 @@ from absl import flags
 from absl import logging
 from absl.flags import argparse_flags
 
+from tfdistill.system import extras
+
 EXIT_OPTIONS = 2
 _WIDTH = 80
 # The first word of a script's command: whatever Python its tasks have.
@@ -160,7 +162,8 @@ class Program:
     about: str
     # Adds its options.
     define: Callable[[Flags], None]
-    # Returns the exit code, which is 2 after a `UsageError`.
+    # Returns the exit code, which is 2 after a `UsageError`, and without the
+    # extra that it needs.
     run: Callable[[Options], int]
     # What may follow the name, a line for each form.
     usage: str = "[options]"
@@ -207,7 +210,11 @@ class Program:
 
     def _run(self, options: Options) -> int:
         try:
-            return self.run(options)
+            with extras.needed_by(self.name):
+                return self.run(options)
+        except extras.MissingError as error:
+            print(error, file=sys.stderr)
+            return EXIT_OPTIONS
         except UsageError as error:
             self.parser().error(str(error))
 
