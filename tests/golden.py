@@ -40,6 +40,11 @@ _BATCH_SIZE, _NUM_EXAMPLES, _NUM_IDS = 8, 27, 11
 _TOLERANCE = 1e-5
 # Some processors multiply bfloat16, others numbers of more digits.
 _TOLERANCES = {"bfloat16": 1e-2}
+# Where the file was made, all else is the same to the bit. Here TensorFlow cuts
+# the step in parts of two processes. One worker takes the steps in turn and our
+# sums have one order, yet the sum of sizes was once off by 1e-9 on a busy
+# machine; 148 starts on a busy one of another kind all gave the same bits.
+_SAME_PLACE = {"one_server": 1e-6}
 
 # By case, the losses of each step, and the sum of the weights' sizes.
 Losses = dict[str, dict[str, Any]]
@@ -406,17 +411,19 @@ def made_by() -> dict[str, Any]:
     }
 
 
-def read(place: str) -> tuple[Losses, bool]:
-    """Returns the losses of a place, and whether every bit must be the same."""
+def read(place: str) -> tuple[Losses, float | None]:
+    """Returns the losses of a place, and a tolerance if it was made as here."""
     kept = json.loads(FILE.read_text())
-    return kept["losses"][place], kept["made_by"] == made_by()
+    tolerance = _SAME_PLACE.get(place, 0.0)
+    is_same = kept["made_by"] == made_by()
+    return kept["losses"][place], tolerance if is_same else None
 
 
-def assert_same(found: Losses, expected: Losses, *, to_the_bit: bool) -> None:
-    """Compares the losses of a place."""
+def assert_same(found: Losses, expected: Losses, same: float | None) -> None:
+    """Compares the losses of a place, with what `read` has returned."""
     assert found.keys() == expected.keys()
     for name, losses in expected.items():
-        tolerance = _TOLERANCES.get(name, _TOLERANCE) * (not to_the_bit)
+        tolerance = _TOLERANCES.get(name, _TOLERANCE) if same is None else same
         assert found[name].keys() == losses.keys()
         for key, values in losses.items():
             np.testing.assert_allclose(

@@ -21,7 +21,7 @@ import pytest
 from tfdistill.cluster import signs
 
 # How long nothing may happen, and how long something may.
-QUIET_SECS, MOST_SECS = 120.0, 900.0
+QUIET_SECS, MOST_SECS = 120.0, 600.0
 # Has processes of tests write the stacks of their threads to their log; see
 # bare/sitecustomize.py.
 STACKS = signal.SIGUSR2
