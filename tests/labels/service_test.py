@@ -108,9 +108,7 @@ def test_servers_die_and_return_while_training_goes_on(exchange):
         stack.enter_context(second)
         one = first.enter_context(server_cases.serving(exchange))
         two = second.enter_context(server_cases.serving(exchange))
-        teachers = stack.enter_context(
-            _teachers(one.address, two.address, timeout_secs=5.0)
-        )
+        teachers = stack.enter_context(_teachers(one.address, two.address))
         dataset = _dataset().map(teachers)
         learned = tfdistill.teachers.LabelTeacher(teachers)
         assert _fit(dataset, learned)[0]["distillation_weight"] == [1.0]
