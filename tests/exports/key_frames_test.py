@@ -1,5 +1,6 @@
 """Key frames and deltas in a training: exporter, exchange and teachers."""
 
+import functools
 import hashlib
 import os
 import pathlib
@@ -22,6 +23,11 @@ _KEY_EVERY = 4
 _ROWS = 200
 
 
+def _deep(*values):
+    """Cases like one of the default tier."""
+    return [pytest.param(value, marks=pytest.mark.deep) for value in values]
+
+
 @pytest.fixture(autouse=True)
 def no_fsync(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -36,22 +42,22 @@ def _data():
 _X, _Y = _data()
 
 
-def _student(seed):
+def _student(seed, table=None):
     """Most of it is a table, of which a step touches eight rows."""
     keras.utils.set_random_seed(seed)
     inputs = keras.Input((2,), dtype="int32")
-    found = tfdistill.layers.ShardedEmbedding(_ROWS, 6)(inputs)
-    hidden = keras.layers.Dense(8, "tanh")(keras.layers.Flatten()(found))
+    make = table or (lambda: tfdistill.layers.ShardedEmbedding(_ROWS, 6))
+    hidden = keras.layers.Flatten()(make()(inputs))
+    hidden = keras.layers.Dense(8, "tanh")(hidden)
     return keras.Model(inputs, keras.layers.Dense(3)(hidden))
 
 
 def _by_id(seed):
     """The same with a table whose ids come into it as they are met."""
-    keras.utils.set_random_seed(seed)
-    inputs = keras.Input((2,), dtype="int32")
-    found = tfdistill.layers.DynamicEmbedding(1024, 6, admit_after=2)(inputs)
-    hidden = keras.layers.Dense(8, "tanh")(keras.layers.Flatten()(found))
-    return keras.Model(inputs, keras.layers.Dense(3)(hidden))
+    return _student(
+        seed,
+        lambda: tfdistill.layers.DynamicEmbedding(1024, 6, admit_after=2),
+    )
 
 
 def _adapted(seed, backbone=7):
@@ -105,11 +111,19 @@ class _Then(keras.callbacks.Callback):
         self._call(int(self.model.optimizer.iterations), values)
 
 
-def _publish(exchange, call, num_steps, student=None, **kwargs):
+@functools.cache
+def _group(build):
+    """Group 1's model, traced once, and what its training begins with."""
+    model = cases.codistill(build(1), optimizer=keras.optimizers.Adagrad())
+    return model, [(v, v.numpy()) for v in model.student.variables]
+
+
+def _publish(exchange, call, num_steps, build=_student, **kwargs):
     """Trains group 1, a version a step."""
-    model = cases.codistill(
-        student or _student(1), optimizer=keras.optimizers.Adagrad()
-    )
+    model, start = _group(build)
+    for variable, value in start:
+        variable.assign(value)
+    model.optimizer.iterations.assign(0)
     exporter = tfdistill.callbacks.StudentExporter(
         exchange, every_steps=1, group=1, key_every=_KEY_EVERY, **kwargs
     )
@@ -130,11 +144,12 @@ def _published(values, dtype):
             cases.rounded(value, dtype, by_row=index == 0)
             for index, value in enumerate(values)
         ]
-    dtype = dtype or "float32"
     return [tf.cast(tf.cast(v, dtype), v.dtype).numpy() for v in values]
 
 
-@pytest.mark.parametrize("variables_dtype", [None, "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize(
+    "variables_dtype", ["int8", *_deep("bfloat16", "int4")]
+)
 def test_a_teacher_follows_deltas_bit_for_bit(
     exchange, two_replicas, variables_dtype
 ):
@@ -193,7 +208,7 @@ def test_versions_carry_the_ids_of_a_table(exchange):
         keys = np.concatenate([v for v in values if v.dtype == np.int64])
         rows.append((keys > 0).sum())
 
-    _publish(exchange, follow, 6, _by_id(1), variables_dtype="int8")
+    _publish(exchange, follow, 6, _by_id, variables_dtype="int8")
     assert rows[0] < rows[-1]
     assert not cases.quarantined(model)
     sizes = [model.teachers.status()[0]["last_bytes"]]
@@ -279,50 +294,41 @@ def test_tables_on_servers_are_written_and_compared_alike(
 
 
 def test_a_new_training_in_the_process_begins_with_a_key_frame(exchange):
-    model = cases.codistill(_student(1))
-    exporter = tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=1, group=1, key_every=100
-    )
-
-    def train():
-        then = _Then(exporter, lambda *_: None)
-        callbacks = [exporter, then]
-        cases.fit(model, _X[:12], _Y[:12], batch_size=4, callbacks=callbacks)
-
-    train()
-    assert (exchange.steps(1), exchange.deltas.steps(1)) == ([1, 3], [2, 3])
-    shutil.rmtree(exchange.root)
-    model.optimizer.iterations.assign(0)
-    train()
-    assert (exchange.steps(1), exchange.deltas.steps(1)) == ([1, 3], [2, 3])
+    for _ in range(2):
+        _publish(exchange, lambda *_: None, 3)
+        assert exchange.steps(1) == [1, 3]
+        assert exchange.deltas.steps(1) == [2, 3]
+        shutil.rmtree(exchange.root)
 
 
-def _fit_beside_mixer(exchange, **options):
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"key_every": 2}, "key_every=1"),
+        ({"variables_dtype": "int8"}, "must be floats; received .*int8"),
+    ],
+)
+def test_a_mixer_refuses_versions_that_are_not_whole_and_exact(
+    exchange, options, match
+):
     exporter = tfdistill.callbacks.StudentExporter(
         exchange, every_steps=2, group=0, **options
     )
     rule = tfdistill.mixing.ModelAveraging()
     mixer = tfdistill.mixing.WeightMixer(rule, every_steps=2, peers=[1])
-    model = cases.codistill(_student(0))
-    cases.fit(model, _X, _Y, callbacks=[exporter, mixer])
+    with pytest.raises(ValueError, match=match):
+        cases.fit(
+            cases.codistill(_student(0)), _X, _Y, callbacks=[exporter, mixer]
+        )
 
 
-def test_what_needs_whole_versions_refuses_deltas(exchange):
-    with pytest.raises(ValueError, match="must be whole, key_every=1"):
-        _fit_beside_mixer(exchange, key_every=2)
-    with pytest.raises(ValueError, match="`choose` is for deltas"):
-        tfdistill.callbacks.StudentExporter(every_steps=2, choose=TopOfChunks())
-
-
-def test_what_needs_floats_refuses_what_is_quantized(exchange):
-    with pytest.raises(ValueError, match="must be floats; received .*int8"):
-        _fit_beside_mixer(exchange, variables_dtype="int8")
-    with pytest.raises(ValueError, match="`choose` picks changes of floats"):
+@pytest.mark.parametrize(
+    "options", [{}, {"key_every": 2, "variables_dtype": "int8"}]
+)
+def test_changes_are_chosen_of_deltas_of_floats(options):
+    with pytest.raises(ValueError, match="`choose` "):
         tfdistill.callbacks.StudentExporter(
-            every_steps=2,
-            key_every=2,
-            choose=TopOfChunks(),
-            variables_dtype="int8",
+            every_steps=2, choose=TopOfChunks(), **options
         )
 
 
@@ -350,7 +356,7 @@ def _bases(exchange):
     return sorted(pathlib.Path(exchange.bases.root).iterdir())
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [*_deep(1), 2])
 def test_what_is_frozen_is_published_once_and_shared(
     exchange, replicas, two_replicas, monkeypatch
 ):
@@ -367,7 +373,7 @@ def test_what_is_frozen_is_published_once_and_shared(
         _assert_same_bits(_teacher(model), values)
         sizes[step] = model.teachers.status()[0]["last_bytes"]
 
-    exporter = _publish(exchange, follow, 6, _adapted(1))
+    exporter = _publish(exchange, follow, 6, _adapted)
     assert exporter.totals["failed"] == 0 and not cases.quarantined(model)
     own, students = _own_bytes(model)
     assert own < students / 5
@@ -379,7 +385,7 @@ def test_what_is_frozen_is_published_once_and_shared(
     _assert_predicts_as_the_last_whole_one(model, exchange)
 
 
-@pytest.mark.parametrize("variables_dtype", [None, "bfloat16", "int8"])
+@pytest.mark.parametrize("variables_dtype", [None, *_deep("bfloat16", "int8")])
 def test_a_teacher_of_another_backbone_holds_its_own(exchange, variables_dtype):
     """Its base is read once; the student's stays the student's."""
     model = _following(exchange, _adapted(0, backbone=8))
@@ -398,9 +404,7 @@ def test_a_teacher_of_another_backbone_holds_its_own(exchange, variables_dtype):
             if variables_dtype is None:
                 _assert_same_bits(_teacher(model), values)
 
-        _publish(
-            exchange, follow, 6, _adapted(1), variables_dtype=variables_dtype
-        )
+        _publish(exchange, follow, 6, _adapted, variables_dtype=variables_dtype)
     assert len(reads) == 1 and model.teachers.generation == 1
     _assert_predicts_as_the_last_whole_one(model, exchange)
     if variables_dtype is None:
@@ -414,7 +418,7 @@ def test_a_teacher_of_another_backbone_holds_its_own(exchange, variables_dtype):
         _assert_same_bits([ours], [before[index]])
 
 
-@pytest.mark.parametrize("how", ["lost", "torn", "another"])
+@pytest.mark.parametrize("how", ["another", *_deep("lost", "torn")])
 def test_a_bad_base_is_refused_by_name_and_a_whole_version_is_read(
     exchange, how
 ):
@@ -439,20 +443,21 @@ def test_a_bad_base_is_refused_by_name_and_a_whole_version_is_read(
             )
             assert is_right or how == "another"
 
-    _publish(exchange, follow, 4, _adapted(1))
+    _publish(exchange, follow, 4, _adapted)
 
 
 def test_frozen_weights_that_move_travel(exchange, caplog):
     """As an average that something else than the optimizer keeps."""
-    student, model = _adapted(1), _following(exchange, _adapted(0))
+    model = _following(exchange, _adapted(0))
 
     def follow(step, values):
         cases.load(model, step)
         _assert_same_bits(_teacher(model), values)
         if step in (2, 3, 4):
-            student.layers[1].embeddings.assign_add(np.ones([_ROWS, 6]))
+            table = _group(_adapted)[0].student.layers[1].embeddings
+            table.assign_add(np.ones([_ROWS, 6]))
 
-    _publish(exchange, follow, 6, student)
+    _publish(exchange, follow, 6, _adapted)
     assert caplog.text.count("Weights that are frozen have changed") == 1
     assert len(_bases(exchange)) == 1
 
@@ -461,7 +466,7 @@ def test_a_student_that_is_no_longer_frozen_leaves_the_teacher_as_it_is(
     exchange,
 ):
     model = _following(exchange, _adapted(0))
-    _publish(exchange, lambda *_: None, 2, _adapted(1))
+    _publish(exchange, lambda *_: None, 2, _adapted)
     cases.load(model, 2)
     before = _teacher(model)
     model.student.layers[1].trainable = True
@@ -478,7 +483,7 @@ def test_a_student_that_is_no_longer_frozen_leaves_the_teacher_as_it_is(
 
 def test_a_fit_follows_adapters_by_its_own_callbacks(exchange):
     """In one process, as two groups do; the versions of one hold adapters."""
-    _publish(exchange, lambda *_: None, 3, _adapted(1))
+    _publish(exchange, lambda *_: None, 3, _adapted)
     model = _following(exchange, _adapted(0))
     exporter = tfdistill.callbacks.StudentExporter(
         exchange, every_steps=1, group=0, key_every=100
