@@ -9,6 +9,7 @@ command that does nothing is found.
 import contextlib
 import io
 import os
+import pathlib
 import re
 import shlex
 import subprocess
@@ -54,13 +55,12 @@ _EXPECTED = {
 _IN_A_SHELL = "--workdir=/tmp/my_run"
 
 
-def _in_a_shell(text, directory):
+def _in_a_shell(text):
     environ = os.environ | {
         "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
     }
     done = subprocess.run(
         ["bash", "-e", "-c", text],
-        cwd=directory,
         env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -70,17 +70,14 @@ def _in_a_shell(text, directory):
     return done.stdout
 
 
-def _by_a_fork(words, directory):
+def _by_a_fork(words):
     """What a command prints that imports TensorFlow; None for any other."""
     match words:
         case ["tfdistill", "run", *options]:
             end = [word.startswith("--") for word in options].index(False)
-            command = commands.of(*options[end:], cwd=directory)
+            command = commands.of(*options[end:])
             printed = io.StringIO()
-            with (
-                contextlib.redirect_stdout(printed),
-                contextlib.chdir(directory),
-            ):
+            with contextlib.redirect_stdout(printed):
                 code = run.PROGRAM.main([*options[:end], "--", *command])
             assert code == 0, printed.getvalue()
             return printed.getvalue()
@@ -92,7 +89,7 @@ def _by_a_fork(words, directory):
             pass
         case _:
             return None
-    return commands.run(program, *arguments, cwd=directory)
+    return commands.run(program, *arguments)
 
 
 def _here(text, tmp):
@@ -103,33 +100,33 @@ def _here(text, tmp):
     )
 
 
-def _printed(block, text, directory):
+def _printed(block, text):
     """Runs the commands of a block, line by line."""
     lines = text.replace("\\\n", " ").splitlines()
     in_a_shell = _IN_A_SHELL in block.text
     found = []
     for line in lines:
         words = [] if in_a_shell else shlex.split(line, comments=True)
-        forked = _by_a_fork(words, directory)
-        found.append(_in_a_shell(line, directory) if forked is None else forked)
+        forked = _by_a_fork(words)
+        found.append(_in_a_shell(line) if forked is None else forked)
     return "".join(found)
 
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory):
     """Runs the pages; returns the directory that stands for /tmp."""
-    directory = tmp_path_factory.mktemp("guide")
     tmp = tmp_path_factory.mktemp("tmp")
     expected = dict(_EXPECTED)
     blocks = [block for page in _PAGES for block in docs_blocks.blocks(page)]
-    for block in blocks:
-        if block.not_run:
-            continue
-        text = _here(block.text, tmp)
-        if block.file_name:
-            (directory / block.file_name).write_text(text)
-        elif block.commands:
-            printed = _printed(block, text, directory)
+    # All in one directory: forks of one parent begin in its own.
+    with contextlib.chdir(tmp_path_factory.mktemp("guide")):
+        for block in blocks:
+            text = _here(block.text, tmp)
+            if block.not_run:
+                continue
+            if block.file_name:
+                pathlib.Path(block.file_name).write_text(text)
+            printed = _printed(block, text) if block.commands else ""
             for part in [part for part in expected if part in block.text]:
                 wanted = expected.pop(part)
                 assert wanted in printed, f"{block}\n{printed[-6000:]}"
@@ -137,6 +134,7 @@ def typed(tmp_path_factory):
     return tmp
 
 
+@pytest.mark.deep
 def test_every_command_of_the_guide_works(typed, no_process_left):
     for name in ("my_run", "towers", "outputs", "clicks", "apart"):
         for group in (0, 1):
@@ -144,6 +142,7 @@ def test_every_command_of_the_guide_works(typed, no_process_left):
             assert runs.records(path)[-1]["event"] == "end", path
 
 
+@pytest.mark.deep
 def test_its_groups_learn_from_each_other_and_apart_they_do_not(typed):
     def weights(name):
         lines = []
@@ -155,6 +154,7 @@ def test_its_groups_learn_from_each_other_and_apart_they_do_not(typed):
     assert max(weights("my_run")) == 1.0
 
 
+@pytest.mark.deep
 def test_its_models_are_saved_and_served(typed):
     log = typed / "towers" / "logs" / "group_0_worker_0.log"
     assert re.search("reloaded: <TwoTowers", log.read_text())
@@ -166,17 +166,18 @@ def test_its_models_are_saved_and_served(typed):
     assert os.listdir(served.parent) == ["300"]
 
 
+@pytest.mark.slow("a script of the README, in one process and in groups")
 def test_the_script_of_the_readme_runs_alone_and_in_groups(
-    tmp_path, no_process_left
+    tmp_path, monkeypatch, no_process_left
 ):
+    monkeypatch.chdir(tmp_path)
     script, command = docs_blocks.blocks("README.md")[1:3]
-    (tmp_path / "my_train.py").write_text(script.applied)
-    printed = _by_a_fork(["python", "my_train.py"], tmp_path)
-    assert "accuracy: 0.9" in printed
+    pathlib.Path("my_train.py").write_text(script.applied)
+    assert "accuracy: 0.9" in _by_a_fork(["python", "my_train.py"])
 
     (words,) = command.commands
-    assert "group 1: done" in _by_a_fork(words, tmp_path)
-    workdir = tmp_path / "runs" / "last"
+    assert "group 1: done" in _by_a_fork(words)
+    workdir = pathlib.Path("runs", "last")
     for group in ("group_0", "group_1"):
         # Of the default callbacks.
         assert any((workdir / group / "backup").iterdir())
