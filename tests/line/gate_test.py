@@ -1,5 +1,6 @@
 """The gate: figures, intervals, verdicts, and what rows and weights show."""
 
+import functools
 import json
 import pathlib
 import re
@@ -11,10 +12,19 @@ import pytest
 from tests.cases import lines
 from tfdistill.held_out import predictions
 from tfdistill.line import data_summary
+from tfdistill.line import figures
 from tfdistill.line import gate as gate_lib
+from tfdistill.line import report as report_lib
 from tfdistill.line import store
 
 _ROWS = 6000
+_NUM_RESAMPLES = figures._NUM_RESAMPLES
+
+
+@pytest.fixture(autouse=True)
+def _few_resamples(monkeypatch):
+    """What is good or bad here is so by much."""
+    monkeypatch.setattr(figures, "_NUM_RESAMPLES", 200)
 
 
 def _sigmoid(logits):
@@ -66,7 +76,8 @@ def _auc(labels, p):
     return (ranks.sum() - ones * (ones + 1) / 2) / (ones * zeros)
 
 
-def test_figures_and_intervals_are_those_of_a_plain_bootstrap():
+def test_figures_and_intervals_are_those_of_a_plain_bootstrap(monkeypatch):
+    monkeypatch.setattr(figures, "_NUM_RESAMPLES", _NUM_RESAMPLES)
     day = _Day(rows=1500)
     new, old = day.model(), day.model(0.5)
     report = day.judged(new, old)
@@ -104,12 +115,17 @@ def test_figures_and_intervals_are_those_of_a_plain_bootstrap():
         )
 
 
-def test_a_good_candidate_is_promoted_with_its_figures_in_a_sentence():
+def test_a_good_candidate_is_promoted_and_a_first_one_needs_skill_only():
     day = _Day()
     report = day.judged(day.model(0.1), day.model(0.2))
     assert report["verdict"] == "promote"
     loss = report["estimates"]["log_loss"]["value"]
     assert f"{loss:+.4f}" in report["reasons"][0]
+    assert day.judged(day.model(), None)["verdict"] == "promote"
+    report = day.judged(day.of(np.full(_ROWS, -1.0)), None)
+    assert "share of each label" in report["reasons"][0]
+    with pytest.raises(ValueError, match="same rows"):
+        day.judged(day.model(), _Day(1).model())
 
 
 @pytest.mark.parametrize(
@@ -160,7 +176,11 @@ def test_lag_behind_a_drift_is_no_miscalibration_and_overshoot_is():
         assert report["verdict"] == "hold"
 
 
-def test_more_slices_raise_no_more_false_alarms_than_the_confidence():
+@pytest.mark.deep
+def test_more_slices_raise_no_more_false_alarms_than_the_confidence(
+    monkeypatch,
+):
+    monkeypatch.setattr(figures, "_NUM_RESAMPLES", _NUM_RESAMPLES)
     rng, held = np.random.default_rng(0), 0
     gate = gate_lib.Gate(
         log_loss=1.0, slice_log_loss=0.0, least_slice_rows=20, churn=None
@@ -228,20 +248,6 @@ def test_models_of_classes_and_of_words_are_judged():
         assert report["figures"]["candidate"]["accuracy"] < 0.9
 
 
-def test_a_first_version_needs_skill_only():
-    day = _Day()
-    assert day.judged(day.model(), None)["verdict"] == "promote"
-    constant = day.of(np.full(_ROWS, -1.0))
-    report = day.judged(constant, None)
-    assert "share of each label" in report["reasons"][0]
-
-
-def test_predictions_of_other_rows_are_refused():
-    day, other = _Day(), _Day(1)
-    with pytest.raises(ValueError, match="same rows"):
-        day.judged(day.model(), other.model())
-
-
 # --- rows and weights ---
 
 
@@ -294,7 +300,11 @@ def _break(kind, inputs, labels):
     return {"ad": ads, "numbers": numbers}, labels
 
 
-@pytest.mark.parametrize("with_past", [True, False])
+@functools.cache
+def _past():
+    return [_lineage(_span(day)) for day in range(4)]
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -310,17 +320,17 @@ def _break(kind, inputs, labels):
         ("lost", "2,500 rows"),
     ],
 )
-def test_broken_rows_are_found(kind, said, with_past):
-    earlier = [_lineage(_span(day)) for day in range(4)] if with_past else []
-    found = data_summary.compare(
-        _lineage(_break(kind, *_span(4))), earlier, gate=gate_lib.Gate()
-    )
-    if said is None or (kind == "lost" and not with_past):
-        assert not found
-    else:
-        assert said in " ".join(found)
+def test_broken_rows_are_found(kind, said):
+    lineage = _lineage(_break(kind, *_span(4)))
+    for earlier in ([], _past()):
+        found = data_summary.compare(lineage, earlier, gate=gate_lib.Gate())
+        if said is None or (kind == "lost" and not earlier):
+            assert not found
+        else:
+            assert said in " ".join(found)
 
 
+@pytest.mark.deep
 def test_good_rows_raise_no_more_false_alarms_than_stated():
     alarms = sum(
         bool(
@@ -356,18 +366,15 @@ def test_swapped_labels_of_one_id_among_many_are_found_anywhere():
         )
 
 
-def test_a_column_may_lose_its_worth_from_day_to_day():
+def test_a_column_may_lose_its_worth_from_day_to_day_or_be_ignored():
+    gate = gate_lib.Gate(ignored_columns=("numbers[0]",))
+    broken = _lineage(_break("drifted", *_span(4)))
+    assert not data_summary.compare(broken, gate=gate)
     *earlier, now = (_lineage(_span(day)) for day in range(5))
     for age, one in enumerate([*earlier, now]):
         for part in one["data"].values():
             part["columns"]["ad"]["worth"] = [0.05 * 0.6**age, 0.001]
     assert not data_summary.compare(now, earlier, gate=gate_lib.Gate())
-
-
-def test_a_column_may_be_ignored():
-    broken = _lineage(_break("drifted", *_span(4)))
-    gate = gate_lib.Gate(ignored_columns=("numbers[0]",))
-    assert not data_summary.compare(broken, gate=gate)
 
 
 def test_inputs_of_all_kinds_have_a_summary_that_json_can_hold():
@@ -426,6 +433,13 @@ def test_a_table_from_elsewhere_is_found():
 # --- a line's files ---
 
 
+@pytest.fixture
+def line(tmp_path, monkeypatch):
+    """A line whose reports have no plot."""
+    monkeypatch.setattr(report_lib, "_draw", lambda *_: None)
+    return lines.make(tmp_path / "clicks")
+
+
 def _candidate(line, span, models, promoted, **more):
     number, path = lines.add_candidate(line, span)
     candidate = pathlib.Path(line.candidate_path(number))
@@ -482,8 +496,8 @@ def test_a_candidate_is_judged_from_files_and_the_report_says_why(tmp_path):
     assert (directory / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_was_promoted_long_ago_may_be_removed(tmp_path):
-    line, day = lines.make(tmp_path / "clicks"), _Day()
+def test_what_was_promoted_long_ago_may_be_removed(line):
+    day = _Day()
     first = _promoted(line, day, "day_1")
     number, path = _candidate(line, "day_2", [day.model()], day.model())
     line.promote(number, path, extra=lines.extra(line, number))
@@ -498,8 +512,8 @@ def test_what_was_promoted_long_ago_may_be_removed(tmp_path):
         line.rollback()
 
 
-def test_a_candidate_of_another_parent_is_held(tmp_path):
-    line, day = lines.make(tmp_path / "clicks"), _Day()
+def test_a_candidate_of_another_parent_is_held(line):
+    day = _Day()
     _promoted(line, day, "day_1")
     same = day.model()
     old, _ = _candidate(line, "day_2", [same], same)
@@ -513,8 +527,8 @@ def test_a_candidate_of_another_parent_is_held(tmp_path):
     assert _judge(line, old)["verdict"] == "promote"
 
 
-def test_a_candidate_that_was_rolled_back_or_replaced_is_held(tmp_path):
-    line, day = lines.make(tmp_path / "clicks"), _Day()
+def test_a_candidate_that_was_rolled_back_or_replaced_is_held(line):
+    day = _Day()
     for number in (1, 2, 3):
         _promoted(line, day, f"day_{number}")
     assert _judge(line, 3)["verdict"] == "promote"  # As before.
@@ -530,8 +544,8 @@ def test_a_candidate_that_was_rolled_back_or_replaced_is_held(tmp_path):
         _judge(line, 3)
 
 
-def test_the_live_loss_decides_whether_a_version_stays(tmp_path):
-    line, day = lines.make(tmp_path / "clicks"), _Day()
+def test_the_live_loss_decides_whether_a_version_stays(line):
+    day = _Day()
     assert gate_lib.live_verdict(line)[0] == "hold"
     first = _promoted(line, day, "day_1")
     expected = _losses(day.model()).mean()
@@ -555,8 +569,9 @@ def test_the_live_loss_decides_whether_a_version_stays(tmp_path):
     assert report(number, float("nan"), 10)[0] == "roll back"
 
 
-def test_looking_often_rolls_nothing_good_back(tmp_path):
-    line, day = lines.make(tmp_path / "clicks"), _Day(rows=20_000)
+@pytest.mark.deep
+def test_looking_often_rolls_nothing_good_back(line):
+    day = _Day(rows=20_000)
     first = _promoted(line, day, "day_1")
     losses = _losses(day.model())
     for _ in range(30):

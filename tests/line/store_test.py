@@ -20,7 +20,9 @@ from tfdistill.line import store
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(params=["directory", "memory", "s3"])
+@pytest.fixture(
+    params=["directory", "memory", pytest.param("s3", marks=pytest.mark.deep)]
+)
 def line(request, tmp_path):
     if request.param == "directory":
         yield lines.make(tmp_path / "clicks")
