@@ -11,6 +11,8 @@ from tfdistill import teachers as kinds
 from tfdistill.labels import attached
 from tfdistill.labels import forms
 
+pytestmark = pytest.mark.usefixtures("graphs_as_written")
+
 _X, _Y = cases.data(32)
 
 
@@ -51,59 +53,41 @@ def _trained(teachers, data, strategy=None):
     with (strategy or tf.distribute.get_strategy()).scope():
         model = cases.codistill(cases.linear(), teachers)
     history = model.fit(data, epochs=2, verbose=0).history
-    return history, model
-
-
-def _same(found, expected, rtol=1e-6):
-    for name, values in expected[0].items():
-        np.testing.assert_allclose(found[0][name], values, rtol=rtol)
-    for value, same in zip(
-        found[1].get_weights(), expected[1].get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(value, same, rtol=rtol)
+    return history, model.get_weights()
 
 
 def test_labels_teach_as_the_model_in_the_step_does(two_replicas):
     teacher = cases.linear(5)
     expected = _trained(kinds.FixedTeacher(teacher), _data())
     assert expected[0]["distillation_weight"] == [1, 1]
-    labelled = kinds.LabelTeacher("big")
-    _same(_trained(labelled, _data(teacher)), expected)
-    labelled = kinds.LabelTeacher("big")
-    _same(_trained(labelled, _data(teacher), two_replicas), expected, rtol=1e-5)
+    labelled = _trained(kinds.LabelTeacher("big"), _data(teacher), two_replicas)
+    cases.assert_close(labelled, expected, rtol=1e-5)
     # All classes are top classes.
-    labelled = kinds.LabelTeacher("big")
-    whole = _data(teacher, form=forms.Form(top_k=3))
-    _same(_trained(labelled, whole), expected, rtol=1e-4)
+    top = _data(teacher, form=forms.Form(top_k=3))
+    labelled = _trained(kinds.LabelTeacher("big"), top)
+    cases.assert_close(labelled, expected, rtol=1e-4)
 
 
 def test_rows_that_have_expired_count_as_absent():
-    teacher, last = cases.linear(5), 3
-    data = _data(teacher, expires_step=np.int64(last))
-    weights = []
+    teacher, last, weights = cases.linear(5), 3, []
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             weights.append(float(logs["distillation_weight"]))
 
+    data = _data(teacher, expires_step=np.int64(last))
     model = cases.codistill(cases.linear(), kinds.LabelTeacher("big"))
     model.fit(data, epochs=2, verbose=0, callbacks=[Watch()])
     assert weights == [1.0] * (last + 1) + [0.0] * (8 - last - 1)
     # Nothing is dropped, and good rows teach again.
     (status,) = model.teachers.status()
     assert (status["health"], status["share"]) == ("absent", 0.0)
-
-
-def test_evaluate_and_predict_take_the_same_data():
-    teacher = cases.linear(5)
-    model = cases.codistill(cases.linear(), kinds.LabelTeacher("big"))
-    model.fit(_data(teacher), verbose=0)
-    assert model.evaluate(_data(teacher), verbose=0) == pytest.approx(
+    # Evaluate and predict take the same data.
+    assert model.evaluate(data, verbose=0) == pytest.approx(
         model.evaluate(_data(), verbose=0)
     )
     np.testing.assert_array_equal(
-        model.predict(_data(teacher), verbose=0),
-        model.predict(_data(), verbose=0),
+        model.predict(data, verbose=0), model.predict(_data(), verbose=0)
     )
 
 
@@ -140,23 +124,23 @@ def test_each_output_is_taken_as_its_own_loss_does():
                 for name in ("p", "q")
             },
         )
-        return model.fit(data, epochs=2, verbose=0).history, model
+        history = model.fit(data, epochs=2, verbose=0).history
+        return history, model.get_weights()
 
     data = tf.data.Dataset.from_tensor_slices((_X, y)).batch(8)
     expected = trained(kinds.FixedTeacher(teacher), data)
-    labelled = kinds.LabelTeacher("big")
-    _same(trained(labelled, data.map(add)), expected, rtol=1e-4)
+    found = trained(kinds.LabelTeacher("big"), data.map(add))
+    cases.assert_close(found, expected, rtol=1e-4)
 
 
 def test_data_without_the_labels_are_refused_with_the_remedy():
-    model = cases.codistill(
-        cases.linear(), list(map(kinds.LabelTeacher, ("big", "other")))
-    )
-    with pytest.raises(ValueError, match="labels of the teacher 'other'"):
-        model.fit(_data(cases.linear(5)), verbose=0)
-    model = cases.codistill(cases.linear(classes=4), kinds.LabelTeacher("big"))
-    with pytest.raises(ValueError, match="shape of the student's output"):
-        model.fit(_data(cases.linear(5)), verbose=0)
-    model = cases.codistill(cases.linear(), kinds.LabelTeacher("big"))
-    with pytest.raises(ValueError, match="call `batch` first, and once"):
-        model.fit(_data(cases.linear(5)).map(_labelled_before_batch), verbose=0)
+    data = _data(cases.linear(5))
+    for classes, names, given, message in (
+        (3, ("big", "other"), data, "labels of the teacher 'other'"),
+        (4, ("big",), data, "shape of the student's output"),
+        (3, ("big",), data.map(_labelled_before_batch), "`batch` first"),
+    ):
+        teachers = list(map(kinds.LabelTeacher, names))
+        model = cases.codistill(cases.linear(classes=classes), teachers)
+        with pytest.raises(ValueError, match=message):
+            model.fit(given, verbose=0)

@@ -17,6 +17,8 @@ from tfdistill.exchange import manifest
 from tfdistill.follow import agreement
 from tfdistill.teachers import staleness
 
+pytestmark = pytest.mark.usefixtures("graphs_as_written")
+
 _X, _Y = cases.data()
 
 
@@ -352,8 +354,7 @@ def test_fixed_teachers_of_any_making(tmp_path, exchange):
         cases.deep(2)(_X),
         _X @ np.ones([4, 3], "float32"),
     ]
-    for found, value in zip(outputs, expected, strict=True):
-        np.testing.assert_allclose(found, value, rtol=1e-5)
+    cases.assert_close(outputs, expected, rtol=1e-5)
     assert weights.all()
     assert [s["name"] for s in model.teachers.status()] == [
         str(p) for p in paths
