@@ -22,7 +22,7 @@ import tfdistill
 from tests.cases import docs_blocks
 
 pytest.importorskip("mkdocs", reason="needs mkdocs (extra: docs)")
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.deep, pytest.mark.multiprocess]
 # As many links as one list may have.
 _MOST_LINKS = 40
 # Opens each page, then searches; posts what it finds.

@@ -31,13 +31,13 @@ from tfdistill.recipes import recipes
 _BLOCKS = [
     block for page in docs_blocks.pages() for block in docs_blocks.blocks(page)
 ]
-_WITH_PYTHON = sorted(
-    {
-        block.page
-        for block in _BLOCKS
-        if block.language == "python" and not block.file_name
-    }
-)
+_WITH_PYTHON = {
+    block.page
+    for block in _BLOCKS
+    if block.language == "python" and not block.file_name
+}
+# It loads KerasHub's models, and trains by Keras' own distillation as well.
+_LONG = "docs/models.md"
 # Programs of a cluster: what they are given is only read.
 _FOREIGN = ("kubectl", "sbatch", "scancel")
 # Other tests give these their arguments.
@@ -210,7 +210,13 @@ def short_fits(monkeypatch, run_dir, one_device):
 
 
 @pytest.mark.usefixtures("short_fits")
-@pytest.mark.parametrize("page", _WITH_PYTHON)
+@pytest.mark.parametrize(
+    "page",
+    [
+        *sorted(_WITH_PYTHON - {_LONG}),
+        pytest.param(_LONG, marks=pytest.mark.deep),
+    ],
+)
 def test_python_blocks_run(page, tmp_path):
     namespace = _reader_has(tmp_path)
     for block in docs_blocks.blocks(page):

@@ -57,7 +57,17 @@ def _widened(value):
     return value
 
 
-@pytest.mark.parametrize("variables_dtype", [None, "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize(
+    "variables_dtype",
+    [
+        None,
+        "int4",
+        *(
+            pytest.param(dtype, marks=pytest.mark.deep)
+            for dtype in ("bfloat16", "int8")
+        ),
+    ],
+)
 def test_versions_and_deltas_are_read_to_the_bit(
     reader, tmp_path, variables_dtype
 ):

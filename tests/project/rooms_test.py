@@ -1,6 +1,7 @@
 """The table of rooms in tfdistill/BUILD: what is imported is what may be."""
 
 import ast
+import functools
 import pathlib
 import sys
 
@@ -36,6 +37,7 @@ def _room(dotted: str) -> str | None:
     return parts[1] if parts[0] == "tfdistill" and len(parts) > 1 else None
 
 
+@functools.cache
 def _imports(path: pathlib.Path) -> set[str]:
     """Dotted names, wherever the import stands."""
     found = set()

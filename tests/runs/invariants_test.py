@@ -207,6 +207,7 @@ def _train_replicated(strategy, exchange):
     return cases.fit(model, _replicated_data(), epochs=2), _values(model)
 
 
+@pytest.mark.slow("two trainings with two teachers each are traced")
 def test_02_same_update_at_any_replica_count(two_replicas, exchange):
     """Other trainings are in the table of tests/cases/training.py."""
     spec = _replicated_data().element_spec[0]

@@ -27,7 +27,7 @@ SHORT = (
 )
 
 
-pytestmark = pytest.mark.usefixtures("one_device")
+pytestmark = [pytest.mark.deep, pytest.mark.usefixtures("one_device")]
 
 
 def _run(tmp_path, *changes):
