@@ -9,6 +9,8 @@
 #   --fresh      computes references anew, which runs otherwise share
 #   With other arguments only pytest runs, with these arguments.
 #   RUN_TIMEOUT_SECS=4500 is the limit of the whole run after the install.
+#   DURATIONS=FILE keeps each test file's seconds; --changed chooses by those of
+#   tests/durations.json.
 set -u
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -115,5 +117,6 @@ stage "budget" env TEST_REPORTS="$reports" "$bin/python" -m pytest --quiet \
   tests/budget.py
 
 printf '\n== summary\n%s' "$summary"
-"$bin/python" -m tests.report "$reports" "$SECONDS" "$failed"
+"$bin/python" -m tests.report "$reports" "$SECONDS" "$failed" \
+  ${DURATIONS:+"$DURATIONS"}
 exit "$failed"
