@@ -4,7 +4,6 @@ import pytest
 
 from tests import affected
 
-
 _ALL = {affected._path(test) for test in affected._tests()}
 
 
