@@ -2,10 +2,8 @@
 
 They find this file through PYTHONPATH, which conftest.py sets.
 
-`import keras` imports scikit-learn, matplotlib, pandas, SciPy and IPython if it
-finds them, TensorBoard boto3 and fsspec: a third of the time of a start. A user
-who installs tfdistill alone has none of them. Here neither finds them, while
-the tests' own code still does.
+`import keras` imports what it only looks for later, as in forks of a parent of
+tasks (tfdistill/launcher/late_imports.py).
 
 Python's collector looks through a million objects again and again while
 TensorFlow is imported, a fifth of that time, and finds no garbage: here it
@@ -17,41 +15,15 @@ threads (tests/cases/waits.py).
 
 import faulthandler
 import gc
+import pathlib
+import runpy
 import signal
 import sys
-from typing import Any
 
-# By the package of the module that asks.
-_HIDDEN = {
-    "keras": {"IPython", "matplotlib", "pandas", "scipy", "sklearn"},
-    "tensorboard": {"boto3", "botocore", "fsspec"},
-}
-# A parent of tasks imports what they need later once for all of them.
-if any(word.endswith("fork_server.py") for word in sys.orig_argv):
-    _HIDDEN["keras"] -= {"scipy", "sklearn"}
-_NAMES = frozenset().union(*_HIDDEN.values())
-
-
-class _Hidden:
-    """A finder that hides optional packages from those who ask for them."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        if name not in _NAMES:
-            return
-        frame = sys._getframe(1)
-        while frame is not None:
-            asking = frame.f_globals.get("__name__", "").partition(".")[0]
-            if asking in ("importlib", "_frozen_importlib"):
-                frame = frame.f_back
-                continue
-            if name in _HIDDEN.get(asking, ()):
-                raise ModuleNotFoundError(
-                    f"{name} is hidden from {asking} in tests", name=name
-                )
-            return
-
-
-sys.meta_path.insert(0, _Hidden)
+_LAUNCHER = pathlib.Path(__file__).parents[2] / "tfdistill" / "launcher"
+# A parent of tasks does so itself.
+if not any(word.endswith("fork_server.py") for word in sys.orig_argv):
+    _late_imports = runpy.run_path(str(_LAUNCHER / "late_imports.py"))
+    sys.meta_path.insert(0, _late_imports["Finder"]())
 gc.set_threshold(100_000, 50, 50)
 faulthandler.register(signal.SIGUSR2, file=2)

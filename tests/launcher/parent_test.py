@@ -265,9 +265,12 @@ with parent.keep(), open("log", "ab") as file:
     waits.until(lambda: not any(tasks.alive(pid) for pid in pids))
 
 
-# Of one script, as one that sets a variable.
+# Of one script, as one that sets a variable, and one of LATE.
 REAL = """
 import os, sys
+if sys.argv[1] == "late":
+    exec(sys.argv[2])
+    sys.exit()
 import numpy
 import tfdistill
 tfdistill.Cluster.from_env()
@@ -284,25 +287,76 @@ print(float(model.weights[0][0, 0]), float(tf.random.normal([])),
 """
 
 
-def test_tasks_with_tensorflow(tmp_path):
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    made = starts.Start(
+        tmp_path_factory.mktemp("real"), preload=parent_lib.PRELOAD
+    )
+    script = str(made.directory / made.write("real.py", REAL))
+    yield lambda *arguments: made(
+        sys.executable, script, *arguments, TF_CPP_MIN_LOG_LEVEL="0"
+    )
+    made.close()
+
+
+def test_tasks_with_tensorflow(real):
     """They draw different numbers, and a setting of the script counts."""
-    real = starts.Start(tmp_path, preload=parent_lib.PRELOAD)
-    script = str(tmp_path / real.write("real.py", REAL))
-    env = {"TF_CPP_MIN_LOG_LEVEL": "0"}
-    processes = [
-        real(sys.executable, script, what, **env) for what in ("a", "b")
-    ]
-    processes.append(real(sys.executable, script, "setting", **env))
+    processes = [real(what) for what in ("a", "b", "setting")]
     logs = []
     for process in processes:
         assert starts.finish(process) == 0, process.log.read_text()
         assert process.method == "fork"
         logs.append(process.log.read_text())
-    real.close()
     drawn = [log.splitlines()[-1].split(";") for log in logs]
     assert all(len(set(one)) == 3 for one in zip(*drawn, strict=True))
     assert [log.count("begins") for log in logs] == [1, 1, 2]
     assert "oneDNN custom" not in logs[2]
+
+
+# Keras finds packages that its parent has not imported. In the first program
+# nobody has used one; the others fail where Keras does not find its own.
+LATE = {
+    "none": "import inspect; inspect.getmodule(keras.Model)\n"
+    "assert found() == set(), found()",
+    "pandas": "import pandas\nx = pandas.DataFrame({'a': [0.0, 1.0]})\n"
+    "model.fit(x, x['a'], validation_split=0.5)\n"
+    "assert model.predict(x).shape == (2, 1)\n"
+    "from keras.src.trainers.data_adapters import array_slicing as cut\n"
+    "assert pandas.DataFrame in cut.ARRAY_TYPES and cut.pandas is pandas",
+    "sklearn": "made = keras.wrappers.SKLearnRegressor(model)\n"
+    "assert made.fit(x, x).predict(x).shape == (2,)\n"
+    "import sklearn\nassert isinstance(made, sklearn.base.BaseEstimator)",
+    "matplotlib": "from keras import visualization\n"
+    "images = np.zeros([2, 4, 4, 3])\n"
+    "plot = visualization.plot_image_gallery\n"
+    "plot(images, value_range=(0, 1), path=sys.argv[3])\n"
+    "assert {'plot_image_gallery', '__name__'} <= set(dir(visualization))",
+    "IPython": "import IPython\nfrom keras.src.saving import file_editor\n"
+    "assert file_editor.ipython is IPython",
+    "scipy": "import scipy.sparse\n"
+    "from tensorflow.python.keras.engine import training_v1\n"
+    "assert training_v1.issparse is scipy.sparse.issparse",
+}
+LATE_HEAD = f"""
+import sys
+def found():
+    return {set(LATE)} & set(sys.modules)
+import keras
+import numpy as np
+import tfdistill
+model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.ones([2, 1])
+assert found() == set(), found()
+"""
+
+
+@pytest.mark.parametrize("package", LATE)
+def test_a_task_finds_what_its_parent_has_left_out(real, tmp_path, package):
+    text = LATE_HEAD + LATE[package]
+    process = real("late", text, str(tmp_path / "shown.png"))
+    assert starts.finish(process) == 0, process.log.read_text()
+    assert process.method == "fork"
 
 
 def test_an_operation_of_tensorflow_makes_a_parent_unfit(start):

@@ -36,10 +36,11 @@ from typing import Any
 
 # tfdistill itself may be missing where this runs.
 _KEEPER = pathlib.Path(__file__).with_name("keeper.py")
+_LATE_IMPORTS = _KEEPER.with_name("late_imports.py")
 _LOSSY_OUTPUT = _KEEPER.parents[1] / "system" / "lossy_output.py"
-keeper, lossy_output = (
+keeper, late_imports, lossy_output = (
     types.SimpleNamespace(**runpy.run_path(str(path)))
-    for path in (_KEEPER, _LOSSY_OUTPUT)
+    for path in (_KEEPER, _LATE_IMPORTS, _LOSSY_OUTPUT)
 )
 # Public names of tfdistill that load no TensorFlow: a script may use them and
 # then set a variable.
@@ -117,6 +118,8 @@ class _Server:
         self._control = socket.socket(fileno=fd)
         self._control.set_inheritable(False)
         self._environ = dict(os.environ)
+        self._finder = late_imports.Finder()
+        sys.meta_path.insert(0, self._finder)
         gc.disable()  # It would look through a million objects, for nothing.
         if "tfdistill" in preload:
             _load("tfdistill", _FREE)
@@ -174,6 +177,7 @@ class _Server:
             numpy_random.seed()  # Python seeds its own after a fork.
         num_options = len(sys.orig_argv) - len(sys.argv)
         sys.orig_argv[num_options:] = sys.argv[:] = request["argv"]
+        self._finder.in_task()
         lossy_output.install()  # It is a log in the workdir.
         _watch_imports(
             self._modules, set_by_imports=self._set, own=request["own"]
