@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import types
 
 import numpy as np
 import pytest
@@ -99,6 +100,7 @@ def test_an_estimate_over_trials():
     assert (single["standard_error"], single["interval"]) == (None, None)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("size", [6])
 def test_intervals_cover_the_truth_as_often_as_they_say(size):
     rng = np.random.default_rng(size)
@@ -124,6 +126,7 @@ def test_churn_is_estimated_over_trials_not_pairs():
     assert (two["standard_error"], two["interval"]) == (None, None)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_trials", [4, 6])
 def test_a_churn_ratio_of_a_method_to_itself_is_seldom_clear(num_trials):
     rng = np.random.default_rng(num_trials)
@@ -188,7 +191,7 @@ def test_a_method_equal_to_independent_is_not_said_to_be_faster():
 # --- verdicts ----------------------------------------------------------------
 
 
-def _figures(**changes):
+def _figures():
     return {
         "num_trials": 6,
         "reached": 6,
@@ -198,66 +201,62 @@ def _figures(**changes):
             "steps_to_target": {"ratio": 0.71, "interval": (0.66, 0.77)},
             "churn": {"ratio": 0.69, "interval": (0.65, 0.73)},
             "log_loss": {"difference": -0.02, "interval": (-0.03, 0.01)},
-            **changes,
         },
     }
 
 
-def test_a_verdict_says_what_the_intervals_show():
-    assert report.verdict_on("codistill", _figures(), target=4.05) == (
+def _verdict(**changes):
+    found = _figures() | {
+        name: changes.pop(name) for name in ("num_trials",) if name in changes
+    }
+    found["versus_independent"] |= changes
+    return report.verdict_on("codistill", found, target=4.05)
+
+
+def test_a_verdict_claims_what_the_intervals_show_and_no_more():
+    assert _verdict() == (
         "codistillation is better: churn -31% +- 4; final log loss not clearly "
         "different (-0.0200, -0.0300 to +0.0100); reached 4.05 nats in 0.71x "
         "the steps (0.66 to 0.77) (on 2x the training examples in all)"
     )
-
-
-def test_a_verdict_claims_nothing_that_the_intervals_do_not():
-    unclear = _figures(
+    unclear = _verdict(
         steps_to_target={"ratio": 0.9, "interval": (0.8, 1.05)},
         churn={"ratio": 0.8, "interval": (0.6, 1.1)},
         log_loss={"difference": 0.5, "interval": (0.4, 0.6)},
     )
-    text = report.verdict_on("codistill", unclear, target=4.05)
-    assert text.startswith("codistillation is worse: churn not clearly")
-    assert "steps to 4.05 nats not clearly different" in text
-    assert "churn not clearly different (-20%, -40% to +10%)" in text
-    assert "final log loss worse (+0.5000" in text
-    skewed = _figures(churn={"ratio": 1.22, "interval": (1.004, 1.46)})
-    text = report.verdict_on("codistill", skewed, target=4.05)
-    assert ": churn +22% (+0" in text
-    assert "is better in one figure and worse in another" in text
-    few = {**_figures(), "num_trials": 3}
-    assert "3 trial(s) are too few" in report.verdict_on(
-        "codistill", few, target=4.05
-    )
+    for said in (
+        "is worse: churn not clearly different (-20%, -40% to +10%)",
+        "steps to 4.05 nats not clearly different",
+        "final log loss worse (+0.5000",
+    ):
+        assert said in unclear
+    skewed = _verdict(churn={"ratio": 1.22, "interval": (1.004, 1.46)})
+    assert ": churn +22% (+0" in skewed
+    assert "is better in one figure and worse in another" in skewed
+    assert "3 trial(s) are too few" in _verdict(num_trials=3)
 
 
 # --- reports -----------------------------------------------------------------
 
 
 def _write(directory, run, *, rng, shift, **answers):
-    """Writes what a run would leave behind, and returns its predictions."""
-    found, groups = [], []
+    """Writes what a run would leave behind."""
+    groups = []
     for group in range(run.num_groups):
         place = outputs.group_dir(directory, group)
         place.mkdir(parents=True)
-        logits = rng.normal(size=[40, 3]) + shift * np.eye(3)[np.arange(40) % 3]
+        labels = np.arange(40) % 3
+        logits = rng.normal(size=[40, 3]) + shift * np.eye(3)[labels]
         exact = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-        kept = predictions.Distributions(
-            probabilities=exact, labels=np.arange(40) % 3
+        outputs.write_predictions(
+            place,
+            predictions.Distributions(probabilities=exact, labels=labels),
         )
-        outputs.write_predictions(place, kept)
         lines = [{"event": "start", "time": 100.0, "step": 0}]
-        for number in (1, 2, 3):
-            lines.append(
-                {
-                    "event": "epoch_end",
-                    "time": 101.0 + number,
-                    "step": 100 * number,
-                    "val_log_loss": 2.0 - shift - 0.3 * number,
-                    "teacher_staleness": 10.0 * number,
-                }
-            )
+        lines += [
+            _epoch_end(number, 2.0 - shift - 0.3 * number)
+            for number in (1, 2, 3)
+        ]
         (place / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
         result = {
             "group": group,
@@ -273,54 +272,61 @@ def _write(directory, run, *, rng, shift, **answers):
         }
         (place / "results.json").write_text(json.dumps(result))
         groups.append(result)
-        found.append(kept)
     (directory / "results.json").write_text(json.dumps({"groups": groups}))
-    return found
 
 
-@pytest.fixture
-def compared(tmp_path):
-    """A finished comparison of made-up runs, with what they predicted."""
+def _epoch_end(number, loss):
+    return {
+        "event": "epoch_end",
+        "time": 101.0 + number,
+        "step": 100 * number,
+        "val_log_loss": loss,
+        "teacher_staleness": 10.0 * number,
+    }
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A finished comparison of made-up runs, and what it has written."""
+    workdir = tmp_path_factory.mktemp("compared")
     rng = np.random.default_rng(0)
-    setup = _setup()
     chosen = trials.parse_methods("independent,ensemble,codistill")
     found = experiment.Experiment(
-        tmp_path, setup=setup, variants=chosen, num_trials=4
+        workdir, setup=_setup(), variants=chosen, num_trials=4
     )
-    runner, kept = runs.Runner(tmp_path), {}
+    runner = runs.Runner(workdir)
     for variant in chosen:
         for seed in range(4):
-            for run in variant.trial(setup, seed).runs:
+            for run in variant.trial(_setup(), seed).runs:
                 if not runner.is_done(run):
                     shift = 0.5 * (variant.name == "codistill")
-                    directory = runner.directory(run)
-                    kept[run.key] = _write(directory, run, rng=rng, shift=shift)
-    return found, kept
+                    _write(runner.directory(run), run, rng=rng, shift=shift)
+    found._write_record()
+    made = found.report("final", {"seed_9_x": "exit code 1"}, jobs=2)
+    assert made == json.loads((workdir / "report.json").read_text())
+    text = (workdir / "report.md").read_text()
+    return types.SimpleNamespace(workdir=workdir, made=made, text=text)
 
 
-def _predictions(directory):
-    with np.load(directory / "predictions.npz") as found:
-        return dict(found)
-
-
-def test_the_report_can_be_recomputed_from_the_predictions(compared, tmp_path):
-    found, kept = compared
-    made = found.report("final", {}, jobs=1)
-    assert made == json.loads((tmp_path / "report.json").read_text())
-    codistilled = made["methods"]["codistill"]
-    copies = [
-        [_predictions(tmp_path / run / f"group_{group}") for group in (0, 1)]
-        for trial in codistilled["trials"]
+def _copies(compared, trial):
+    """What each copy of a trial has predicted."""
+    paths = [
+        path
         for run in trial["runs"]
+        for path in (compared.workdir / run).glob("group_*/predictions.npz")
+    ]
+    return [dict(np.load(path)) for path in sorted(paths)]
+
+
+def test_the_report_can_be_recomputed_from_the_predictions(compared):
+    codistilled = compared.made["methods"]["codistill"]
+    copies = [_copies(compared, trial) for trial in codistilled["trials"]]
+    of_group = [
+        [trial[group]["probabilities"] for trial in copies] for group in (0, 1)
     ]
     churns = [
-        np.mean(
-            [
-                0.5
-                * np.abs(a["probabilities"] - b["probabilities"]).sum(-1).mean()
-                for a, b in zip(copies[i], copies[j], strict=True)
-            ]
-        )
+        0.5 * np.abs(apart[i] - apart[j]).sum(-1).mean()
+        for apart in of_group
         for i in range(4)
         for j in range(i)
     ]
@@ -328,116 +334,93 @@ def test_the_report_can_be_recomputed_from_the_predictions(compared, tmp_path):
         np.mean(churns)
     )
     losses = [
-        np.mean(
-            [
-                -np.log(c["probabilities"][np.arange(40), c["labels"]]).mean()
-                for c in trial
-            ]
-        )
+        -np.log(c["probabilities"][np.arange(40), c["labels"]]).mean()
         for trial in copies
+        for c in trial
     ]
     figures = codistilled["figures"]
-    assert figures["log_loss"]["values"] == pytest.approx(losses)
-    assert figures["best_log_loss"]["mean"] == pytest.approx(0.6)
-    assert figures["total_examples"]["mean"] == 2 * 64_000
-    assert figures["teacher_staleness"]["mean"] == pytest.approx(20.0)
-    assert figures["versions_read"]["mean"] == 2.0
-    # At the steps 25 to 975.
-    assert figures["versions_due"]["mean"] == 39
-    assert figures["groups_without_teacher"]["mean"] == 0.0
-    assert figures["seconds"]["mean"] == 8.0
+    means = np.reshape(losses, [4, 2]).mean(axis=1).tolist()
+    assert figures["log_loss"]["values"] == pytest.approx(means)
+    expected = {
+        "best_log_loss": 0.6,
+        "total_examples": 2 * 64_000,
+        "teacher_staleness": 20.0,
+        "versions_read": 2.0,
+        "versions_due": 39,  # At the steps 25 to 975.
+        "groups_without_teacher": 0.0,
+        "seconds": 8.0,
+    }
+    assert {name: figures[name]["mean"] for name in expected} == (
+        pytest.approx(expected)
+    )
     for name in ("prediction_difference", "relative_prediction_difference"):
         spread = codistilled["spread"][name]
         apart = [
-            metrics.spread(
-                [trial[group]["probabilities"] for trial in copies],
-                copies[0][0]["labels"],
-            )[name]
-            for group in (0, 1)
+            metrics.spread(values, copies[0][0]["labels"])[name]
+            for values in of_group
         ]
         assert spread["mean"] == pytest.approx(np.mean(apart))
         assert spread["interval"][0] < spread["mean"] < spread["interval"][1]
         assert spread["standard_error"] > 0
     # From 1.2 at step 100 to .9 at 200, against 1.1 at 300.
-    assert made["target"]["value"] == pytest.approx(1.1)
+    assert compared.made["target"]["value"] == pytest.approx(1.1)
     assert codistilled["steps_to_target"]["mean"] == pytest.approx(400 / 3)
     ratio = codistilled["versus_independent"]["steps_to_target"]["ratio"]
     assert ratio == pytest.approx(4 / 9)
 
 
-def test_an_ensemble_averages_probabilities(compared, tmp_path):
-    found, kept = compared
-    made = found.report("final", {}, jobs=1)["methods"]["ensemble"]
+def test_an_ensemble_averages_probabilities(compared):
+    made = compared.made["methods"]["ensemble"]
     first = made["trials"][0]
-    members = [
-        _predictions(tmp_path / run / "group_0") for run in first["runs"]
-    ]
+    members = _copies(compared, first)
+    assert len(members) == 2
     mean = np.mean([m["probabilities"] for m in members], axis=0)
-    labels = members[0]["labels"]
-    expected = -np.log(mean[np.arange(40), labels]).mean()
+    expected = -np.log(mean[np.arange(40), members[0]["labels"]]).mean()
     assert first["figures"]["log_loss"] == pytest.approx(expected)
     assert first["curve"] is None and "reached" not in made
 
 
-def test_a_report_shows_tables_plots_and_budgets(compared, tmp_path):
-    found, _ = compared
-    made = found.report("0.9", {"seed_9_x": "exit code 1"}, jobs=2)
-    text = (tmp_path / "report.md").read_text()
-    for expected in (
-        "Churn between retrains",
-        "relative PD",
-        "To 0.9000 nats, the loss that was asked for",
-        "codistill 128,000",
-        "seed_9_x: exit code 1",
-        "![curves.png](curves.png)",
-    ):
-        assert expected in text
-    assert (tmp_path / "churn.png").stat().st_size > 1000
-    assert "2x the training examples" in made["methods"]["codistill"]["verdict"]
-    assert made["setup"]["jobs"] == 2
-
-
-def test_more_trials_and_methods_join_and_other_settings_do_not(
-    compared, tmp_path
-):
-    found, _ = compared
-    found._write_record()
-    again = experiment.Experiment(
-        tmp_path,
-        setup=_setup(),
-        variants=trials.parse_methods("large_group"),
-        num_trials=2,
-    )
-    made = again.report("final", {}, jobs=1)
-    assert list(made["methods"]) == ["independent", "ensemble", "codistill"]
-    assert any("large_group: 0 of 4 trials" in note for note in made["notes"])
-    with pytest.raises(ValueError, match="differs in budget. Choose another"):
-        experiment.Experiment(
-            tmp_path,
-            setup=_setup(budget="total"),
-            variants=trials.parse_methods("large_group"),
-            num_trials=2,
-        )
-
-
-def test_methods_are_compared_with_each_other_and_with_one_s_own_past(
-    compared, tmp_path
-):
-    found, _ = compared
-    made = found.report("0.9", {}, jobs=1)
-    (pair,) = made["pairs"]
+def test_a_report_shows_what_was_compared(compared):
+    (pair,) = compared.made["pairs"]
     assert (pair["one"], pair["other"]) == ("codistill", "ensemble")
     means = [
-        made["methods"][name]["figures"]["log_loss"]["mean"]
+        compared.made["methods"][name]["figures"]["log_loss"]["mean"]
         for name in ("codistill", "ensemble")
     ]
     difference = pair["log_loss"]["difference"]
     assert difference == pytest.approx(means[0] - means[1])
     # An ensemble has no curve.
-    assert "steps_to_target" not in pair and not made["beyond_own_past"]
-    text = (tmp_path / "report.md").read_text()
-    assert f"| codistill - ensemble | {difference:+.4f} (" in text
+    assert "steps_to_target" not in pair
+    assert not compared.made["beyond_own_past"]
+    for shown in (
+        f"| codistill - ensemble | {difference:+.4f} (",
+        "relative PD",
+        "To 1.1000 nats",
+        "codistill 128,000",
+        "seed_9_x: exit code 1",
+        "![curves.png](curves.png)",
+    ):
+        assert shown in compared.text
+    assert (compared.workdir / "churn.png").stat().st_size > 1000
 
+
+def test_more_trials_and_methods_join_and_other_settings_do_not(compared):
+    def again(**changes):
+        return experiment.Experiment(
+            compared.workdir,
+            setup=_setup(**changes),
+            variants=trials.parse_methods("large_group"),
+            num_trials=2,
+        )
+
+    made = again().report("final", {}, jobs=1)
+    assert list(made["methods"]) == ["independent", "ensemble", "codistill"]
+    assert any("large_group: 0 of 4 trials" in note for note in made["notes"])
+    with pytest.raises(ValueError, match="differs in budget"):
+        again(budget="total")
+
+
+def test_methods_are_compared_with_one_s_own_past():
     def trials(loss, *values):
         one = _of_clicks([0.2, 0.3, 0.1], log_loss=loss)
         return [dataclasses.replace(one, curve=_curve(*values))] * 4
@@ -446,13 +429,11 @@ def test_methods_are_compared_with_each_other_and_with_one_s_own_past(
     taught = trials(0.7, 0.9, 0.5)
     for trial in taught:
         trial.figures["between_groups_churn"] = 0.1
-    done = {"independent": alone, "codistill": taught, "own_past": past}
-    made = report.make(
-        done, target="0.8", descriptions=dict.fromkeys(done, ""), context={}
+    made = _made(
+        {"independent": alone, "codistill": taught, "own_past": past}, "0.8"
     )
     (line,) = made["beyond_own_past"]
-    assert line.startswith("codistillation against own_past: final log loss")
-    assert "better (-0.1000" in line
+    assert "own_past: final log loss better (-0.1000" in line
     assert "reached 0.8 nats in 0.62x the steps" in line
 
 
@@ -519,42 +500,31 @@ def test_predictions_of_other_examples_are_not_compared():
         predictions.Distributions.mean([one, other])
 
 
-def _finished():
+def _of_clicks(probabilities, **figures):
+    """A trial of three examples."""
+    kept = predictions.Distributions(
+        probabilities=np.array(probabilities), labels=np.array([0, 1, 0])
+    )
+    examples = {"total_examples": 10, "student_examples": 10}
     return collect.Finished(
         seed=0,
         directories=("runs/x",),
-        predictions=(
-            predictions.Distributions(
-                probabilities=np.full(3, 0.5), labels=np.array([0, 1, 0])
-            ),
-        ),
+        predictions=(kept,),
         figures={
+            **examples,
             "log_loss": 0.5,
-            "total_examples": 10,
-            "student_examples": 10,
             "teacher_seconds": 0.0,
+            **figures,
         },
         copies=({"log_loss": 0.5},),
         curve=_curve(1.0, 0.5),
     )
 
 
-def _made(finished, **context):
+def _made(finished, target="final"):
+    descriptions = dict.fromkeys(finished, "")
     return report.make(
-        finished,
-        target="final",
-        descriptions=dict.fromkeys(finished, ""),
-        context=context,
-    )
-
-
-def _of_clicks(probabilities, **figures):
-    found = _finished()
-    kept = predictions.Distributions(
-        probabilities=np.array(probabilities), labels=np.array([0, 1, 0])
-    )
-    return dataclasses.replace(
-        found, predictions=(kept,), figures={**found.figures, **figures}
+        finished, target=target, descriptions=descriptions, context={}
     )
 
 
@@ -569,14 +539,18 @@ def test_retrains_that_never_predict_a_click_can_be_reported():
     assert versus["churn"]["ratio"] == pytest.approx(1.0)
 
 
-def test_seconds_of_a_student_count_its_teacher_s(tmp_path):
-    trial = _trial("offline_distillation")
-    runner, rng = runs.Runner(tmp_path), np.random.default_rng(0)
+def _collected(tmp_path, name, **answers):
+    trial, runner = _trial(name), runs.Runner(tmp_path)
+    rng = np.random.default_rng(0)
     for run in trial.runs:
-        _write(runner.directory(run), run, rng=rng, shift=0.0)
-    found = collect.collect(
+        _write(runner.directory(run), run, rng=rng, shift=0.0, **answers)
+    return collect.collect(
         trial, seed=0, workdir=tmp_path, directory=runner.directory
     )
+
+
+def test_seconds_of_a_student_count_its_teacher_s(tmp_path):
+    found = _collected(tmp_path, "offline_distillation")
     assert found.figures["teacher_seconds"] == 8.0
     assert found.figures["seconds"] == 16.0
     made = _made({"independent": [found]})["methods"]["independent"]
@@ -585,14 +559,8 @@ def test_seconds_of_a_student_count_its_teacher_s(tmp_path):
 
 
 def test_predictions_that_are_sent_are_counted(tmp_path):
-    rng, runner = np.random.default_rng(0), runs.Runner(tmp_path)
-    trial = _trial("predictions")
-    (run,) = trial.runs
     answers = {"num_answers": 6, "num_missed": 2, "sent_bytes": 500}
-    _write(runner.directory(run), run, rng=rng, shift=0.0, **answers)
-    found = collect.collect(
-        trial, seed=0, workdir=tmp_path, directory=runner.directory
-    ).figures
+    found = _collected(tmp_path, "predictions", **answers).figures
     # Exports that nobody reads do not count.
     assert found["bytes_written"] == 500
     assert found["bytes_read"] == 2400
@@ -608,15 +576,7 @@ def test_a_run_that_resumed_from_a_backup_has_each_step_once(tmp_path):
     group = collect.Group(path)
     assert not group.was_resumed
     before = collect.read([group])
-    again = [
-        {"event": "start", "time": 110.0, "step": 200},
-        {
-            "event": "epoch_end",
-            "time": 111.0,
-            "step": 300,
-            "val_log_loss": 0.1,
-        },
-    ]
+    again = [{"event": "start", "time": 110.0, "step": 200}, _epoch_end(3, 0.1)]
     with (path / "metrics.jsonl").open("a") as file:
         file.write("\n" + "\n".join(map(json.dumps, again)))
     group = collect.Group(path)
