@@ -14,6 +14,8 @@ from tests.mixing import mixer_test as mixing_cases
 from tfdistill import mixing
 from tfdistill.contrib import merge_barrier
 
+pytestmark = pytest.mark.usefixtures("graphs_as_written")
+
 _X, _Y = cases.data(16)
 _CLICKS = (
     np.array([[-2.0], [-1.0], [1.0], [3.0]], "float32"),
@@ -143,6 +145,7 @@ def test_a_margin_keeps_it_closed(exchange):
     assert compared.weights == [0] * 6
 
 
+@pytest.mark.deep
 def test_what_was_opened_is_repeated_at_the_same_step(
     tmp_path, exchange, caplog
 ):

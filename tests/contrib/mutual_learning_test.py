@@ -1,7 +1,6 @@
 """Students side by side in one model, which teach each other."""
 
 import keras
-import numpy as np
 
 import tfdistill
 from tests.cases import codistillation as cases
@@ -37,9 +36,8 @@ def test_it_is_deep_mutual_learning_on_two_replicas_as_on_one(two_replicas):
         verbose=0,
     )
     expected = mutual_learning.expected(3)
-    for student, weights in zip(model.student.students, expected, strict=True):
-        for found, wanted in zip(student.get_weights(), weights, strict=True):
-            np.testing.assert_allclose(found, wanted, atol=2e-6)
+    students = [each.get_weights() for each in model.student.students]
+    cases.assert_close(students, expected, atol=2e-6)
     found = model.teachers.status()
     assert [teacher["name"] for teacher in found] == ["next_1", "next_2"]
     assert {teacher["health"] for teacher in found} == {"good"}

@@ -5,11 +5,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.cases import datasets as cases
+from tests.cases import codistillation as cases
+from tests.cases import datasets
 from tests.optimizers_test import decayed
 from tests.optimizers_test import falling
 from tests.optimizers_test import trained
 from tfdistill.contrib import quasi_global
+
+pytestmark = pytest.mark.usefixtures("graphs_as_written")
 
 SGD = keras.optimizers.SGD
 RING = np.array(
@@ -86,7 +89,10 @@ def ring_by_keras(num_steps, strategy, *, every_steps=1, decay=0.0, **kwargs):
     return np.stack([variable.numpy() for _, variable in groups])
 
 
-@pytest.mark.parametrize(("every_steps", "nesterov"), [(1, False), (5, True)])
+@pytest.mark.parametrize(
+    ("every_steps", "nesterov"),
+    [pytest.param(1, False, marks=pytest.mark.deep), (5, True)],
+)
 def test_a_ring_of_four_is_the_paper_s(every_steps, nesterov, two_replicas):
     options = {"every_steps": every_steps, "nesterov": nesterov, "decay": 0.1}
     expected = ring_by_numpy(50, **options)
@@ -115,9 +121,7 @@ def test_quasi_global_momentum_of_zero_is_plain_descent():
     ):
         own = SGD(0.1, **options)
         ours = quasi_global.QuasiGlobalMomentum(0.1, momentum=0.0, **options)
-        for one, other in zip(trained(own)[1], trained(ours)[1], strict=True):
-            np.testing.assert_allclose(one[0], other[0], rtol=1e-6)
-            np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
+        cases.assert_close(trained(ours)[1], trained(own)[1], rtol=1e-6)
 
 
 def test_files_keep_buffers_last_weights_and_a_changed_rate(tmp_path):
@@ -142,8 +146,7 @@ def test_files_keep_buffers_last_weights_and_a_changed_rate(tmp_path):
         # A mix between two steps.
         each.set_weights([0.5 * weight for weight in each.get_weights()])
         each.fit(x, y, verbose=0, epochs=3)
-    for one, other in zip(model.weights, again.weights, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    cases.assert_close(again, model)
 
 
 def test_a_momentum_of_one_is_refused():
@@ -160,7 +163,7 @@ def skewed(labels, num_groups, **kwargs):
         quasi_global.dirichlet_shard(
             np.arange(len(labels)),
             labels,
-            cases.cluster(group, num_groups),
+            datasets.cluster(group, num_groups),
             **kwargs,
         )
         for group in range(num_groups)

@@ -6,9 +6,12 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import codistillation as cases
 from tests.cases import servers
 from tfdistill import losses
 from tfdistill.contrib import sampled
+
+pytestmark = pytest.mark.usefixtures("graphs_as_written")
 
 NUM_CLASSES, FEATURES, ROWS = 40, 5, 6
 
@@ -75,9 +78,8 @@ def test_all_classes_are_the_dense_loss():
         x,
     )
     np.testing.assert_allclose(found, exact, rtol=1e-5)
-    for one, other in zip(gradients, expected, strict=True):
-        one = tf.convert_to_tensor(one)
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    gradients = [tf.convert_to_tensor(each) for each in gradients]
+    cases.assert_close(gradients, expected, rtol=1e-4, atol=1e-5)
     inference = layer.cross_entropy(
         layer(x), y["ids"], y["probabilities"], training=False
     )
@@ -94,7 +96,7 @@ def test_z_is_unbiased_and_its_logarithm_too_small():
     def draw():
         return layer.cross_entropy(x, y["ids"], y["probabilities"])
 
-    found = np.stack([draw() for _ in range(600)]).astype("float64")
+    found = np.stack([draw() for _ in range(200)]).astype("float64")
     z = np.exp(found + own)
     exact = np.exp(logits.astype("float64")).sum(-1)
     error = z.std(axis=0) / np.sqrt(len(z))
@@ -177,10 +179,7 @@ def test_two_replicas_train_as_one_device(two_replicas):
     one, _, losses_of_one = trained(tf.distribute.get_strategy(), adam)
     two, _, losses_of_two = trained(two_replicas, adam)
     np.testing.assert_allclose(losses_of_two, losses_of_one, rtol=1e-5)
-    for mine, other in zip(
-        one.student.get_weights(), two.student.get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
+    cases.assert_close(two.student, one.student, rtol=1e-4, atol=1e-6)
     assert np.abs(one.student.get_weights()[-1]).max() > 1e-4
 
 
@@ -218,19 +217,6 @@ def test_evaluation_files_and_teachers_see_a_dense_layer(tmp_path):
         copy.get_layer("classes").get_config()
         == model.student.get_layer("classes").get_config()
     )
-    # A plain student learns from it in the step.
-    pupil = tfdistill.CodistillModel(
-        keras.Sequential([keras.Input((5,)), keras.layers.Dense(NUM_CLASSES)]),
-        teachers=tfdistill.teachers.FixedTeacher(copy),
-    )
-    pupil.compile(
-        "adam",
-        None,
-        distillation_loss=losses.SoftTargetCrossEntropy(from_logits=True),
-    )
-    history = pupil.fit(x, epochs=2, verbose=0).history
-    assert np.isfinite(history["distillation_loss"]).all()
-    assert history["teacher_staleness"]
 
 
 @pytest.mark.parametrize("training", [True, False])
