@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import backup as backup_cases
 from tests.cases import codistillation as cases
 from tests.cases import fragments
 from tests.cases import threads
@@ -57,33 +58,25 @@ def test_what_is_not_sent_stays_in_the_weights(tmp_path):
     begin = still.get_weights()
     moved = [w + np.float32(0.1) * (1 + i) for i, w in enumerate(begin)]
 
-    class Moves(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            if not self.model.optimizer.iterations.numpy():
-                self.model.set_weights(moved)
-
-    fragments.train(
-        tmp_path, 0, Moves(), mixer=mixer, model=still, num_epochs=10
+    moves = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: still.set_weights(moved)
     )
+    fragments.train(tmp_path, 0, moves, mixer=mixer, model=still, num_epochs=10)
     # Alone, the common weights follow, a quarter at a time.
     cases.assert_close(still, moved, rtol=1e-5)
     by_size = sorted(moved, key=lambda value: -value.size)
     cases.assert_close(mixer.variables[: len(moved)], by_size, rtol=1e-2)
 
 
-class _Stop(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        step = int(self.model.optimizer.iterations)
-        self.model.stop_training = step == 13
-
-
 def test_a_resumed_group_is_as_if_it_had_not_stopped(tmp_path, two_groups):
     backup = tmp_path / "backup"
 
+    def stop(model):
+        model.stop_training = True
+
     def first():
-        fragments.train(
-            tmp_path, 0, _backup(backup), _Stop(), mixer=fragments.mixer([1])
-        )
+        callbacks = _backup(backup), backup_cases.AtStep(13, stop)
+        fragments.train(tmp_path, 0, *callbacks, mixer=fragments.mixer([1]))
         # As if it had been killed before its end.
         shutil.rmtree(backup / "group_0" / "13")
         # A resumed training begins with whatever it is given.
@@ -116,25 +109,21 @@ def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
 
 def test_a_group_that_missed_a_mix_is_told_of(tmp_path, caplog):
     # It stops for a while, and the other one does not wait for so long.
-    class Late(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if int(self.model.optimizer.iterations) == 7:
-                alone.wait(60)
-
-    class Tells(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if mixers[1].num_skipped:
-                alone.set()
-
     alone = threading.Event()
+    late = backup_cases.AtStep(7, lambda _: alone.wait(60))
     mixers = [fragments.mixer([1]), fragments.mixer([0], wait_secs=0.5)]
+    tells = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: (
+            mixers[1].num_skipped and alone.set()
+        )
+    )
     with caplog.at_level(logging.WARNING):
         threads.together(
             lambda: fragments.train(
-                tmp_path, 0, Late(), mixer=mixers[0], num_epochs=14
+                tmp_path, 0, late, mixer=mixers[0], num_epochs=14
             ),
             lambda: fragments.train(
-                tmp_path, 1, Tells(), mixer=mixers[1], num_epochs=14
+                tmp_path, 1, tells, mixer=mixers[1], num_epochs=14
             ),
         )
     assert "do not have the same weights in common any more" in caplog.text

@@ -44,20 +44,13 @@ def test_groups_that_mix_every_step_are_one_group(tmp_path):
     # Two groups of batches of four, and one group of batches of eight.
     models = [cases.codistill(cases.deep(0)) for _ in range(3)]
     data = [(_X[0::2], _Y[0::2]), (_X[1::2], _Y[1::2]), (_X, _Y)]
-    mixers = []
+    mixers = [_mixer(peers=[1 - group], wait_secs=60.0) for group in range(2)]
 
     def train(group):
-        exchange = _exchange(tmp_path)
-        mixer = _mixer(peers=[1 - group], wait_secs=60.0)
-        mixers.append(mixer)
-        exporter = _exporter(exchange, group=group)
-        cases.fit(
-            models[group],
-            *data[group],
-            batch_size=4,
-            epochs=3,
-            callbacks=[exporter, mixer],
-        )
+        exporter = _exporter(_exchange(tmp_path), group=group)
+        callbacks = [exporter, mixers[group]]
+        fit = {"batch_size": 4, "epochs": 3, "callbacks": callbacks}
+        cases.fit(models[group], *data[group], **fit)
 
     threads.together(lambda: train(0), lambda: train(1))
     cases.fit(models[2], *data[2], batch_size=8, epochs=3, callbacks=[])

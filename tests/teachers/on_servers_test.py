@@ -1,5 +1,6 @@
 """Teachers of a parameter-server group, fed by versions really published."""
 
+import functools
 import threading
 
 import keras
@@ -28,10 +29,19 @@ SPEC = {
 }
 
 
-def _peer(seed):
+def _made(seed):
     student = cases.student(seed=seed)
     codistillation_cases.randomize(student, seed)
     return student
+
+
+# Those that no test changes, and the graph of a student, are traced once.
+_peer = functools.cache(_made)
+
+
+@functools.cache
+def _graph():
+    return student_graph.StudentGraph(cases.student(), SPEC)
 
 
 class _Student(teacher_lib.Student):
@@ -41,8 +51,7 @@ class _Student(teacher_lib.Student):
 
 
 def _student():
-    graph = student_graph.StudentGraph(cases.student(), SPEC)
-    return _Student(graph, tf.distribute.get_strategy())
+    return _Student(_graph(), tf.distribute.get_strategy())
 
 
 class _Group:
@@ -139,7 +148,7 @@ def test_a_version_is_read_beside_the_one_in_use(group):
     "dtype", ["int8", pytest.param(None, marks=pytest.mark.deep)]
 )
 def test_deltas_are_put_over_what_is_held(group, monkeypatch, dtype):
-    peer, frames = _peer(3), key_frames.KeyFrames(3, None)
+    peer, frames = _made(3), key_frames.KeyFrames(3, None)
     held = cases.student()
     wholes, read = [], on_servers.ServerCopy.read
 
@@ -239,7 +248,7 @@ def test_another_group_takes_a_place(tmp_path):
 
 def _overflowing():
     """Finite weights whose predictions are not."""
-    student = _peer(3)
+    student = _made(3)
     kernel = student.layers[-1].kernel
     kernel.assign(tf.fill(kernel.shape, 3e38))
     return student
@@ -268,7 +277,7 @@ def test_a_teacher_that_makes_no_sense_is_dropped(group):
 
 @pytest.mark.parametrize("what", ["table", "dense"])
 def test_a_version_with_nan_is_refused(group, what):
-    peer = _peer(3)
+    peer = _made(3)
     part = peer.get_layer("table") if what == "table" else peer.layers[-1]
     variable = part.variables[0]
     values = variable.numpy()

@@ -50,15 +50,8 @@ def _trained(*callbacks, student=None, epochs=2, past=_DECAY):
     model = cases.codistill(
         student or cases.deep(), tfdistill.teachers.OwnPast(past)
     )
-    model.fit(
-        _X,
-        _Y,
-        batch_size=8,
-        epochs=epochs,
-        shuffle=False,
-        verbose=0,
-        callbacks=callbacks,
-    )
+    callbacks = list(callbacks)
+    cases.fit(model, _X, _Y, batch_size=8, epochs=epochs, callbacks=callbacks)
     return model
 
 

@@ -3,6 +3,7 @@
 import json
 
 import keras
+import numpy as np
 import pytest
 
 from tests.cases import codistillation as cases
@@ -37,6 +38,9 @@ def test_a_silent_peer_fades_after_ten_of_its_intervals(exchange, caplog):
     assert _shares(model, *range(25, 125, 5)) == [1.0] * 20
     assert not caplog.messages
     assert _shares(model, *range(125, 175, 5))[4::5] == [0.75, 0.5]
+    # So much each row counts in a step.
+    soft = cases.ask(model, cases.data()[0], 170)
+    np.testing.assert_allclose(soft.share_of_rows, [0.5] * 16)
     assert _shares(model, *range(175, 225, 5))[-1] == 0
     assert model.teachers.status()[0]["health"] == "fading"
     assert _shares(model, 1000) == [0] and len(caplog.messages) == 2
