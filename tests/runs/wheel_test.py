@@ -12,7 +12,6 @@ from tfdistill.commands import main
 
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(300),
     pytest.mark.usefixtures("no_process_left"),
 ]
 _WORKLOAD = """
@@ -63,74 +62,134 @@ model.fit(x, y, epochs=int(sys.argv[1]), validation_data=held_out, verbose=0,
 """
 
 
-@pytest.fixture(scope="module")
-def tfdistill(tmp_path_factory):
+class _Installed:
     """Calls the command in an empty directory that has two files of a user."""
-    wheel = wheels.build(tmp_path_factory.mktemp("wheel"))
-    installed = wheels.install(wheel, tmp_path_factory.mktemp("installed"))
-    here = tmp_path_factory.mktemp("empty")
-    (here / "my_workload.py").write_text(_WORKLOAD)
-    (here / "my_train.py").write_text(_SCRIPT)
 
-    def start(*arguments: str) -> subprocess.Popen:
+    def __init__(self, program, here, *, python_path):
+        self._program, self.here = str(program), here
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        self._env = env | python_path
+        (here / "my_workload.py").write_text(_WORKLOAD)
+        (here / "my_train.py").write_text(_SCRIPT)
+
+    def start(self, *arguments: str) -> subprocess.Popen:
         return subprocess.Popen(
-            [str(installed / "bin" / "tfdistill"), *arguments],
-            cwd=here,
-            env={**os.environ, "PYTHONPATH": str(installed)},
+            [self._program, *arguments],
+            cwd=self.here,
+            env=self._env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def call(*arguments: str) -> str:
-        process = start(*arguments)
+    def __call__(self, *arguments: str, exit_code: int = 0) -> str:
+        """Returns what it prints, or its error if it is to fail."""
+        process = self.start(*arguments)
         try:
-            out, error = process.communicate(timeout=120)
+            out, error = process.communicate()
         finally:
             process.kill()
-        assert process.returncode == 0, out + error
-        return out
-
-    call.start, call.here = start, here
-    return call
+        assert process.returncode == exit_code, out + error
+        return error if exit_code else out
 
 
-def test_the_wheel_alone_runs_every_command_on_a_users_own_files(tfdistill):
-    here = tfdistill.here
-    tried = {"run": tfdistill("run", "--num-groups=2", "my_train.py", "2")}
-    tried["status"] = tfdistill("status", "runs/last")
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return wheels.build(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def tfdistill(wheel, tmp_path_factory):
+    """The wheel, beside all that tests need."""
+    installed = wheels.install(wheel, tmp_path_factory.mktemp("installed"))
+    return _Installed(
+        installed / "bin" / "tfdistill",
+        tmp_path_factory.mktemp("empty"),
+        python_path={"PYTHONPATH": str(installed)},
+    )
+
+
+@pytest.fixture(scope="module")
+def tried(tfdistill):
+    """What commands have printed, by name: a run, and a look at it."""
+    recipe = ("--recipe=my_workload.py", "--override=num_steps=40")
+    found = {"run": tfdistill("run", "--num-groups=2", *recipe)}
+    found["status"] = tfdistill("status", "runs/last")
+    found["doctor"] = tfdistill("doctor", "--workdir=runs/last")
+    return found
+
+
+@pytest.mark.deep
+def test_without_extras_two_groups_teach_each_other(wheel, tmp_path_factory):
+    programs = wheels.bare(wheel, tmp_path_factory.mktemp("bare"))
+    here = tmp_path_factory.mktemp("empty")
+    bare = _Installed(programs / "tfdistill", here, python_path={})
+    extras = "fsspec matplotlib pandas scipy sklearn tensorflow_serving yaml"
+    look = "import importlib.util as u, sys; print(*map(u.find_spec, sys.argv))"
+    found = wheels.run(
+        *(str(programs / "python"), "-Ic", look, *extras.split()), cwd=here
+    )
+    assert set(found.split()) == {"None"}
+
+    bare("run", "--num-groups=2", "my_train.py", "2")
+    assert bare("status", "runs/last").count("done") >= 2
+    assert "0 failed" in bare("doctor", "--workdir=runs/last")
+    recipe = ("--recipe=my_workload.py", "--override=num_steps=2000")
+    bare("run", "--num-groups=2", *recipe)
+    results = json.loads((here / "runs" / "last" / "results.json").read_text())
+    for group in results["groups"]:
+        assert group["steps"] == 2000
+        assert group["teachers"][0]["swaps"] > 0
+    for command, package, extra in (
+        (["compare", "my_workload.py"], "matplotlib", "compare"),
+        (["teach", "--exchange=x"], "tensorflow_serving", "teach"),
+        (
+            ["kubernetes", "--name=a", "--image=b", "--workdir=/c", "d.py"],
+            *("yaml", "kubernetes"),
+        ),
+    ):
+        assert bare(*command, exit_code=2).endswith(
+            f"tfdistill {command[0]} needs {package}: "
+            f'pip install "tfdistill[{extra}]"\n'
+        )
+
+
+def test_the_wheel_alone_trains_two_groups_by_a_users_own_file(
+    tfdistill, tried
+):
+    workdir = tfdistill.here / "runs" / "last"
+    results = json.loads((workdir / "results.json").read_text())
+    for group in results["groups"]:
+        assert group["steps"] == 40 and len(group["teachers"]) == 1
+    config = json.loads((workdir / "config.json").read_text())
+    assert config["recipe"] == str(tfdistill.here / "my_workload.py")
+    assert config["arguments"]["num_steps"] == 40
     assert tried["status"].count("done") >= 2
-    tried["doctor"] = tfdistill("doctor", "--workdir=runs/last")
     assert "0 failed" in tried["doctor"]
 
-    tfdistill("run", "--num_groups=2", "--recipe=my_workload.py")
-    results = json.loads((here / "runs" / "last" / "results.json").read_text())
-    assert [group["steps"] for group in results["groups"]] == [60, 60]
-    assert sorted(os.listdir(here / "runs")) == ["1", "2", "last"]
 
-    tried["promote"] = tfdistill("promote", "runs/last", "--to=served")
+@pytest.mark.deep
+def test_the_wheel_alone_runs_every_command(tfdistill, tried):
+    here = tfdistill.here
+    tfdistill("run", "--num-groups=2", "my_train.py", "2")
+    assert sorted(os.listdir(here / "runs")) == ["1", "2", "last"]
+    tried["promote"] = tfdistill("promote", "runs/1", "--to=served")
     tried["label"] = tfdistill(
-        *("label", "--teacher=served/60", "--recipe=my_workload.py"),
+        *("label", "--teacher=served/40", "--recipe=my_workload.py"),
         *("--output=labels", "--num-steps=3", "--trust-graph"),
     )
     assert "60 examples" in tried["label"]
     tried["compare"] = tfdistill(
-        *(
-            "compare",
-            "--recipe=my_workload.py",
-            "--methods=independent,codistill",
-        ),
-        *("--trials=2", "--workdir=compared"),
+        *("compare", "--recipe=my_workload.py", "--trials=2"),
+        *("--methods=independent,codistill", "--workdir=compared"),
     )
     assert (here / "compared" / "report.md").exists()
 
-    process = tfdistill.start(
-        "teach", "--exchange=runs/last/exchange", "--port=0"
-    )
+    process = tfdistill.start("teach", "--exchange=runs/1/exchange", "--port=0")
     try:
         tried["teach"] = process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate()
     finally:
         process.kill()
     assert json.loads(tried["teach"])["port"] > 0
