@@ -136,9 +136,8 @@ class _Server:
             for name, value in os.environ.items()
             if self._environ.get(name) != value
         }
-        gc.enable()
-        gc.collect()
         gc.freeze()  # Pages of what is never collected stay shared.
+        gc.enable()
         sys.stdout.flush()  # Or each task would print it, too.
         _check_fit()
 
