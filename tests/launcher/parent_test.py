@@ -293,9 +293,9 @@ def real(tmp_path_factory):
         tmp_path_factory.mktemp("real"), preload=parent_lib.PRELOAD
     )
     script = str(made.directory / made.write("real.py", REAL))
-    yield lambda *arguments: made(
-        sys.executable, script, *arguments, TF_CPP_MIN_LOG_LEVEL="0"
-    )
+    # The same for all tests, so that one parent serves them.
+    env = {"TF_CPP_MIN_LOG_LEVEL": "0", "PYTEST_CURRENT_TEST": None}
+    yield lambda *arguments: made(sys.executable, script, *arguments, **env)
     made.close()
 
 
