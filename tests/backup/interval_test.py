@@ -84,9 +84,16 @@ def test_the_chief_decides(training):
     assert training.train(24) == [10, 17, 24]
 
 
-@pytest.mark.parametrize("data", [cases.endless, cases.finite])
+@pytest.mark.parametrize(
+    ("data", "replicas"),
+    [
+        (cases.finite, 1),
+        pytest.param(cases.finite, 2, marks=pytest.mark.deep),
+        pytest.param(cases.endless, 2, marks=pytest.mark.deep),
+    ],
+)
 def test_all_replicas_take_them_and_resume_from_them(
-    data, tmp_path, two_replicas, monkeypatch
+    data, replicas, tmp_path, two_replicas, monkeypatch
 ):
     monkeypatch.setattr(interval_lib, "_FIRST_STEPS", 2)
     chosen = interval_lib.YoungsInterval._proposed
@@ -97,13 +104,13 @@ def test_all_replicas_take_them_and_resume_from_them(
     )
     fit = {"steps_per_epoch": 5} if data is cases.endless else {}
     case = cases.Case(data=data, fit=fit)
-    whole, *_ = cases.train(case, strategy=two_replicas)
-    kwargs = {"strategy": two_replicas, "every_steps": None}
+    strategy = two_replicas if replicas == 2 else None
+    kwargs = {"strategy": strategy, "every_steps": None}
+    whole, *_ = cases.train(case, strategy=strategy)
     _, _, first = cases.train(case, tmp_path, stop_after=9, **kwargs)
     assert first.resumed_step is None
     model, _, backup = cases.train(case, tmp_path, **kwargs)
     assert backup.resumed_step == 8
     assert backup.num_skipped == 0
-    cases.assert_same(
-        cases.values(model, two_replicas), cases.values(whole, two_replicas)
-    )
+    found, expected = (cases.values(m, strategy) for m in (model, whole))
+    cases.assert_same(found, expected)

@@ -1,5 +1,7 @@
 """Trainings that begin with what an earlier one left behind."""
 
+import shutil
+
 import keras
 import numpy as np
 import pytest
@@ -17,6 +19,11 @@ OPTIMIZERS = {
         keras.optimizers.schedules.CosineDecay(0.05, 20)
     ),
 }
+
+
+def _deep(value):
+    """A case like one of the default tier."""
+    return pytest.param(value, marks=pytest.mark.deep)
 
 
 def _student(num_ids=(12, 5), units=6, table=None):
@@ -95,7 +102,16 @@ def _slots(optimizer):
     return [v for v in optimizer.variables if len(v.shape)]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.fixture(scope="module")
+def old(tmp_path_factory):
+    """Where an earlier training of two epochs left its backup; its model."""
+    directory = tmp_path_factory.mktemp("old")
+    return directory, _train(directory, epochs=2)[0]
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["scheduled", *map(_deep, ("adam", "adagrad"))]
+)
 def test_it_is_one_done_by_hand_in_keras(tmp_path, optimizer):
     dense = {"table": keras.layers.Embedding, "num_ids": 12}
     old, _ = _train(tmp_path / "old", optimizer=optimizer, epochs=2, **dense)
@@ -127,21 +143,22 @@ def _tables(model, sizes):
     return [_by_id(v, sizes) for v in values]
 
 
+@pytest.mark.parametrize("replicas", [1, _deep(2)])
 def test_tables_keep_rows_and_slots_and_new_ids_begin_anew(
-    tmp_path, two_replicas
+    tmp_path, old, replicas, two_replicas
 ):
-    old, _ = _train(tmp_path / "old", epochs=2)
+    directory, model = old
     keras.utils.set_random_seed(2)
     (fresh,) = _student((15, 7)).get_layer("table").get_weights()
     initial = [_by_id(fresh, (15, 7)), *[[np.zeros((7, 4))] * 2] * 2]
     _, begun = _train(
-        tmp_path / "new",
-        tmp_path / "old",
+        tmp_path,
+        directory,
         seed=2,
         num_ids=(15, 7),
-        strategy=two_replicas,
+        strategy=two_replicas if replicas == 2 else None,
     )
-    tables = zip(begun["tables"], _tables(old, (12, 5)), initial, strict=True)
+    tables = zip(begun["tables"], _tables(model, (12, 5)), initial, strict=True)
     for found, kept, new in tables:
         for field, size in enumerate((12, 5)):
             np.testing.assert_array_equal(found[field][:size], kept[field])
@@ -158,13 +175,9 @@ def _dynamic(num_rows, *args, **kwargs):
 def test_ids_keep_their_rows_and_their_ages(tmp_path):
     by_id = {"table": _dynamic, "num_ids": 1024}
     old, _ = _train(tmp_path / "old", epochs=2, **by_id)
-    _, begun = _train(tmp_path / "new", tmp_path / "old", seed=2, **by_id)
+    model, begun = _train(tmp_path / "new", tmp_path / "old", seed=2, **by_id)
     servers.assert_same(begun["weights"], old.student.get_weights(), rtol=0)
     whole, _ = _train(tmp_path / "whole", epochs=3, **by_id)
-    (tmp_path / "new" / "again").mkdir()
-    model, _ = _train(
-        tmp_path / "new" / "again", tmp_path / "old", seed=2, **by_id
-    )
     (ours,), (theirs,) = (
         each.student.get_layer("table").ids.slots for each in (model, whole)
     )
@@ -202,10 +215,9 @@ def test_a_keras_embedding_may_grow(tmp_path):
     ],
     ids=["optimizer", "units", "a smaller field"],
 )
-def test_what_does_not_fit_is_refused_by_name(tmp_path, other, match):
-    _train(tmp_path / "old")
+def test_what_does_not_fit_is_refused_by_name(tmp_path, old, other, match):
     with pytest.raises(ValueError, match=match):
-        _train(tmp_path / "new", tmp_path / "old", **other)
+        _train(tmp_path, old[0], **other)
 
 
 def test_a_directory_without_a_backup_is_refused(tmp_path):
@@ -213,22 +225,21 @@ def test_a_directory_without_a_backup_is_refused(tmp_path):
         _train(tmp_path / "new", tmp_path / "nothing")
 
 
-def test_it_resumes_from_its_own_backup(tmp_path):
-    _train(tmp_path / "old", epochs=2)
-    whole, _ = _train(tmp_path / "whole", tmp_path / "old", epochs=3)
-    _train(tmp_path / "new", tmp_path / "old", epochs=2)
-    model, begun = _train(tmp_path / "new", tmp_path / "old", epochs=3)
-    assert begun["step"] == 10
+def test_it_resumes_from_its_own_backup(tmp_path, old):
+    whole, _ = _train(tmp_path / "whole", old[0], epochs=2)
+    _train(tmp_path / "new", old[0])
+    model, begun = _train(tmp_path / "new", old[0], epochs=2)
+    assert begun["step"] == 5
     servers.assert_same(
         model.student.get_weights(), whole.student.get_weights(), rtol=0, atol=0
     )
 
 
-def test_a_damaged_backup_of_another_stays(tmp_path):
-    _train(tmp_path / "old", epochs=2)
-    (damaged,) = (tmp_path / "old" / "group_0" / "10").glob("state.data*")
+def test_a_damaged_backup_of_another_stays(tmp_path, old):
+    copy = shutil.copytree(old[0], tmp_path / "old")
+    (damaged,) = (copy / "group_0" / "10").glob("state.data*")
     damaged.write_bytes(b"x")
-    _train(tmp_path / "new", tmp_path / "old")
+    _train(tmp_path / "new", copy)
     assert damaged.exists()
 
 
