@@ -1,6 +1,8 @@
 """Tests of one task that runs a recipe: its files, options and exit codes."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -53,15 +55,28 @@ def _refused(capsys, argv):
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_one_group_on_one_machine_leaves_all_files(tmp_path, capsys):
-    workdir = tmp_path / "run"
-    assert train.main(_options(workdir, "checkpoints=best")) == 0
-    printed = capsys.readouterr().out
+_BACKED_UP = (*SHORT, "checkpoints=best", "backup_every_steps=4")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The directory of a run of one group, and what it has printed."""
+    workdir, printed = tmp_path_factory.mktemp("whole"), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            tfdistill, "make_strategy", lambda *_: tf.distribute.get_strategy()
+        )
+        with contextlib.redirect_stdout(printed):
+            assert train.main(_options(workdir, *_BACKED_UP)) == 0
+    return workdir, printed.getvalue()
+
+
+def test_one_group_on_one_machine_leaves_all_files(whole):
+    workdir, printed = whole
     assert "group 0: 20 steps, accuracy 0." in printed
 
     recipe = recipes.read(workdir / "config.json")
-    expected = _config(*SHORT, "checkpoints=best")
-    assert recipes.changed_names(recipe, expected) == []
+    assert recipes.changed_names(recipe, _config(*_BACKED_UP)) == []
     results = json.loads((workdir / "results.json").read_text())
     (group,) = results["groups"]
     assert (group["group"], group["steps"], group["workers"]) == (0, 20, 1)
@@ -113,8 +128,6 @@ def test_groups_learn_from_each_other_and_the_last_one_merges(
         "dtype_policy=mixed_bfloat16",
         "steps_per_execution=5",
         "checkpoints=all",
-        "num_steps=40",
-        "evaluate_every_steps=20",
     )
     _as_group(monkeypatch, 0)
     assert train.main(_options(tmp_path, *changes)) == 0
@@ -125,7 +138,7 @@ def test_groups_learn_from_each_other_and_the_last_one_merges(
     assert [group["group"] for group in results["groups"]] == [0, 1]
     # Group 1 began when the other had ended, so it could follow its teacher.
     (teacher,) = results["groups"][1]["teachers"]
-    assert (teacher["name"], teacher["step"]) == ("group_0", 40)
+    assert (teacher["name"], teacher["step"]) == ("group_0", 20)
     first, second = (
         predictions.read(tmp_path / f"group_{group}").probabilities
         for group in (0, 1)
@@ -197,7 +210,11 @@ CLICKS = ("field_sizes=50", "embedding_dim=2", "batch_size=16")
     ("recipe", "layers"),
     [
         ("criteo_small", ["hidden_units=[4]"]),
-        ("criteo_dcn", ["bottom_units=[4]", "rank=2", "top_units=[4]"]),
+        pytest.param(
+            "criteo_dcn",
+            ["bottom_units=[4]", "rank=2", "top_units=[4]"],
+            marks=pytest.mark.deep,
+        ),
     ],
 )
 def test_a_click_recipe_is_judged_by_the_figures_of_clicks(
@@ -283,27 +300,24 @@ def _killed_at(step, config, workdir):
         task.run(config, cluster, callbacks=[Stop()])
 
 
-def test_the_same_command_goes_on_and_ends_alike(tmp_path, capsys):
-    changes = (*SHORT, "backup_every_steps=4")
-    for name in ("whole", "stopped"):
-        if name == "stopped":
-            _killed_at(15, _config(*changes), tmp_path / name)
-            log = tmp_path / name / "group_0" / "metrics.jsonl"
-            log.write_text(log.read_text() + '{"step": 15, "lo')
-        assert train.main(_options(tmp_path / name, *changes)) == 0
+def test_the_same_command_goes_on_and_ends_alike(whole, tmp_path, capsys):
+    _killed_at(15, _config(*_BACKED_UP), tmp_path)
+    log = tmp_path / "group_0" / "metrics.jsonl"
+    log.write_text(log.read_text() + '{"step": 15, "lo')
+    assert train.main(_options(tmp_path, *_BACKED_UP)) == 0
     results = [
-        json.loads((tmp_path / name / "results.json").read_bytes())["groups"][0]
-        for name in ("whole", "stopped")
+        outputs.read_results(workdir)["groups"][0]
+        for workdir in (whole[0], tmp_path)
     ]
     assert [r["resumed_step"] for r in results] == [None, 12]
     assert results[0]["metrics"] == results[1]["metrics"]
-    lines = runs.records(tmp_path / "stopped" / "group_0")
+    lines = runs.records(tmp_path / "group_0")
     steps = [line["step"] for line in lines]
     assert steps == sorted(steps)
     ends = [line["step"] for line in lines if line.get("event") == "epoch_end"]
     assert ends == sorted(set(ends))
     capsys.readouterr()
-    assert train.main(_options(tmp_path / "stopped", *changes)) == 0
+    assert train.main(_options(tmp_path, *_BACKED_UP)) == 0
     assert "complete, nothing to do" in capsys.readouterr().out
 
 
