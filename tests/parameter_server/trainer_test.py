@@ -121,7 +121,12 @@ def test_fit_goes_on_and_tells_its_callbacks(monkeypatch):
 
 @pytest.mark.parametrize(
     ("given", "by_batches", "grows"),
-    [(None, False, True), (None, True, False), ("auto", True, True), (1, 0, 0)],
+    [
+        (None, False, True),
+        (None, True, False),
+        pytest.param("auto", True, True, marks=pytest.mark.deep),
+        pytest.param(1, False, False, marks=pytest.mark.deep),
+    ],
 )
 def test_executions_grow_by_themselves_but_for_batches(
     monkeypatch, given, by_batches, grows
@@ -223,7 +228,9 @@ def test_evaluation_is_traced_once_for_its_data_until_it_is_compiled_anew(
     assert set(model.evaluate(dataset, return_dict=True)) == {"loss", "mae"}
 
 
-@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize(
+    "repeats", [pytest.param(True, marks=pytest.mark.deep), False]
+)
 def test_workers_report_rows_to_compare_teachers_by(
     monkeypatch, tmp_path, repeats
 ):

@@ -23,7 +23,10 @@ class _Recorder(steps_lib.SteppedCallback):
         self.seen.append((self.step, actual))
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3, 50])
+@pytest.mark.parametrize(
+    "steps_per_execution",
+    [3, *(pytest.param(n, marks=pytest.mark.deep) for n in (1, 50))],
+)
 def test_it_counts_what_was_done(steps_per_execution):
     x, y = cases.data(20)
     model = cases.codistill(

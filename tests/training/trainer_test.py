@@ -37,43 +37,30 @@ class _Before(keras.callbacks.Callback):
         self.local = [_local(v, strategy) for v in found]
 
 
-def _trained(strategy, *callbacks):
+def test_replicas_get_the_mean_of_their_own_and_it_is_exported(
+    two_replicas, exchange
+):
+    before = _Before()
     x, y = cases.data(16)
     x[8:] += 5.0  # The replicas see different rows.
-    with strategy.scope():
+    with two_replicas.scope():
         model = cases.codistill(_student())
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
-    cases.fit(model, data, epochs=2, callbacks=list(callbacks))
-    return model, data
-
-
-def test_replicas_get_the_mean_of_their_own(two_replicas):
-    before = _Before()
-    model, _ = _trained(two_replicas, before)
+    cases.fit(model, data, epochs=2, callbacks=[before])
     assert not np.allclose(*before.local[0])
     averaged = model.student.layers[0].non_trainable_variables
     for variable, (one, other) in zip(averaged, before.local, strict=True):
         for value in _local(variable, two_replicas):
             np.testing.assert_allclose(value, (one + other) / 2, rtol=1e-6)
-
-
-def test_exports_and_evaluations_see_the_mean(two_replicas, exchange):
-    model, data = _trained(two_replicas)
     exporter = tfdistill.callbacks.StudentExporter(
         exchange, every_steps=1, group=0
     )
     cases.fit(model, data, callbacks=[exporter])
-    mean = model.student.layers[0].non_trainable_variables[0]
-    one, other = _local(mean, two_replicas)
-    np.testing.assert_array_equal(one, other)
-    x = np.concatenate([b for b, _ in data.as_numpy_iterator()])
+    np.testing.assert_array_equal(*_local(averaged[0], two_replicas))
     loaded = tf.saved_model.load(exchange.latest(0).path)
     np.testing.assert_allclose(
         loaded.serve(x), model.student(x, training=False), rtol=1e-5
     )
-    # And so does whoever looks at the model after `fit`.
-    cases.fit(model, data, callbacks=[])
-    np.testing.assert_array_equal(*_local(mean, two_replicas))
 
 
 def test_frozen_weights_are_no_statistics():
@@ -150,7 +137,9 @@ def test_a_model_outside_of_a_group_s_scope_is_refused(monkeypatch, job):
         cases.fit(model, *cases.data())
 
 
-@pytest.mark.parametrize("every_steps", [1, 1000])
+@pytest.mark.parametrize(
+    "every_steps", [1, pytest.param(1000, marks=pytest.mark.deep)]
+)
 def test_versions_of_averaged_weights_are_what_fit_leaves(
     tmp_path, every_steps
 ):
