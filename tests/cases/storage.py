@@ -54,34 +54,17 @@ class NoDirectoryRename(filesystem.LocalFileSystem):
         return False
 
 
-class Refusing(filesystem.LocalFileSystem):
-    """Storage that nothing can be done with while `number` is set."""
-
-    number = None
-
-    def _check(self, path):
-        if self.number is not None:
-            raise OSError(self.number, os.strerror(self.number), path)
-
-    def list_dir(self, path):
-        self._check(path)
-        return super().list_dir(path)
-
-    def blocks(self, path):
-        self._check(path)
-        return super().blocks(path)
-
-    def write(self, path, blocks):
-        self._check(path)
-        super().write(path, blocks)
-
-    def make_dirs(self, path):
-        self._check(path)
-        super().make_dirs(path)
-
-    def move(self, source, target):
-        self._check(source)
-        return super().move(source, target)
+def _names(path, files):
+    """What lies directly in a directory of a store."""
+    start = path + "/"
+    names = {
+        name[len(start) :].split("/", 1)[0]
+        for name in files
+        if name.startswith(start)
+    }
+    if not names:
+        raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+    return list(names)
 
 
 class MemoryFileSystem:
@@ -105,21 +88,13 @@ class MemoryFileSystem:
             self.files[path] = content
 
     def list_dir(self, path):
-        start = path + "/"
-        names = {
-            name[len(start) :].split("/", 1)[0]
-            for name in self.files
-            if name.startswith(start)
-        }
-        if not names:
-            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
-        return list(names)
+        return _names(path, self.files)
 
     def stat(self, path):
         if path in self.files:
             size = len(self.files[path])
             return filesystem.Stat(False, True, size)
-        self.list_dir(path)
+        _names(path, self.files)
         return filesystem.Stat(True, False, 0)
 
     def blocks(self, path):
@@ -194,26 +169,11 @@ class DelayedView(MemoryFileSystem):
     def list_dir(self, path):
         self._fail(path)
         age = self.rng.randint(0, self.stale_looks) if self.stale_looks else 0
-        seen = self._listed[max(-1 - age, -len(self._listed))]
-        start = path + "/"
-        names = {
-            name[len(start) :].split("/", 1)[0]
-            for name in seen
-            if name.startswith(start)
-        }
-        if not names:
-            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
-        return list(names)
+        return _names(path, self._listed[max(-1 - age, -len(self._listed))])
 
     def stat(self, path):
         self._fail(path)
-        if path in self.files:
-            size = len(self.files[path])
-            return filesystem.Stat(False, True, size)
-        start = path + "/"
-        if any(name.startswith(start) for name in self.files):
-            return filesystem.Stat(True, False, 0)
-        raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return super().stat(path)
 
     def blocks(self, path):
         self._fail(path)

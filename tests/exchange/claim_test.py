@@ -152,17 +152,17 @@ def test_what_names_nobody_is_to_be_removed(tmp_path, text):
 
 
 def test_a_claim_waits_for_storage_that_fails(tmp_path, caplog):
-    storage = storage_cases.Refusing()
-    storage.number = errno.EIO
+    storage = storage_cases.Faults(filesystem.LocalFileSystem())
+    storage.hidden = {str(tmp_path): errno.EIO}
     hub = publisher.Exchange(str(tmp_path), file_system=storage)
     claim = hub.claim(0, run="/runs/a")
     assert "Input/output error" in caplog.text and not claim.is_held
     with pytest.raises(versions.ExportError, match="Input/output error"):
         _publish(hub, 1)
-    storage.number = None
+    storage.hidden = {}
     _publish(hub, 2)
     assert claim.is_held
-    storage.number = errno.EIO
+    storage.hidden = {str(tmp_path): errno.EIO}
     with pytest.raises(versions.ExportError, match="Input/output error"):
         _publish(hub, 3)
     claim.check()

@@ -109,7 +109,9 @@ def _read(exchange, version, held=None):
         return deltas.patched(field, delta.content, held)
 
 
-@pytest.mark.parametrize("dtype", [None, "int8", "int4"])
+@pytest.mark.parametrize(
+    "dtype", [None, "int8", pytest.param("int4", marks=pytest.mark.deep)]
+)
 def test_200_versions_are_those_of_full_reads_for_readers_that_miss_some(
     tmp_path, dtype
 ):
@@ -168,27 +170,22 @@ def test_a_wrong_delta_or_a_wrong_base_never_gives_a_wrong_result():
         _assert_same_bits(found, new)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"of": 10**15},
-        {"of": True},
-        {"rows": 2**62},
-        {"rows": -1},
-        {"index": 2**62},
-        {"index": 1.0},
-        {"sha256": "0" * 64},
-        {"sha256": None},
-    ],
-    ids=str,
-)
 @pytest.mark.parametrize("name", ["table", "empty", "scalar"])
-def test_a_forged_entry_is_refused_and_costs_nothing(name, change):
+def test_a_forged_entry_is_refused_and_costs_nothing(name):
     old = _values()
     field, content = _delta(old, _trained(old, np.random.default_rng(0)))
     entries = field["variables"]
-    forged = {**entries, name: {**entries[name], **change}}
-    for wrong in (forged, {**entries, name: None}, [], None):
+    forged = [
+        {**entries, name: {**entries[name], key: value}}
+        for key, values in {
+            "of": (10**15, True),
+            "rows": (2**62, -1),
+            "index": (2**62, 1.0),
+            "sha256": ("0" * 64, None),
+        }.items()
+        for value in values
+    ]
+    for wrong in (*forged, {**entries, name: None}, [], None):
         with pytest.raises(deltas.DeltaError):
             deltas.patched({**field, "variables": wrong}, content, old)
 

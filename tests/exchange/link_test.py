@@ -68,18 +68,13 @@ def test_other_groups_files_take_their_time_and_own_ones_none(root, tmp_path):
     taken = _read(root, line, clock, 1)
     assert taken == pytest.approx((_SIZE + size) * 8 / 0.5e6)
     assert _read(root, line, clock, 0) == 0
+    exchange = publisher.Exchange(root, key=None)
+    exchange.publish_delta([b"x" * _SIZE], group=1, step=2)
+    assert _read(root, line, clock, 1, deltas=True) > _SIZE * 8 / 0.5e6
     # A list of versions, one of files before the version is read and one
     # after, the manifest and the file.
     line = _line(tmp_path, delay_ms=20.0)
     assert _read(root, line, clock, 1) == pytest.approx(5 * 0.02)
-
-
-def test_deltas_come_over_the_line_too(root, tmp_path):
-    clock = _Clock()
-    exchange = publisher.Exchange(root, key=None)
-    exchange.publish_delta([b"x" * _SIZE], group=1, step=1)
-    line = _line(tmp_path, mbit_per_s=0.5)
-    assert _read(root, line, clock, 1, deltas=True) > _SIZE * 8 / 0.5e6
 
 
 def test_tasks_of_a_group_share_the_line(root, tmp_path):

@@ -128,26 +128,15 @@ def test_unknown_and_missing_fields_are_named():
             manifest.Manifest.from_json(json.dumps(fields))
 
 
-def test_duplicate_keys_are_refused_at_any_depth():
-    text = make().to_json()
-    twice = text.replace('"group": 1,', '"group": 1, "group": 2,')
-    with pytest.raises(manifest.ManifestError, match="'group' twice"):
-        manifest.Manifest.from_json(twice)
-    twice = text.replace('"size": 3', '"size": 3, "size": 4')
-    with pytest.raises(manifest.ManifestError, match="'size' twice"):
+@pytest.mark.parametrize("field", ['"group": 1', '"size": 3'])
+def test_duplicate_keys_are_refused_at_any_depth(field):
+    twice = make().to_json().replace(field, f"{field}, {field}")
+    with pytest.raises(manifest.ManifestError, match="twice"):
         manifest.Manifest.from_json(twice)
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        b"\xff\xfe",
-        "[" * 100_000,
-        '{"a":' * 100_000,
-    ],
+    "text", ["", "{", "[]", b"\xff\xfe", "[" * 100_000, '{"a":' * 100_000]
 )
 def test_text_that_is_no_manifest(text):
     with pytest.raises(manifest.ManifestError):
@@ -173,12 +162,13 @@ def attempt(text):
     return result
 
 
-@hypothesis.settings(deadline=None, max_examples=500)
+@hypothesis.settings(deadline=None, max_examples=200)
 @hypothesis.given(st.sampled_from(sorted(fields_of())), JSON)
 def test_any_field_value_gives_a_manifest_or_a_manifest_error(field, value):
     attempt(json.dumps(fields_of(**{field: value})))
 
 
+@pytest.mark.deep
 @hypothesis.settings(deadline=None, max_examples=300)
 @hypothesis.given(st.data())
 def test_flipped_bytes_give_a_manifest_or_a_manifest_error(data):

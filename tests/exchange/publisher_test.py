@@ -61,9 +61,6 @@ def hub(tmp_path):
     return publisher.Exchange(tmp_path / "exchange")
 
 
-# Publishing and reading.
-
-
 def test_published_version_is_what_was_written(hub):
     version = publish(
         hub,
@@ -145,9 +142,6 @@ def test_version_that_is_broken_is_replaced(hub, caplog):
     os.remove(path / "manifest.json")
     hub.verify(publish(hub, 5))
     assert hidden_names(hub.root) == []
-
-
-# Failures while publishing.
 
 
 def test_failing_writer_leaves_nothing_and_keeps_its_cause(hub):
@@ -267,9 +261,6 @@ def test_mount_that_cannot_rename_directories_gets_the_manifest_last(tmp_path):
     assert hidden_names(tmp_path) == []
 
 
-# Verification.
-
-
 def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -345,9 +336,6 @@ def test_damaged_manifest_is_not_trusted(hub, damage):
     assert hub.latest(0) is None
 
 
-# Pruning.
-
-
 @pytest.mark.parametrize("kind", ["local", "memory"])
 def test_superseded_versions_stay_for_min_keep_secs(kind, tmp_path, clock):
     rng = random.Random(3)
@@ -412,9 +400,6 @@ def test_pruning_that_fails_does_not_fail_the_export(tmp_path, caplog):
     assert hub.steps(0) == [2, 3]
     publish(publisher.Exchange(root), 4)
     assert hidden_names(root) == []
-
-
-# URLs.
 
 
 def test_an_object_store_is_published_to_pruned_and_swept(
