@@ -9,7 +9,6 @@ import tfdistill
 from tests.cases import codistillation as codistillation_cases
 from tests.cases import embedding as cases
 from tfdistill.embedding import layer as layer_lib
-from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 
 LAYOUTS = [("hash", 3), ("contiguous", 1)]
@@ -158,34 +157,20 @@ def test_ids_out_of_range_become_the_chosen_one():
     ("arguments", "ids", "message"),
     [
         ({}, lambda: np.zeros([2], "float32"), "int32 or int64.*float32"),
-        (
-            {},
-            lambda: tf.sparse.from_dense([[1, 0]]),
-            "dense or ragged.*SparseTensor",
-        ),
+        ({}, lambda: tf.sparse.from_dense([[1, 0]]), "received .*SparseTensor"),
         (
             {"combiner": "sum"},
             lambda: tf.ragged.constant([[[1], []]]),
             r"\[batch, \(k\)\]",
         ),
+        ({"input_dim": 0}, None, "`input_dim` .*received \\[0\\]"),
+        ({"oov_index": 20}, None, r"`oov_index` .*received 20"),
+        ({"num_shards": 21}, None, "`num_shards`.*received 21"),
     ],
 )
-def test_ids_that_do_not_fit_are_refused(arguments, ids, message):
+def test_what_does_not_fit_is_refused(arguments, ids, message):
     with pytest.raises(ValueError, match=message):
         _layer(**arguments)(ids())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"input_dim": 0}, "`input_dim` must be.*received \\[0\\]"),
-        ({"oov_index": 20}, r"`oov_index` must be.*\[0, 20\); received 20"),
-        ({"num_shards": 21}, "`num_shards`.*20; received 21"),
-    ],
-)
-def test_mistakes_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        _layer(**arguments)
 
 
 # ---- initial values ----
@@ -275,39 +260,18 @@ def test_graphs_do_not_depend_on_the_shards(two_replicas):
     np.testing.assert_allclose(three(values, x), expected, rtol=1e-6)
 
 
-def test_an_export_predicts_as_the_student_does(tmp_path):
-    model = _trained(3)
-    writer = saved_model.SavedModelWriter(_graph(model))
-    x, _ = cases.data()
-    writer.write(str(tmp_path), writer.snapshot())
-    loaded = tf.saved_model.load(str(tmp_path))
-    np.testing.assert_allclose(loaded.serve(x), model(x), rtol=1e-6)
-    assert [v.shape.as_list() for v in loaded.model_variables] == [
-        [26, 4],
-        [24, 1],
-        [1],
-    ]
-
-
-def _codistill(student, exchange, peers=(1,)):
-    model = tfdistill.CodistillModel(
-        student, teachers=codistillation_cases.peers(exchange, peers)
-    )
-    model.compile(
-        keras.optimizers.Adagrad(0.1),
-        "mse",
-        distillation_loss=tfdistill.losses.LogitsMeanSquaredError(
-            from_logits=True
-        ),
-    )
-    return model
-
-
 def test_a_peer_s_table_teaches(tmp_path):
     exchange = tfdistill.Exchange(str(tmp_path))
     peer = _trained(3, seed=1)
     codistillation_cases.publish(exchange, peer, spec=SPEC)
-    model = _codistill(_trained(2), exchange)
+    model = codistillation_cases.codistill(
+        _trained(2),
+        codistillation_cases.peers(exchange),
+        loss="mse",
+        distillation_loss=tfdistill.losses.LogitsMeanSquaredError(
+            from_logits=True
+        ),
+    )
     x, y = cases.data()
     codistillation_cases.prepare(model, x, y)
     codistillation_cases.load(model, 10)
@@ -315,7 +279,6 @@ def test_a_peer_s_table_teaches(tmp_path):
     expected = np.mean((peer(x) - model.student(x)) ** 2)
     logs = codistillation_cases.fit(model, x, y, batch_size=len(x))
     np.testing.assert_allclose(logs["distillation_loss"], [expected], rtol=1e-5)
-    model.teachers.stop()
 
 
 def test_tables_share_the_trace_of_the_check_of_their_ids():

@@ -146,77 +146,40 @@ def test_shares_add_up_to_what_evaluate_finds():
     assert (next(_call(function)) != first[0]).numpy().any()
 
 
-NUM_STEPS = 3
-
-
 @pytest.fixture(autouse=True)
 def _one_worker(monkeypatch):
     cases.Coordinator(monkeypatch)
 
 
-def _model(make=cases.remote):
-    return make(
-        optimizer=keras.optimizers.Adam(0.05),
-        metrics=[keras.metrics.BinaryAccuracy(threshold=0.0, name="accuracy")],
-    )
-
-
-class _Run:
-    """Calls one function again and again, as a coordinator does."""
-
-    def __init__(self, model, *, endless, rider=None):
-        self.step, *_ = cases.step_of(model)
-        self.totals = metric_totals.MetricTotals(model)
-        self.function = worker.TrainFunction(
-            self.step,
-            self.totals,
-            rider=rider,
-            num_steps=NUM_STEPS,
-            endless=endless,
-        )
-        self._arguments = rider.arguments() if rider else ()
-
-    def __call__(self, iterator, first_step):
-        vector = self.function.function(
-            iterator,
-            tf.constant(first_step, tf.int64),
-            self._arguments,
-        )
-        result = self.function.result(vector)
-        self.totals.add(result.added)
-        return result
-
-
-def test_executions_on_endless_data_equal_fit():
-    expected = _model(cases.model)
-    logs = expected.fit(cases.batches(), verbose=0).history
-    model = _model()
-    run = _Run(model, endless=True)
-    iterator = iter(cases.batches().repeat())
-    for first in (0, NUM_STEPS):
-        result = run(iterator, first)
-        assert (result.num_steps, result.num_examples) == (NUM_STEPS, 12)
-    cases.assert_same(cases.weights(model), cases.weights(expected), atol=1e-5)
-    found = run.totals.results()
-    assert found == pytest.approx({k: logs[k][0] for k in found})
-    assert set(result.logs) == {"distillation_weight", "teacher_staleness"}
-    assert result.logs["distillation_weight"] == 0
-    assert np.isnan(result.logs["teacher_staleness"])
-    assert run.function.function.experimental_get_tracing_count() == 1
-
-
 def test_data_that_end_are_counted_as_they_are():
-    expected, model = _model(cases.model), _model()
+    expected, model = (
+        make(
+            optimizer=keras.optimizers.Adam(0.05),
+            metrics=[keras.metrics.BinaryAccuracy(threshold=0.0)],
+        )
+        for make in (cases.model, cases.remote)
+    )
     # Batches of 4, 4, 4, 4 and 1.
     dataset = cases.batches(num_examples=17)
-    expected.fit(dataset, verbose=0)
-    run = _Run(model, endless=False)
+    logs = expected.fit(dataset, verbose=0).history
+    step, *_ = cases.step_of(model)
+    totals = metric_totals.MetricTotals(model)
+    train = worker.TrainFunction(
+        step, totals, rider=None, num_steps=3, endless=False
+    )
     iterator = iter(dataset)
-    results = [run(iterator, first) for first in (0, 3, 5)]
+    results = [
+        train.result(train.function(iterator, tf.constant(first, tf.int64), ()))
+        for first in (0, 3, 5)
+    ]
     assert [r.num_steps for r in results] == [3, 2, 0]
     assert [r.num_examples for r in results] == [12, 5, 0]
     assert not results[2].added.any() and not results[2].logs
-    assert run.function.function.experimental_get_tracing_count() == 1
+    assert train.function.experimental_get_tracing_count() == 1
+    for result in results:
+        totals.add(result.added)
+    found = totals.results()
+    assert found == pytest.approx({name: logs[name][0] for name in found})
     # That of the last step done.
     assert results[1].logs["distillation_weight"] == 0
     cases.assert_same(cases.weights(model), cases.weights(expected), atol=1e-5)
