@@ -12,7 +12,6 @@ import tfdistill
 from tests.cases import backup as cases
 from tests.cases import codistillation as peers
 from tests.cases import servers
-from tfdistill.backup import callback as callback_lib
 from tfdistill.parameter_server import variables
 from tfdistill.teachers import on_batches
 from tfdistill.training import auto_steps
@@ -30,12 +29,7 @@ def _begun(directory, optimizer="adagrad", extra=()):
     model = servers.remote(
         servers.student(*extra), keras.optimizers.get(optimizer)
     )
-    callback = callback_lib.Backup(directory)
-    callback.begin(model, [])
-    callback.begun.set_model(model)
-    callback.begun.set_params({"epochs": 9})
-    callback.begun.on_train_begin()
-    return callback, model
+    return servers.backed_up(model, directory), model
 
 
 def _point(step, **kwargs):

@@ -248,12 +248,7 @@ def _on_servers(directory, warm=None, *, seed=0):
         servers.student(keras.layers.BatchNormalization(), seed=seed),
         keras.optimizers.Adam(0.05),
     )
-    backup = tfdistill.callbacks.Backup(directory, warm_start=warm)
-    backup.begin(model, [])
-    backup.begun.set_model(model)
-    backup.begun.set_params({"epochs": 9})
-    backup.begun.on_train_begin()
-    return backup, model
+    return servers.backed_up(model, directory, warm_start=warm), model
 
 
 def _all_of(model):

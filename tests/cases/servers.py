@@ -202,6 +202,18 @@ def remote(*args: Any, **kwargs: Any) -> tfdistill.CodistillModel:
     return made
 
 
+def backed_up(
+    made: Any, directory: Any, **kwargs: Any
+) -> tfdistill.callbacks.Backup:
+    """Returns a backup whose `fit` of a `remote` model has begun."""
+    backup = tfdistill.callbacks.Backup(directory, **kwargs)
+    backup.begin(made, [])
+    backup.begun.set_model(made)
+    backup.begun.set_params({"epochs": 9})
+    backup.begun.on_train_begin()
+    return backup
+
+
 def step_of(made: Any) -> Any:
     """Returns the step on a worker of a `remote` model, and its variables."""
     found = made.trainer.known_variables

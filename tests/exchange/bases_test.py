@@ -1,6 +1,5 @@
 """Bases: published once, refused by name, and kept while they are named."""
 
-import os
 import pathlib
 
 import numpy as np
@@ -11,11 +10,6 @@ from tfdistill.exchange import bases
 from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def _blocks(seed=0):

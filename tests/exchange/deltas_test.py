@@ -1,6 +1,5 @@
 """Deltas against full copies: by bits, when lost, torn, forged or too old."""
 
-import os
 import pathlib
 import random
 
@@ -16,11 +15,6 @@ from tfdistill.exports import quantized
 
 _DENSE = ("kernel", "half")
 _KEY = b"0123456789abcdef"
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def _values(seed=0):

@@ -50,12 +50,6 @@ def hidden_names(root):
     return [name for name in tree(root) if "/." in name or name[0] == "."]
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch):
-    """Nothing here cuts the power, and waiting for a busy disk is slow."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 @pytest.fixture
 def hub(tmp_path):
     return publisher.Exchange(tmp_path / "exchange")

@@ -22,11 +22,6 @@ _SMALL = {"saved_model.pb": b"graph", "variables/index": b"index"}
 _NUM_LIVES = 1_500
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 def _writer(text):
     def write(directory):
         for name, content in _SMALL.items():

@@ -151,13 +151,6 @@ def _model_checkpoint(bench: Bench) -> None:
         assert loss == pytest.approx(expected, rel=1e-4)
 
 
-def _orbax_checkpoint(bench: Bench) -> None:
-    pytest.importorskip("orbax.checkpoint")
-    path = bench.directory / "orbax"
-    bench.fit(keras.callbacks.OrbaxCheckpoint(path), epochs=1)
-    assert list(path.iterdir())
-
-
 def _reduce_lr_on_plateau(bench: Bench) -> None:
     logs = bench.fit(
         keras.callbacks.ReduceLROnPlateau(
@@ -232,7 +225,6 @@ _CHECKS: dict[str, Callable[[Bench], None]] = {
     "CSVLogger": _csv_logger,
     "EarlyStopping": _early_stopping,
     "ModelCheckpoint": _model_checkpoint,
-    "OrbaxCheckpoint": _orbax_checkpoint,
     "ReduceLROnPlateau": _reduce_lr_on_plateau,
     "SwapEMAWeights": _swap_ema_weights,
     "TensorBoard": _tensorboard,
