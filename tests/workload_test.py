@@ -56,10 +56,9 @@ def test_only_coordinated_groups_read_the_same_batches(mode):
 
 def test_the_same_data_on_every_worker_and_again():
     def make(seed):
-        kwargs = {"batch_size": 64, "seed": seed}
-        return _datasets(cluster(), **kwargs)[0]
+        return _datasets(cluster(), batch_size=128, seed=seed)[0]
 
-    cases.check_order(make, num_batches=12)
+    cases.check_order(make, num_batches=8)
 
 
 @pytest.mark.parametrize("mode", ["disjoint", "shared"])

@@ -75,22 +75,24 @@ def test_a_check_that_breaks_has_found_a_fault():
 # ---- environment ----
 
 
-def _config(task_type="worker", index=0, **spec):
-    spec = spec or {"worker": ["a:1", "b:2"]}
-    task = {"type": task_type, "index": index}
-    return json.dumps({"cluster": spec, "task": task})
+_TASK_7 = json.dumps(
+    {
+        "cluster": {"worker": ["a:1", "b:2"]},
+        "task": {"type": "worker", "index": 7},
+    }
+)
 
 
 @pytest.mark.parametrize(
-    ("environ", "seen"),
+    ("name", "value", "seen"),
     [
-        ({"TF_CONFIG": "{"}, "TF_CONFIG must be valid JSON"),
-        ({"TF_CONFIG": _config(index=7)}, "be one of worker:0, worker:1"),
-        ({"TFDISTILL_GRUOP": "1"}, "TFDISTILL_GRUOP is not a variable"),
+        ("TF_CONFIG", "{", "TF_CONFIG must be valid JSON"),
+        ("TF_CONFIG", _TASK_7, "be one of worker:0, worker:1"),
+        ("TFDISTILL_GRUOP", "1", "TFDISTILL_GRUOP is not a variable"),
     ],
 )
-def test_a_wrong_environment(environ, seen):
-    cluster, results = checks.cluster_of(environ)
+def test_a_wrong_environment(name, value, seen):
+    cluster, results = checks.cluster_of({name: value})
     assert cluster is None
     assert seen in _only(results, checks.FAILED, "environment").seen
 

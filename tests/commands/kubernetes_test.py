@@ -56,7 +56,12 @@ def _refused(capsys, *options, command=("python", "my_train.py")):
 # --- The published schemas ---------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["1.29", "newest"])
+_VERSIONS = pytest.mark.parametrize(
+    "version", [pytest.param("1.29", marks=pytest.mark.deep), "newest"]
+)
+
+
+@_VERSIONS
 def test_objects_are_those_of_kubernetes(capsys, topology, version):
     validate = pytest.importorskip("kubernetes_validate")
     if version == "newest":
@@ -72,7 +77,7 @@ def test_objects_are_those_of_kubernetes(capsys, topology, version):
             validate.validate(broken, version, strict=True)
 
 
-@pytest.mark.parametrize("version", ["1.29", "newest"])
+@_VERSIONS
 def test_jobsets_are_those_of_the_published_models(capsys, topology, version):
     validate = pytest.importorskip("kubernetes_validate")
     models = pytest.importorskip("kubeflow_trainer_api.models")
@@ -240,10 +245,7 @@ def test_pods_have_what_the_options_say(capsys):
         ]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["$(HOME)", "$$(HOME)", "$"],
-)
+@pytest.mark.parametrize("text", ["$(HOME)", "$$(HOME)", "$"])
 def test_the_kubelet_leaves_commands_and_variables_as_they_are(capsys, text):
     objects = manifest_cases.write(
         capsys,
@@ -263,12 +265,8 @@ def test_a_recipe_is_checked_before_it_is_sent(capsys):
     (job,) = manifest_cases.jobs(objects).values()
     ((_, command),) = manifest_cases.tasks(job)
     assert command == [
-        "python",
-        "-m",
-        "launch.train",
-        "--recipe=digits",
-        "--workdir=/mnt/run1",
-        "--override=seed=7",
+        *("python", "-m", "launch.train", "--recipe=digits"),
+        *("--workdir=/mnt/run1", "--override=seed=7"),
     ]
     given = [*manifest_cases.REQUIRED, "--workdir=/mnt/run1", *options]
 
@@ -285,19 +283,16 @@ def test_a_recipe_is_checked_before_it_is_sent(capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("option", "said"),
     [
-        (("--name=Run_1",), "`name` must be a DNS label"),
-        (("--workdir=run",), "`workdir` must be an absolute path"),
-        (
-            ("--env=TF_CONFIG={}",),
-            "`env` must leave TF_CONFIG to the manifests",
-        ),
-        (("--ps_per_group=1",), "`volume_claim` must name a volume"),
+        ("--name=Run_1", "`name` must be a DNS label"),
+        ("--workdir=run", "`workdir` must be an absolute path"),
+        ("--env=TF_CONFIG={}", "`env` must leave TF_CONFIG"),
+        ("--ps_per_group=1", "`volume_claim` must name a volume"),
     ],
 )
 def test_what_kubernetes_would_refuse_late_is_refused_at_once(
-    capsys, options, said
+    capsys, option, said
 ):
     given = [*manifest_cases.REQUIRED, "--workdir=/mnt/run1"]
-    assert said in _refused(capsys, *given, *options)
+    assert said in _refused(capsys, *given, option)

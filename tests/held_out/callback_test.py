@@ -115,13 +115,9 @@ def test_groups_train_on_their_share(named, name, number):
 def test_callbacks_of_averaging_mix_weights(named):
     named("averaging", NUM_GROUPS="2", EXCHANGE="x")
     kinds = [type(c).__name__ for c in tfdistill.callbacks.defaults(9)]
-    assert kinds == [
-        "WaitForGroups",
-        "StudentExporter",
-        "WeightMixer",
-        "Backup",
-    ]
-    with pytest.raises(ValueError, match="TFDISTILL_METHOD must be one of"):
+    teaching = ["StudentExporter", "WeightMixer"]
+    assert kinds == ["WaitForGroups", *teaching, "Backup"]
+    with pytest.raises(ValueError, match="TFDISTILL_METHOD"):
         named("averaged")
         tfdistill.callbacks.defaults(9)
 

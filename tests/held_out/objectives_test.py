@@ -66,15 +66,11 @@ def test_smoothing_is_a_loss_of_soft_targets(counts):
     )
     loss = objectives.smoothed(_CLASSES, weight=0.2, counts=counts)
     assert float(loss(labels, logits)) == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("counts, prior", [(None, 0.5), ([2, 1], 0.4)])
-def test_clicks_are_smoothed_likewise(counts, prior):
-    logits = np.array([[0.3], [-2.0], [1.0]], np.float32)
-    labels = np.array([[1], [0], [1]])
-    p = 1 / (1 + np.exp(-logits))
-    target = 0.9 * labels + 0.1 * prior
+    # Clicks likewise.
+    counts, prior = (None, 0.5) if counts is None else (np.array([2, 1]), 0.4)
+    logits, labels = logits[:, :1], labels[:, None] % 2
+    p = special.expit(logits)
+    target = 0.8 * labels + 0.2 * prior
     expected = -np.mean(target * np.log(p) + (1 - target) * np.log(1 - p))
-    counts = None if counts is None else np.array(counts)
-    loss = objectives.smoothed(_CLICKS, weight=0.1, counts=counts)
+    loss = objectives.smoothed(_CLICKS, weight=0.2, counts=counts)
     assert float(loss(labels, logits)) == pytest.approx(expected, rel=1e-5)

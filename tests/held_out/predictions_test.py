@@ -38,7 +38,7 @@ def test_files_give_back_what_was_written(tmp_path, make):
     assert whole.figures() == kept.figures()
 
 
-def test_churn_of_tokens_is_that_of_the_true_ones():
+def test_churn_of_tokens_is_that_of_the_true_ones(tmp_path):
     labels = np.array([3, 1])
     first, second = (
         predictions.LabelProbabilities(
@@ -56,14 +56,6 @@ def test_churn_of_tokens_is_that_of_the_true_ones():
     assert "accuracy" not in both.figures()
     assert "label_churn" not in both.churn(first)
     assert "predicted_labels" not in both.arrays()
-
-
-def test_an_ensemble_wins_nothing_by_being_written_and_read(tmp_path):
-    rng = np.random.default_rng(1)
-    labels = rng.integers(0, 4, 9)
-    both = predictions.LabelProbabilities.mean(
-        [_tokens(rng, labels), _tokens(rng, labels)]
-    )
     outputs.write_predictions(tmp_path, both)
     assert predictions.read(tmp_path).figures() == both.figures()
 

@@ -5,7 +5,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
@@ -128,21 +127,17 @@ with line.locked("retrain"):
 """
 
 
-def _start(program, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
+@pytest.mark.multiprocess
+def test_two_at_once_are_refused_and_a_dead_one_is_not_missed(tmp_path):
+    line = lines.make(tmp_path)
+    number, path = lines.add_candidate(line, "day_1")
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(tmp_path)],
         cwd=_ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-
-
-@pytest.mark.multiprocess
-def test_two_at_once_are_refused_and_a_dead_one_is_not_missed(tmp_path):
-    line = lines.make(tmp_path)
-    number, path = lines.add_candidate(line, "day_1")
-    process = _start(_HOLD, tmp_path)
     try:
         assert process.stdout.readline() == "locked\n"
         with pytest.raises(store.BusyError) as error:
@@ -211,6 +206,7 @@ def test_what_a_killed_promotion_left_is_completed(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path / "versions")) == ["1", "2"]
 
 
+@pytest.mark.deep
 @pytest.mark.multiprocess
 def test_commands_killed_at_random_show_no_torn_version(no_process_left):
     """`benchmarks.line_kills` has the full number."""

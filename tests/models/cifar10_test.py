@@ -20,10 +20,10 @@ PER_CLASS = {"train": 4, "test": 2}
 cluster, read = cases.cluster, cases.read
 
 
-def jpeg(level, size=(32, 32), mode="RGB"):
-    color = level if mode == "L" else (level, 255 - level, 128)
+def jpeg(level, size=(32, 32)):
     buffer = io.BytesIO()
-    PIL.Image.new(mode, size, color).save(buffer, "JPEG", quality=95)
+    image = PIL.Image.new("RGB", size, (level, 255 - level, 128))
+    image.save(buffer, "JPEG", quality=95)
     return buffer.getvalue()
 
 
@@ -74,9 +74,9 @@ def test_images_and_labels_of_an_archive(places):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train/cow/0000.jpg": jpeg(0)}, "received 'train/cow/0000.jpg'"),
-        ({"train/cat/0000.jpg": jpeg(0)[:300]}, "received 'train/cat/0000"),
-        ({"train/cat/0000.jpg": jpeg(0, (31, 32))}, "image of shape .32, 31"),
+        ({"train/cow/0000.jpg": jpeg(0)}, "train/cow/0000.jpg"),
+        ({"train/cat/0000.jpg": jpeg(0)[:300]}, "train/cat/0000"),
+        ({"train/cat/0000.jpg": jpeg(0, (31, 32))}, "shape .32, 31"),
     ],
 )
 def test_wrong_members_are_refused(places, change, message):
@@ -90,9 +90,7 @@ def test_a_torn_archive_is_refused(places):
     path = places["data_dir"] / "cifar10" / "cifar10_jpg.zip"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(
-        ValueError, match="cifar10_jpg.zip must hold JPEG images"
-    ):
+    with pytest.raises(ValueError, match="cifar10_jpg.zip must hold"):
         cifar10.load(**places)
     # Damage that leaves the table of contents alone.
     path.write_bytes(whole[:200] + b"\0" * 100 + whole[300:])
@@ -169,17 +167,11 @@ def test_groups_see_their_part_and_labels_stay_with_images(places):
     assert sorted(seen[0] | seen[1]) == list(range(40))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "from 1 to the group's 20"),
-        ({"num_train": 41}, "`num_train` must be from 1 to 40; received 41"),
-    ],
-)
-def test_bad_options_are_refused(places, options, message):
-    options = {"batch_size": 4, **options}
-    with pytest.raises(ValueError, match=message):
-        cifar10.make_datasets(cluster(), **options, **places)
+def test_bad_options_are_refused(places):
+    with pytest.raises(ValueError, match="from 1 to the group's 20"):
+        cifar10.make_datasets(cluster(), batch_size=0, **places)
+    with pytest.raises(ValueError, match="from 1 to 40; received 41"):
+        cifar10.make_datasets(cluster(), batch_size=4, num_train=41, **places)
 
 
 def test_augmentation_crops_and_mirrors():
@@ -203,9 +195,7 @@ def test_resnet_20_has_the_size_of_the_paper():
     # 0.27 million parameters: He et al. 2015, table 6.
     assert round(cifar10.build_model().count_params(), -4) == 270_000
     keras.config.set_dtype_policy("mixed_bfloat16")
-    logits = cifar10.build_model(
-        depth=8,
-    )(np.zeros((2, 32, 32, 3)))
+    logits = cifar10.build_model(depth=8)(np.zeros((2, 32, 32, 3)))
     assert logits.dtype == tf.float32
 
 

@@ -61,7 +61,6 @@ def test_the_student_of_two_tasks_has_a_head_for_each():
         rows_per_day=20, learned_weights=False, auxiliary_heads=False
     )
     assert plain.model()(inputs).keys() == labels.keys()
-    assert plain.loss_weights is plain.distillation_loss_weights is None
 
 
 def test_the_last_day_is_held_out_and_the_clicks_drift():

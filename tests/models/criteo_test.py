@@ -92,37 +92,27 @@ def test_the_same_batches_on_every_worker_wherever_they_begin(
     places, small_parts
 ):
     def make(seed):
-        kwargs = {"batch_size": 7, "seed": seed, **places}
+        kwargs = {"batch_size": 10, "seed": seed, **places}
         return criteo.make_datasets(cluster(), **kwargs)[0]
 
-    cases.check_order(make, num_batches=20)
+    cases.check_order(make, num_batches=10)
     # Two epochs, and each in its own order.
-    order = numbers(read(make(3), 20))
+    order = numbers(read(make(3), 10))
     assert order[:50] != order[50:100]
     assert sorted(order[:50]) == sorted(order[50:100])
 
 
-def graph_of(dataset):
-    # The variant is what a strategy sends to its workers.
-    variant = dataset._variant_tensor
-    text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant)
-    return text, tf.compat.v1.GraphDef.FromString(text.numpy())
-
-
 def test_data_sets_can_be_sent_to_other_processes(places):
     for dataset in criteo.make_datasets(cluster(), batch_size=7, **places):
-        text, graph = graph_of(dataset)
+        # The variant is what a strategy sends to its workers.
+        variant = dataset._variant_tensor
+        text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant)
+        graph = tf.compat.v1.GraphDef.FromString(text.numpy())
         functions = graph.library.function
         nodes = [*graph.node, *(n for f in functions for n in f.node_def)]
-        operations = {node.op for node in nodes}
-        assert "ReadFile" in operations or (
-            "FixedLengthRecordDatasetV2" in operations
-        )
-        assert not [
-            name
-            for name in operations
-            if any(word in name for word in ("Py", "Generator", "Lookup"))
-        ]
+        operations = " ".join(node.op for node in nodes)
+        for word in ("Py", "Generator", "Lookup"):
+            assert word not in operations
         # No rows in the graph, only where they are.
         assert len(text.numpy()) < 60_000
         variant = tf.raw_ops.DatasetFromGraph(graph_def=text)
@@ -132,18 +122,11 @@ def test_data_sets_can_be_sent_to_other_processes(places):
         assert_same(read(rebuilt, 3), read(dataset, 3))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "from 1 to the group's 50"),
-        ({"mode": "half"}, "`mode` must be one of"),
-        ({"path": "nowhere.tsv"}, "stands for no file"),
-    ],
-)
-def test_bad_options_are_refused(places, options, message):
-    options = {"batch_size": 4, **places, **options}
-    with pytest.raises(ValueError, match=message):
-        criteo.make_datasets(cluster(), **options)
+def test_a_path_of_no_log_is_refused(places):
+    with pytest.raises(ValueError, match="stands for no file"):
+        criteo.make_datasets(
+            cluster(), batch_size=4, **{**places, "path": "nowhere.tsv"}
+        )
 
 
 def test_columns_have_tables_of_their_own():

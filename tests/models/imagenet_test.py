@@ -147,17 +147,10 @@ def test_validation_comes_whole_and_once(places):
     np.testing.assert_array_equal(labels, index // PER_CLASS["val"])
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"batch_size": 13}, "from 1 to the group's 12"),
-        ({"num_classes": 1000}, "that of the data, 3; received 1000"),
-    ],
-)
-def test_bad_options_are_refused(places, options, message):
-    kwargs = {"batch_size": 4, **places, **options}
-    with pytest.raises(ValueError, match=message):
-        imagenet.make_datasets(cluster(), **kwargs)
+def test_another_number_of_classes_is_refused(folders):
+    changes = {"batch_size": 4, **folders, "num_classes": 1000}
+    with pytest.raises(ValueError, match="data, 3; received 1000"):
+        imagenet.make_datasets(cluster(), **changes)
 
 
 def test_missing_images_are_an_error_that_says_what_to_do(
@@ -194,7 +187,7 @@ def test_the_middle_of_an_image(kind):
 def test_random_parts_have_the_areas_and_sides_of_the_paper(kind):
     data = tf.constant(encoded(gradient(), kind))
     areas, mirrored = [], 0
-    for number in range(120):
+    for number in range(80):
         seed = tf.constant([5, number], tf.int64)
         crop = images.random_crop(data, size=32, seed=seed).numpy()
         assert crop.shape == (32, 32, 3)
@@ -206,10 +199,10 @@ def test_random_parts_have_the_areas_and_sides_of_the_paper(kind):
         mirrored += wide < 0
         areas.append(height * abs(wide) / (96 * 64))
         assert 0.6 < abs(wide) / height < 1.6
-    assert 0.06 < min(areas) < 0.2
+    assert 0.06 < min(areas) < 0.25
     # With sides of 3:4 a whole 96 x 64 is never inside.
     assert 0.7 < max(areas) < 1.02
-    assert 35 < mirrored < 85
+    assert 22 < mirrored < 58
 
 
 # ---- network ----
@@ -233,12 +226,8 @@ def test_resnet_50_is_that_of_goyal_et_al():
         if isinstance(layer, keras.layers.Conv2D) and layer.strides == (2, 2)
     ]
     assert strided.count((3, 3)) == 3
-    layer = next(
-        layer
-        for layer in model.layers
-        if isinstance(layer, keras.layers.BatchNormalization)
-    )
-    assert (layer.momentum, layer.epsilon) == (0.9, 1e-5)
+    norm = model.layers[kinds.index("BatchNormalization")]
+    assert (norm.momentum, norm.epsilon) == (0.9, 1e-5)
 
 
 # ---- the recipe ----

@@ -96,14 +96,9 @@ class _Raises(keras.callbacks.Callback):
         raise self._error
 
 
-@pytest.mark.parametrize(
-    "error",
-    [ValueError("no file"), tf.errors.UnavailableError(None, None, "a peer")],
-)
-def test_what_is_no_fault_of_storage_is_raised(error):
+def test_what_is_no_fault_of_storage_is_raised():
     model = cases.codistill(cases.linear(0))
-    callback = tfdistill.callbacks.IgnoreStorageErrors(_Raises(error))
-    with pytest.raises(type(error)):
-        cases.fit(
-            model, _X, _Y, batch_size=4, callbacks=[callback, cases.never()]
-        )
+    for error in (ValueError("no file"), tf.errors.UnavailableError(0, 0, "")):
+        callback = tfdistill.callbacks.IgnoreStorageErrors(_Raises(error))
+        with pytest.raises(type(error)):
+            cases.fit(model, _X, _Y, callbacks=[callback, cases.never()])

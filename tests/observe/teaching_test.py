@@ -6,7 +6,6 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import runs
-from tfdistill import schedules
 from tfdistill.observe import run_log
 
 _X, _Y = cases.data()
@@ -30,26 +29,19 @@ def _train(tmp_path, caplog, *, published=True, **kwargs):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (
-            {"published": False},
-            "group_1 is absent (no version in use). Train longer",
-        ),
-        (
-            {"distillation_weight": schedules.BurnIn(steps=9)},
-            "`distillation_weight` was still 0 at step 8. If you",
-        ),
+        ({"published": False}, "group_1 is absent (no version in use)."),
         (
             {"distillation_weight": lambda step: -0.5},
             "`distillation_weight` was still -0.5 at step 8",
         ),
     ],
-    ids=["no version", "burn-in", "negative"],
+    ids=["no version", "negative"],
 )
 def test_a_training_without_a_teacher_says_so(
     tmp_path, caplog, options, reason
 ):
     (told,), last = _train(tmp_path, caplog, **options)
-    assert told.startswith(f"No step of this training had a teacher: {reason}")
+    assert reason in told
     assert last["event"] == "end" and last["untaught"].startswith(reason)
 
 

@@ -333,30 +333,22 @@ def test_diverged_training_is_an_error_and_leaves_no_predictions(tmp_path):
 
 
 def test_missing_or_too_few_data_are_wrong_data(tmp_path, caplog):
-    argv = _options(tmp_path / "a", "batch_size=100000")
-    assert train.main(argv) == 65
-    assert "wrong data: `batch_size`" in caplog.text
-    argv = _options(
-        tmp_path / "b",
-        f"data_dir={tmp_path}",
-        recipe="cifar10_small",
-    )
-    assert train.main(argv) == 65
-    assert "wrong data" in caplog.text
+    for recipe, change, words in (
+        ("digits", "batch_size=100000", "`batch_size`"),
+        ("cifar10_small", f"data_dir={tmp_path}", "CIFAR-10 must be at"),
+    ):
+        argv = _options(tmp_path / recipe, change, recipe=recipe)
+        assert train.main(argv) == 65
+        assert f"wrong data: {words}" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "error, code, words",
-    [
-        (tf.errors.UnavailableError(None, None, "gone"), 75, "lost another"),
-        (tf.errors.InternalError(None, None, "odd"), 1, "InternalError"),
-    ],
-)
-def test_errors_of_training_become_exit_codes(
-    capsys, caplog, error, code, words
-):
-    assert train.exit_code_of(error) == code
-    assert words in capsys.readouterr().err + caplog.text
+def test_errors_of_training_become_exit_codes(capsys, caplog):
+    for kind, code, words in (
+        (tf.errors.UnavailableError, 75, "lost another"),
+        (tf.errors.InternalError, 1, "InternalError"),
+    ):
+        assert train.exit_code_of(kind(None, None, "odd")) == code
+        assert words in capsys.readouterr().err + caplog.text
 
 
 @pytest.mark.parametrize(
@@ -396,18 +388,13 @@ def test_wrong_options_are_told_without_tensorflow(tmp_path):
     assert found.stdout == ""
 
 
-@pytest.mark.parametrize(
-    "change, code, words",
-    [
-        ("dtype_policy=float8", 2, "must be one of float32"),
-        ("hidden_sizes=[-1]", 2, "arguments of the model do not fit"),
-    ],
-)
-def test_what_a_workload_refuses_is_a_wrong_option(
-    tmp_path, caplog, change, code, words
-):
-    assert train.main(_options(tmp_path / "run", change)) == code
-    assert words in caplog.text
+def test_what_a_workload_refuses_is_a_wrong_option(tmp_path, caplog):
+    for change, words in (
+        ("dtype_policy=float8", "must be one of float32"),
+        ("hidden_sizes=[-1]", "arguments of the model do not fit"),
+    ):
+        assert train.main(_options(tmp_path / "run", change)) == 2
+        assert words in caplog.text
 
 
 def test_seeds_differ_by_group_and_by_run_unless_groups_mix():

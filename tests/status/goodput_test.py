@@ -155,10 +155,7 @@ def _write(path, lines):
 def test_a_run_counts_all_its_groups(tmp_path, layout):
     # The second group is done early, and had no fault.
     other = [{**line, "group": 1} for line in (*_START[:4], _event(30, "done"))]
-    events = {
-        0: [x for x in (*_START, *_FAULT) if "group" in x],
-        1: other,
-    }
+    events = {0: [x for x in (*_START, *_FAULT) if "group" in x], 1: other}
     end = {"time": 200, "event": "end", "group": None, "exit_code": 0}
     if layout == "one file":
         lines = [*events[0], *events[1], end]

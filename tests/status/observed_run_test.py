@@ -87,10 +87,7 @@ def test_without_a_launcher_the_lines_tell(tmp_path):
     assert _states(_look(tmp_path, silent_secs=200))[1] == "running"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"[]", b"\xff\xfe"],
-)
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe"])
 def test_damaged_files_are_told_or_passed_over(tmp_path, content):
     logs = tmp_path / "logs"
     logs.mkdir()

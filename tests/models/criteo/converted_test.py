@@ -79,12 +79,7 @@ def test_all_rows_are_kept_with_their_values(source, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"field_sizes": 101},
-        {"min_count": 2},
-        {"split": "time"},
-    ],
+    "change", [{"field_sizes": 101}, {"min_count": 2}, {"split": "time"}]
 )
 def test_other_options_make_another_form(source, tmp_path, change):
     one, other = convert(source, tmp_path), convert(source, tmp_path, **change)
@@ -149,37 +144,23 @@ def test_rare_categories_are_counted_in_the_training_rows(source, tmp_path):
     assert set(none[:, 14:].ravel().tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"field_sizes": 2}, "from 3 to .* received"),
-        ({"min_count": 0}, "`min_count` must be .* >= 1; received 0"),
-    ],
-)
-def test_wrong_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Options(**{"field_sizes": 10, **options})
-
-
-def test_what_does_not_fit_the_rows_leaves_nothing(source, tmp_path):
+def test_what_cannot_be_converted_leaves_nothing(source, tmp_path):
+    with pytest.raises(ValueError, match="field_sizes.* from 3 to .* received"):
+        Options(field_sizes=2)
     with pytest.raises(ValueError, match="Both splits must have a row"):
         convert(source, tmp_path, validation_fraction=0.001)
-    assert cached(tmp_path) == []
-
-
-def test_a_faulty_log_leaves_nothing(source, tmp_path):
     source.write_bytes(b"1\t2\n" * 10)
     with pytest.raises(ValueError, match="must hold lines of 40 columns"):
         convert(source, tmp_path)
     assert cached(tmp_path) == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "remove"])
-def test_damage_is_noticed(source, tmp_path, damage):
+def test_damage_is_noticed(source, tmp_path):
     part = convert(source, tmp_path).parts("validation")[0]
-    if damage == "cut":
-        part.write_bytes(part.read_bytes()[:-4])
-    else:
-        part.unlink()
-    with pytest.raises(RuntimeError, match="validation-000000.bin must have"):
-        convert(source, tmp_path)
+    for damage in (
+        lambda: part.write_bytes(part.read_bytes()[:-4]),
+        part.unlink,
+    ):
+        damage()
+        with pytest.raises(RuntimeError, match="validation-000000.bin"):
+            convert(source, tmp_path)

@@ -38,15 +38,13 @@ def test_other_bytes_than_utf_8_are_replaced(tmp_path):
 def test_broken_files_are_refused_by_name(tmp_path, name):
     path = cases.write(tmp_path / name, TEXTS)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=rf"{name} must be a whole .*Copy it"):
-        read(path)
-    path.write_text("this is not compressed")
-    with pytest.raises(ValueError, match="received a broken one"):
+    with pytest.raises(ValueError, match=f"{name}.*Copy it"):
         read(path)
     other = lzma.compress if path.suffix == ".gz" else gzip.compress
-    path.write_bytes(other(b"text"))
-    with pytest.raises(ValueError, match="received a broken one"):
-        read(path)
+    for content in (b"this is not compressed", other(b"text")):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="received a broken one"):
+            read(path)
 
 
 def test_directories_and_patterns_in_natural_order(tmp_path):
@@ -61,19 +59,11 @@ def test_directories_and_patterns_in_natural_order(tmp_path):
     assert read([last, str(tmp_path / "part-1.txt")]) == ["of 10", "of 1"]
 
 
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("none.txt", "stands for no file"),
-        ("words.csv", "stands for 'words.csv'"),
-    ],
-)
-def test_paths_of_no_text_are_refused(tmp_path, monkeypatch, path, words):
-    monkeypatch.chdir(tmp_path)
+def test_paths_of_no_text_are_refused(tmp_path):
     (tmp_path / "words.csv").touch()
-    with pytest.raises(ValueError) as caught:
-        text_lib.sources(path)
-    assert words in str(caught.value)
+    for name in ("none.txt", "words.csv"):
+        with pytest.raises(ValueError, match=name):
+            text_lib.sources(str(tmp_path / name))
 
 
 TFDS_TEXTS = cases.documents(30)

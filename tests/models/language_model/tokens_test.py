@@ -116,18 +116,6 @@ def test_validation_documents_have_no_say_in_the_vocabulary(source, tmp_path):
     assert after.vocabulary.read_bytes() == before.vocabulary.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"vocabulary_size": 299}, "`vocabulary_size` must be a whole number"),
-        ({"validation_fraction": 1.0}, "must be in"),
-    ],
-)
-def test_options_out_of_range_are_refused(changes, words):
-    with pytest.raises(ValueError, match=words):
-        Options(**changes)
-
-
 # ---- the cache ----
 
 
