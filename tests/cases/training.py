@@ -490,7 +490,6 @@ CASES: dict[str, Case] = {
         tolerance=2e-5,
     ),
     "arrays_shuffled": Case(feed="arrays"),
-    "early_shares": Case(data=regression, feed="share", steps_per_epoch=4),
     "mixed_bfloat16": Case(policy="mixed_bfloat16", tolerance=2e-2),
     "synchronized_normalization": Case(
         student=lambda: normalized(synchronized=True),
@@ -553,7 +552,8 @@ CASES: dict[str, Case] = {
     ),
     "rates_auc": Case(
         optimizer=lambda: sgd(0.1, momentum=0.9),
-        data=signs,
+        data=lambda: signs(48),
+        feed="share",
         compiled=lambda: _signs(metrics=["mae", "AUC", Counted()])(),
         steps_per_execution=3,
         steps_per_epoch=6,
@@ -653,7 +653,7 @@ CASES: dict[str, Case] = {
     ),
 }
 
-# What a place takes a path of its own in; most cases run in two of them.
+# What a place takes a path of its own in; those of "more" places are deep.
 PLACES = {
     "one_device": ("momentum_clipped", "dictionaries", "steps_found"),
     "two_replicas": (
@@ -674,37 +674,29 @@ PLACES = {
         "schedule_free",
         "own_step",
     ),
-    "two_workers": (
-        "dictionaries",
-        "decayed_subclassed",
+    "two_workers": ("decayed_subclassed", "tables", "rates_auc", "own_losses"),
+    "more_on_two_workers": (
         "arrays_shuffled",
-        "early_shares",
         "masked_sequence",
-        "tables",
-        "tables_crossed",
-        "rates_auc",
         "steps_found",
         "own_loss",
-        "own_step",
-        "own_losses",
     ),
     "two_workers_of_two": (
         "momentum_clipped",
-        "weighted_one_left",
         "synchronized_normalization",
         "tables_lazy_adam",
     ),
     "servers": (
-        "tables",
-        "tables_crossed",
         "tables_lazy_adam",
         "ids_by_column",
         "rates_auc",
+        "bags_by_function",
+    ),
+    "more_on_servers": (
+        "tables_crossed",
         "steps_found",
-        "taught_in_memory",
         "two_tasks_taught",
         "own_loss",
-        "bags_by_function",
         "normalized_by_function",
     ),
 }
@@ -727,14 +719,14 @@ def _fed(case: Case, data: tuple, strategy: Any) -> dict:
     if case.feed == "arrays":
         x, y = data
         return {"x": x, "y": y, "batch_size": BATCH_SIZE, "shuffle": True}
-    if case.feed == "share":
+    on_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    if case.feed == "share" and not on_servers:
         dataset = tfdistill_data.at_workers_share(
             tf.data.Dataset.from_tensor_slices(data),
             tfdistill.Cluster.from_env(),
             global_batch_size=BATCH_SIZE,
         )
         return {"x": dataset.repeat().batch(BATCH_SIZE)}
-    on_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     if case.feed == "function" and on_servers:
         return {
             "x": lambda context: _batched(data).shard(

@@ -1,8 +1,10 @@
 """One group of a single worker that runs all cases and notes the results.
 
-Usage: python -m tests.programs.server_group DIR, where `server_group_teaching`
-has published. Writes DIR/found.npz, and DIR/notes.json: what was seen on the
-way, and the tracebacks of cases that failed.
+Usage: python -m tests.programs.server_group DIR PLACE. It takes the cases of
+the place; "servers" learns from what was published in DIR, too, and
+"more_on_servers" is broken off and resumes. Writes DIR/found.npz, and
+DIR/notes.json: what was seen on the way, and the tracebacks of cases that
+failed.
 """
 
 import json
@@ -28,7 +30,7 @@ def learn(directory: pathlib.Path, strategy: Any, notes: dict) -> dict:
     return results
 
 
-def main(directory: pathlib.Path) -> None:
+def main(directory: pathlib.Path, place: str) -> None:
     """Runs this task."""
     strategy = tfdistill.make_strategy()
     found: dict[str, np.ndarray] = {}
@@ -43,16 +45,16 @@ def main(directory: pathlib.Path) -> None:
         else:
             found.update({f"{name}/{key}": v for key, v in results.items()})
 
-    for name, case in training_cases.of("servers").items():
+    for name, case in training_cases.of(place).items():
         attempt(name, lambda case=case: training_cases.run(case, strategy))
-    attempt("learn", lambda: learn(directory, strategy, notes))
-    attempt(
-        "resume",
-        lambda: servers.crash_and_resume(directory / "backup", strategy),
-    )
+    if place == "servers":
+        attempt("learn", lambda: learn(directory, strategy, notes))
+    else:
+        backup = directory / "backup"
+        attempt("resume", lambda: servers.crash_and_resume(backup, strategy))
     np.savez(directory / "found.npz", **found)
     (directory / "notes.json").write_text(json.dumps(notes))
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(pathlib.Path(sys.argv[1]), sys.argv[2])

@@ -4,8 +4,10 @@ One worker takes the steps in order, so every number must be that of one
 process; what two workers do is in `server_group_workers_test.py`.
 """
 
+import functools
 import json
-import shutil
+import pathlib
+import tempfile
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as codistillation_cases
+from tests.cases import references
 from tests.cases import servers
 from tests.cases import training as training_cases
 from tests.programs import commands
@@ -36,41 +39,57 @@ class Found:
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    """A directory with the versions of a peer."""
-    directory = tmp_path_factory.mktemp("published")
-    servers.publish(directory)
-    return directory
+def found_in(tmp_path_factory):
+    """Returns what the group found of a place's cases."""
+
+    @functools.cache
+    def launched(place):
+        directory = tmp_path_factory.mktemp(place)
+        if place == "servers":
+            servers.publish(directory)
+        commands.launched(
+            *(directory / "run", server_group_program, directory, place),
+            ps_per_group=2,
+        )
+        return Found(directory)
+
+    return launched
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, published):
-    """What the group found."""
-    directory = tmp_path_factory.mktemp("group")
-    shutil.copytree(published, directory, dirs_exist_ok=True)
-    commands.launched(
-        directory / "run", server_group_program, directory, ps_per_group=2
-    )
-    return Found(directory)
+def found(found_in):
+    return found_in("servers")
 
 
-@pytest.fixture(scope="module")
-def learnt(tmp_path_factory, published):
+def _learnt():
     """What one process learns from the same versions."""
-    directory = tmp_path_factory.mktemp("one_process")
-    shutil.copytree(published, directory, dirs_exist_ok=True)
-    return servers.learn(directory, tf.distribute.get_strategy())[0]
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory)
+        servers.publish(path)
+        return servers.learn(path, tf.distribute.get_strategy())[0]
 
 
-@pytest.mark.parametrize("name", training_cases.PLACES["servers"])
-def test_a_group_trains_as_one_process(found, name):
-    case, strategy = training_cases.CASES[name], tf.distribute.get_strategy()
-    expected = training_cases.run(case, strategy, is_reference=True)
-    training_cases.assert_equal(found.of(name), expected, case.tolerance)
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        *(("servers", name) for name in training_cases.PLACES["servers"]),
+        *(
+            pytest.param("more_on_servers", name, marks=pytest.mark.deep)
+            for name in training_cases.PLACES["more_on_servers"]
+        ),
+    ],
+)
+@pytest.mark.slow("the first starts the group, which traces all cases")
+def test_a_group_trains_as_one_process(found_in, place, name):
+    expected = training_cases.reference(name)
+    actual = found_in(place).of(name)
+    tolerance = training_cases.CASES[name].tolerance
+    training_cases.assert_equal(actual, expected, tolerance)
 
 
-def test_a_group_learns_from_a_peer_as_one_process_does(found, learnt):
+def test_a_group_learns_from_a_peer_as_one_process_does(found):
     ours = found.of("learn")
+    learnt = references.kept("servers-learn", _learnt)
     # The teacher counts from the first step after burn-in, ages by a step a
     # step, and is replaced after the first epoch.
     steps = np.arange(1, servers.NUM_EPOCHS + 1) * servers.NUM_STEPS - 1
@@ -121,8 +140,10 @@ def test_the_export_opens_in_plain_tensorflow(found, tmp_path):
     )
 
 
-def test_a_fresh_fit_goes_on_from_the_backup(found):
-    ours, expected = found.of("resume"), servers.resume_by_hand()
+@pytest.mark.deep
+def test_a_fresh_fit_goes_on_from_the_backup(found_in):
+    ours = found_in("more_on_servers").of("resume")
+    expected = references.kept("servers-resume", servers.resume_by_hand)
     assert ours.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.cases import training as training_cases
 from tests.programs import commands
@@ -13,7 +12,15 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("place", ["two_workers", "two_workers_of_two"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "two_workers",
+        pytest.param("more_on_two_workers", marks=pytest.mark.deep),
+        pytest.param("two_workers_of_two", marks=pytest.mark.deep),
+    ],
+)
+@pytest.mark.slow("each case is traced by two workers")
 def test_two_workers_train_as_keras_in_one_process(place, tmp_path):
     commands.launched(
         *(tmp_path / "run", training_cases, tmp_path, place),
@@ -23,9 +30,8 @@ def test_two_workers_train_as_keras_in_one_process(place, tmp_path):
         stuck_secs=60,
     )
     found = [np.load(tmp_path / f"worker_{i}.npz") for i in range(2)]
-    strategy = tf.distribute.get_strategy()
     for name, case in training_cases.of(place).items():
-        expected = training_cases.run(case, strategy, is_reference=True)
         for arrays in found:
             actual = training_cases.found_in(arrays, name)
+            expected = training_cases.reference(name)
             training_cases.assert_equal(actual, expected, case.tolerance)
