@@ -12,7 +12,6 @@ No case depends on when one process sees what another one wrote.
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import json
 import pathlib
 import re
@@ -405,8 +404,7 @@ def made_by() -> dict[str, Any]:
     return {
         "processor": sorted(set(filter(chosen.fullmatch, flags))),
         "versions": {
-            name: importlib.metadata.version(name)
-            for name in ("tensorflow", "keras", "numpy")
+            module.__name__: module.__version__ for module in (tf, keras, np)
         },
     }
 

@@ -7,7 +7,7 @@ processor computes them again, as `tests/run.sh --fresh` does.
 
 import functools
 import hashlib
-import importlib.metadata
+import importlib
 import os
 import pathlib
 import platform
@@ -26,7 +26,8 @@ Arrays = dict[str, np.ndarray]
 @functools.cache
 def _key() -> str:
     """What all references of this checkout, on this machine, depend on."""
-    versions = [importlib.metadata.version(name) for name in _PACKAGES]
+    # Not those of the installed `keras`, which keras-nightly may lie above.
+    versions = [importlib.import_module(x).__version__ for x in _PACKAGES]
     digest = hashlib.sha256(repr([*versions, *_processor()]).encode())
     for source in _SOURCES:
         for path in sorted((_ROOT / source).rglob("*.py")):

@@ -2,6 +2,7 @@
 
 import inspect
 import pathlib
+import re
 
 import keras
 import pytest
@@ -11,6 +12,7 @@ from keras.src.optimizers import base_optimizer
 
 from tests.cases import codistillation as cases
 from tfdistill import data
+from tfdistill.doctor import checks
 from tfdistill.system import keras_internals
 
 
@@ -18,11 +20,21 @@ def test_this_keras_has_what_we_need():
     keras_internals.check_keras()
 
 
-@pytest.mark.parametrize("version", ["3.11.3", "3.17.0.dev2026"])
-def test_another_keras_is_refused(monkeypatch, version):
-    monkeypatch.setattr(keras, "__version__", version)
-    with pytest.raises(RuntimeError, match=r"Keras 3.12 to 3.16; received 3.1"):
+def test_an_older_keras_is_refused(monkeypatch):
+    monkeypatch.setattr(keras, "__version__", "3.11.3")
+    with pytest.raises(RuntimeError, match=r"3.12 to 3.16.*; received 3.11.3"):
         keras_internals.check_keras()
+
+
+@pytest.mark.parametrize("version", ["3.17.0.dev2026", "4.0.0"])
+def test_a_newer_keras_is_warned_of(monkeypatch, version):
+    monkeypatch.setattr(keras, "__version__", version)
+    said = rf"3.12 to 3.16.*; received {version}, .*pip install 'keras<3.17'"
+    with pytest.warns(UserWarning, match=said):
+        keras_internals.check_keras()
+    first, *others = checks.of_tensorflow()
+    assert first.status == checks.WARNING and re.search(said, first.seen)
+    assert [result.status for result in others] == [checks.OK]
 
 
 def test_another_backend_is_refused(monkeypatch):

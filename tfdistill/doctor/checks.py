@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import uuid
+import warnings
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -180,13 +181,15 @@ def of_tensorflow() -> Iterator[Result]:
 
     from tfdistill.system import keras_internals
 
+    remedy = "Install the versions named above."
     try:
-        keras_internals.check_keras()
+        with warnings.catch_warnings(action="error"):
+            keras_internals.check_keras()
     except RuntimeError as error:
-        yield failed(
-            TENSORFLOW, str(error), "Install the versions named above."
-        )
+        yield failed(TENSORFLOW, str(error), remedy)
         return
+    except UserWarning as newer:
+        yield warning(TENSORFLOW, str(newer), remedy)
     gpus = tf.config.list_physical_devices("GPU")
     seen = (
         f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and "

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import itertools
 import threading
+import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -21,12 +22,12 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.framework import config as framework_config
 
-# By tests/lowest_versions.sh and tests/nightly_keras.sh: CONTRIBUTING.md.
+# By tests/lowest_versions.sh and tests/next_versions.sh: CONTRIBUTING.md.
 _TESTED_KERAS = (3, 12), (3, 16)
 
 
 def check_keras() -> None:
-    """Checks that this Keras has the private names used here."""
+    """Refuses a Keras without the names used here, warns of one not tested."""
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
             "tfdistill needs Keras on TensorFlow; received the backend "
@@ -35,11 +36,18 @@ def check_keras() -> None:
         )
     first, last = _TESTED_KERAS
     major, minor = map(int, keras.__version__.split(".")[:2])
-    if not first <= (major, minor) <= last:
-        raise RuntimeError(
-            "tfdistill builds on private names of Keras, and was tested with "
-            f"Keras {first[0]}.{first[1]} to {last[0]}.{last[1]}; received "
-            f"{keras.__version__}. Install one of these."
+    tested = (
+        f"tfdistill was tested with Keras {first[0]}.{first[1]} to "
+        f"{last[0]}.{last[1]}, and builds on private names of Keras; received "
+        f"{keras.__version__}"
+    )
+    if (major, minor) < first:
+        raise RuntimeError(f"{tested}. Install one of these.")
+    if (major, minor) > last:
+        warnings.warn(
+            f"{tested}, which is newer. If something fails, install an older "
+            f"one: pip install 'keras<{last[0]}.{last[1] + 1}'.",
+            stacklevel=2,
         )
 
 
