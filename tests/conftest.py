@@ -43,7 +43,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
         *filter(None, [os.environ.get("PYTHONPATH")]),
     ]
 )
-_TOKEN_NAME = "TEST_PROCESS_TOKEN"
 _LIBRARY = "tfdistill"
 # Of tests that launch something: others do not depend on it.
 _PARENT = f"{_LIBRARY}.launcher.parent"
@@ -243,7 +242,7 @@ def _kept_parents() -> Iterator[None]:
         yield
         return
     # What names a test may differ, as what names a task may.
-    pattern = f"{parent._OF_A_TASK.pattern}|{_TOKEN_NAME}"
+    pattern = f"{parent._OF_A_TASK.pattern}|{waits.TOKEN_NAME}"
     with pytest.MonkeyPatch.context() as patch, parent.keep():
         patch.setattr(parent, "_OF_A_TASK", re.compile(pattern))
         yield
@@ -329,21 +328,6 @@ def data_dir() -> pathlib.Path:
     return path
 
 
-def _marked_processes(token: str) -> list[psutil.Process]:
-    """Living processes, orphans too, that inherited the test's token."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.pid == os.getpid():
-                continue
-            # A zombie has ended; only its parent has not yet asked how.
-            if process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            if process.environ().get(_TOKEN_NAME) == token:
-                found.append(process)
-    return found
-
-
 def _forks() -> list[psutil.Process]:
     """Descendants of the kept parents, whose environment is these parents'."""
     found = []
@@ -362,11 +346,11 @@ def no_process_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     those whose parent has died are found too.
     """
     token = uuid.uuid4().hex
-    monkeypatch.setenv(_TOKEN_NAME, token)
+    monkeypatch.setenv(waits.TOKEN_NAME, token)
     before = set(_forks())
 
     def started() -> list[psutil.Process]:
-        return [*_marked_processes(token), *(set(_forks()) - before)]
+        return [*waits.marked(token), *(set(_forks()) - before)]
 
     yield
     _, left = psutil.wait_procs(started(), timeout=END_WAIT_SECS)

@@ -5,6 +5,7 @@ started. A wait fails once none of them has done anything for a while, however
 slow the machine is, and then it tells what they were doing.
 """
 
+import contextlib
 import os
 import pathlib
 import re
@@ -22,6 +23,8 @@ from tfdistill.cluster import signs
 
 # How long nothing may happen, and how long something may.
 QUIET_SECS, MOST_SECS = 120.0, 600.0
+# What processes of a test inherit, which conftest.py's `no_process_left` sets.
+TOKEN_NAME = "TEST_PROCESS_TOKEN"
 # Has processes of tests write the stacks of their threads to their log; see
 # bare/sitecustomize.py.
 STACKS = signal.SIGUSR2
@@ -32,7 +35,24 @@ _Value = TypeVar("_Value")
 
 
 def _started() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    """What this process has started, with what daemons start for its test."""
+    found = psutil.Process().children(recursive=True)
+    return list({*found, *marked(os.environ.get(TOKEN_NAME, ""))})
+
+
+def marked(token: str) -> list[psutil.Process]:
+    """Living processes, orphans too, that inherited a test's token."""
+    found = []
+    for process in psutil.process_iter() if token else ():
+        with contextlib.suppress(psutil.Error):
+            if process.pid == os.getpid():
+                continue
+            # A zombie has ended; only its parent has not yet asked how.
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get(TOKEN_NAME) == token:
+                found.append(process)
+    return found
 
 
 def _log(process: psutil.Process) -> pathlib.Path | None:

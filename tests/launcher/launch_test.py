@@ -79,21 +79,6 @@ def test_wrong_arguments_are_refused_before_anything_starts(tmp_path):
         tfdistill.launch("python train.py", workdir=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        ({"num_groups": "2"}, "`num_groups` must be a whole .*; rec.* '2'"),
-        ({"num_groups": None}, "`num_groups` must be a whole .*; rec.* None"),
-        ({"max_restarts": [1]}, "`max_restarts` must be a whole .* \\[1\\]"),
-        ({"start": "thread"}, "`start` must be one of .*; rec.* 'thread'"),
-    ],
-)
-def test_a_wrong_option_is_a_value_error(tmp_path, wrong, text):
-    right = {"command": [sys.executable, "-c", "pass"], "workdir": tmp_path}
-    with pytest.raises(ValueError, match=text):
-        tfdistill.launch(**right | wrong)
-
-
 def test_tensorflow_is_not_loaded():
     code = (
         "import sys, tfdistill; tfdistill.launch\n"

@@ -1,7 +1,6 @@
 """Tests of whole runs through the launcher, with tasks that are no trainers."""
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -9,7 +8,6 @@ import time
 
 import pytest
 
-from launch import local
 from tests.cases import tasks
 from tests.cases import waits
 from tfdistill.commands import run as cli
@@ -108,23 +106,6 @@ def test_the_exception_that_ended_a_task_comes_first(tmp_path, capsys):
     assert f"group 0 failed: {why}\n--- last" in capsys.readouterr().out
 
 
-def test_other_groups_may_go_on(tmp_path):
-    task = """
-if GROUP == 1:
-    raise SystemExit(3)
-wait_for("go")
-"""
-    topology = tasks.topology(
-        tmp_path, task, num_groups=2, on_group_failure="continue"
-    )
-    with local_run.LocalRun(topology) as run:
-        tasks.poll_until(run, lambda: run.result().groups[1].state == "failed")
-        pathlib.Path(topology.workdir, "go").touch()
-        result = tasks.end(run)
-    assert [group.state for group in result.groups] == ["done", "failed"]
-    assert result.exit_code == 3
-
-
 def test_task_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path):
     task = f"""{DEAF}
 if INDEX == 1:
@@ -187,24 +168,6 @@ if TYPE == "chief":
     name = "group 0: group_0_worker_1"
     assert f"{name} ended with exit code 0; restart 1 of 2 in 1 s" in out
     assert f"{name} was ended by signal 9 (SIGKILL); restart 2 of 2 in 2" in out
-
-
-def test_the_loss_of_a_ps_stops_the_group(tmp_path):
-    task = f"""
-connect()
-if TYPE == "ps":
-    print("last words", flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-{HANG}"""
-    topology = tasks.topology(tmp_path, task, ps_per_group=1)
-    result = tasks.run(topology)
-    (group,) = result.groups
-    name = "group_0_ps_0"
-    assert (result.exit_code, group.state) == (137, "failed")
-    assert group.failed_task == name
-    assert group.reason == f"{name} was ended by signal 9 (SIGKILL)"
-    assert group.last_lines == ("last words",)
-    assert group.restarts == {"group_0_worker_0": 0}
 
 
 def test_wrong_environment_is_refused_before_any_start(tmp_path, monkeypatch):
@@ -335,7 +298,6 @@ def test_a_run_ends_with_a_result_and_a_finished_one_says_so(
     assert f"next resume the run: {resume} a.py --x fails" in out
 
 
-@pytest.mark.parametrize("main", [cli.main, local.main])
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -347,10 +309,10 @@ def test_a_run_ends_with_a_result_and_a_finished_one_says_so(
         ("--workdir=W python my.py", "A script needs no `python`"),
     ],
 )
-def test_wrong_options(tmp_path, monkeypatch, capsys, main, arguments, message):
+def test_wrong_options(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as error:
-        main(arguments.split())
+        cli.main(arguments.split())
     assert error.value.code == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

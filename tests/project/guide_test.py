@@ -126,7 +126,9 @@ def typed(tmp_path_factory):
                 continue
             if block.file_name:
                 pathlib.Path(block.file_name).write_text(text)
-            printed = _printed(block, text) if block.commands else ""
+            if not block.commands:
+                continue
+            printed = _printed(block, text)
             for part in [part for part in expected if part in block.text]:
                 wanted = expected.pop(part)
                 assert wanted in printed, f"{block}\n{printed[-6000:]}"

@@ -15,6 +15,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow("a group that is killed, and one that is not")
 def test_a_killed_training_ends_as_if_it_had_never_been(tmp_path):
     """In one process, tests/backup/callback_test.py has it to the bit."""
     result = commands.launched(

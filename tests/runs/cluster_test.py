@@ -56,6 +56,7 @@ def survived(tmp_path_factory):
     ]
 
 
+@pytest.mark.slow("two groups of two, one of which is killed")
 def test_03_workers_of_a_group_use_one_version_at_a_step(survived):
     _, (first, second) = survived
     assert first["versions"] == second["versions"]
@@ -92,6 +93,7 @@ def test_08_groups_fail_alone(survived):
 
 
 @pytest.mark.usefixtures("no_process_left")
+@pytest.mark.deep
 def test_11_ctrl_c_ends_every_process(tmp_path):
     launcher = subprocess.Popen(
         [

@@ -51,6 +51,7 @@ def stopped_after_a_run(tmp_path):
     thread.join()
 
 
+@pytest.mark.deep
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("stopped_after_a_run")
 def test_a_stopped_comparison_goes_on_where_it_was(
@@ -115,6 +116,7 @@ def _page(name):
     pathlib.Path(name).write_text(text)
 
 
+@pytest.mark.deep
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("no_process_left")
 def test_a_training_script_is_compared_by_its_environment(
@@ -149,6 +151,7 @@ def test_a_training_script_is_compared_by_its_environment(
     assert sorted(os.listdir("comparisons")) == ["1", "2", "last"]
 
 
+@pytest.mark.slow("two runs, by two methods")
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("no_process_left")
 def test_a_file_with_a_workload_is_compared(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ import tfdistill
 cluster = tfdistill.Cluster.from_env()
 strategy = tfdistill.make_strategy(cluster)
 if cluster.task_index:
-    time.sleep(5)  # A slow last export, say.
+    time.sleep(2)  # A slow last export, say.
 print("done", cluster.task_index, flush=True)
 """
 

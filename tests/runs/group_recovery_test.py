@@ -14,6 +14,7 @@ from tfdistill.launcher import local_run
 from tfdistill.status import run_events
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.multiprocess,
     pytest.mark.usefixtures("no_process_left"),
 ]

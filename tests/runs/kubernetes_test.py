@@ -12,6 +12,7 @@ from tests.programs import commands
 from tfdistill.launcher import local_cluster
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.multiprocess,
     pytest.mark.usefixtures("no_process_left"),
 ]

@@ -50,6 +50,7 @@ def _killed_in_training(start, *options):
     assert not os.path.exists("clicks/candidates/2/lineage.json")
 
 
+@pytest.mark.deep
 def test_a_model_is_retrained_from_the_one_that_serves(
     tmp_path, monkeypatch, capfd
 ):
@@ -118,6 +119,7 @@ def test_a_model_is_retrained_from_the_one_that_serves(
     assert line.promoted() == 1
 
 
+@pytest.mark.slow("three trainings")
 def test_a_line_in_a_bucket_has_the_same_commands(
     tmp_path, monkeypatch, capfd, caplog
 ):

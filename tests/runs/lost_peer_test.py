@@ -71,6 +71,7 @@ class _Story(keras.callbacks.Callback):
 
 
 @pytest.mark.usefixtures("no_process_left")
+@pytest.mark.slow("a peer is started twice")
 def test_a_lost_peer_fades_away_and_counts_again_when_it_is_back(
     tmp_path, monkeypatch
 ):
@@ -115,7 +116,11 @@ def _run(*arguments):
 
 
 @pytest.mark.parametrize(
-    ("storage", "scenario"), [("rename", "prune"), ("manifest_last", "replace")]
+    ("storage", "scenario"),
+    [
+        ("rename", "prune"),
+        pytest.param("manifest_last", "replace", marks=pytest.mark.deep),
+    ],
 )
 def test_a_crash_at_any_file_operation_is_survived(
     tmp_path, no_process_left, storage, scenario
@@ -130,6 +135,7 @@ def test_a_crash_at_any_file_operation_is_survived(
     )
 
 
+@pytest.mark.deep
 def test_random_kills_show_no_bad_version(tmp_path, no_process_left):
     """The full number is `python -m benchmarks.exchange_kills`."""
     found = _run("-m", "benchmarks.exchange_kills", "--kills=60", "--seed=7")

@@ -14,6 +14,7 @@ pytest.importorskip("ipykernel", reason="needs ipykernel")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quickstart.ipynb"
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.multiprocess,
     pytest.mark.usefixtures("no_process_left"),
 ]

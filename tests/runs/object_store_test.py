@@ -42,6 +42,7 @@ def _wait_until_taught(run, directory, *, after):
     )
 
 
+@pytest.mark.slow("an outage between two lessons of each group")
 @pytest.mark.multiprocess
 def test_groups_teach_each_other_through_a_store_that_fails_for_a_while(
     tmp_path, s3, no_process_left
@@ -84,6 +85,7 @@ def test_groups_teach_each_other_through_a_store_that_fails_for_a_while(
         )
 
 
+@pytest.mark.deep
 @pytest.mark.multiprocess
 def test_writers_killed_at_random_show_no_bad_version(s3, no_process_left):
     """`benchmarks.exchange_kills` has the full number."""

@@ -9,7 +9,7 @@ from tests.cases import prediction_servers as server_cases
 from tests.programs import commands
 from tests.programs import served_labels as program
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.deep, pytest.mark.multiprocess]
 
 
 def test_a_group_of_servers_learns_from_a_server_of_teachers(

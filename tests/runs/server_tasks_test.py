@@ -54,6 +54,7 @@ def _until_at_work(run, directory, *names):
     return tasks.poll_until(run, at_work)
 
 
+@pytest.mark.deep
 def test_a_chief_works_and_ends_without_a_worker_that_is_gone(tmp_path):
     topology = _topology(tmp_path, 2, worker_restarts=0)
     names = ["group_0_worker_0", "group_0_worker_1"]
@@ -89,6 +90,7 @@ def start(tmp_path):
         yield act
 
 
+@pytest.mark.deep
 def test_servers_bear_an_impostor_and_follow_their_chief(tmp_path, start):
     chief, worker, ps = map(start, ("chief", "worker", "ps"))
     _until(lambda: _has_worked(tmp_path, worker.pid))
@@ -108,6 +110,7 @@ def test_servers_bear_an_impostor_and_follow_their_chief(tmp_path, start):
         assert ":0 ends: chief:0 at 127.0.0.1:" in server.text()
 
 
+@pytest.mark.slow("a chief that starts twice")
 def test_servers_wait_for_another_start_of_their_chief(tmp_path, start):
     env = {"TFDISTILL_CHIEF_RETURN_SECS": "60"}
     chief, worker, ps = (start(t, **env) for t in ("chief", "worker", "ps"))

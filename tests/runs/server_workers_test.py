@@ -30,6 +30,7 @@ def seen(tmp_path_factory):
     return part
 
 
+@pytest.mark.slow("four trainings of a group of four")
 def test_scheduled_steps_count_exactly(seen):
     found = seen("scheduled_steps")
     num_steps = program.NUM_EPOCHS * program.NUM_STEPS

@@ -9,6 +9,7 @@ from tests.programs import commands
 from tests.programs import slow_worker as program
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.multiprocess,
     pytest.mark.usefixtures("no_process_left"),
 ]

@@ -15,6 +15,7 @@ from tests.cases import waits
 from tfdistill.recipes import outputs
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.multiprocess,
     pytest.mark.usefixtures("no_process_left"),
 ]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.programs import commands
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.deep, pytest.mark.multiprocess]
 
 
 @pytest.fixture(scope="module")
