@@ -126,7 +126,6 @@ def test_groups_learn_from_each_other_and_the_last_one_merges(
         "burn_in_steps=0",
         "refresh_every_steps=1",
         "dtype_policy=mixed_bfloat16",
-        "steps_per_execution=5",
         "checkpoints=all",
     )
     _as_group(monkeypatch, 0)
