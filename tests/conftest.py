@@ -152,6 +152,18 @@ def _leave_data_as_written() -> None:
     )
 
 
+def _leave_graphs_as_written() -> None:
+    """Keeps TensorFlow from rewriting the graphs of short trainings.
+
+    That takes a quarter of their time.
+    """
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": True}
+    )
+
+
 def _forget_garbage() -> None:
     """Collects garbage, and never looks through what is left again.
 
@@ -184,25 +196,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.items and "tensorflow" in sys.modules:
         _make_logical_devices()
         _leave_data_as_written()
+        if not any(i.get_closest_marker("multiprocess") for i in session.items):
+            # There, numbers are also those of tasks, which do rewrite them.
+            _leave_graphs_as_written()
     _forget_garbage()
-
-
-@pytest.fixture(scope="module")
-def graphs_as_written() -> Iterator[None]:
-    """Keeps TensorFlow from rewriting the graphs of a module's tests.
-
-    That takes a quarter of the time of a short training.
-    """
-    import tensorflow as tf
-
-    def rewrite(can: bool) -> None:
-        tf.config.optimizer.set_experimental_options(
-            {"disable_meta_optimizer": not can}
-        )
-
-    rewrite(False)
-    yield
-    rewrite(True)
 
 
 @pytest.fixture(scope="session")
