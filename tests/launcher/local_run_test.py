@@ -18,6 +18,8 @@ pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.usefixtures("no_process_left"),
 ]
+# Of programs that import no TensorFlow, and never meet.
+NO_TRAINER = ("--start=spawn", "--start-timeout-secs=0")
 HANG = "time.sleep(600)\n"
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 
@@ -238,9 +240,8 @@ def test_runs_are_numbered_and_the_last_one_can_be_resumed(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").write_text("import sys; print(sys.argv[1:])\n")
-    never_meet = "--start-timeout-secs=0"
     for arguments in (["--num-groups=2"], ["--resume"], []):
-        arguments = [*arguments, never_meet, "a.py", "--x", "b.py"]
+        arguments = [*arguments, *NO_TRAINER, "a.py", "--x", "b.py"]
         assert cli.main(arguments) == 0
     log = tmp_path / "runs" / "1" / "logs" / "group_0_worker_0.log"
     assert log.read_text() == "['--x', 'b.py']\n"
@@ -276,8 +277,7 @@ def test_a_run_ends_with_a_result_and_a_finished_one_says_so(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").write_text(RESUMED)
-    never_meet = "--start-timeout-secs=0"
-    assert cli.main(["--start=spawn", never_meet, "a.py", "--x"]) == 0
+    assert cli.main([*NO_TRAINER, "a.py", "--x"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "groups: 1 done after 0:0" in out
     assert "group state step val_auc goodput time" in out
@@ -285,16 +285,17 @@ def test_a_run_ends_with_a_result_and_a_finished_one_says_so(
     assert "results runs/1/results.json logs runs/1/logs" in out
     assert "students runs/1/exchange/group_0/40" in out
     assert "TensorBoard tensorboard --logdir runs/1" in out
-    assert cli.main(["--resume", never_meet, "a.py", "--x"]) == 0
+    assert cli.main(["--resume", *NO_TRAINER, "a.py", "--x"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "finished at step 50 on 20" in out
-    again = f"to start a new run: tfdistill run {never_meet} a.py --x"
+    command = f"tfdistill run {' '.join(NO_TRAINER)}"
+    again = f"to start a new run: {command} a.py --x"
     assert f"nothing was trained; {again}" in out
-    arguments = ["--workdir", "runs/1", never_meet, "a.py", "--x", "fails"]
+    arguments = ["--workdir", "runs/1", *NO_TRAINER, "a.py", "--x", "fails"]
     assert cli.main(arguments) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "failed group 0: group_0_worker_0: ValueError: odd" in out
-    resume = f"tfdistill run {never_meet} --resume --workdir=runs/1"
+    resume = f"{command} --resume --workdir=runs/1"
     assert f"next resume the run: {resume} a.py --x fails" in out
 
 
