@@ -52,39 +52,37 @@ def started():
     return found
 
 
+def _run(tmp_path, started, *overrides):
+    """Runs an experiment; returns its failures, and what was said last."""
+    said = []
+    failures = _experiment(tmp_path, *overrides).run(
+        1, say=said.append, launch=started.launch
+    )
+    return failures, said[-1]
+
+
 @pytest.mark.parametrize("code", [2, 65])
 def test_wrong_data_and_options_are_told_once(tmp_path, started, code):
     started.codes = [code] * 8
-    said = []
-    failures = _experiment(tmp_path).run(
-        1, say=said.append, launch=started.launch
-    )
+    failures, said = _run(tmp_path, started)
     assert len(started.workdirs) == len(failures) == 1
-    assert "the other 7 are not tried" in said[-1]
+    assert "the other 7 are not tried" in said
 
 
 def test_what_one_method_cannot_do_does_not_stop_the_others(tmp_path, started):
     started.codes = [0, 65, 0, 2]
-    failures = _experiment(tmp_path).run(
-        1, say=lambda text: None, launch=started.launch
-    )
+    failures, _ = _run(tmp_path, started)
     assert len(started.workdirs) == 8 and len(failures) == 2
     # Gone on with: six are done, so that a refusal is not that of all.
     started.codes, started.workdirs = [65, 0], []
-    failures = _experiment(tmp_path).run(
-        1, say=lambda text: None, launch=started.launch
-    )
+    failures, _ = _run(tmp_path, started)
     assert len(started.workdirs) == 2 and len(failures) == 1
 
 
 def test_a_mistake_of_which_nothing_came_can_be_corrected(tmp_path, started):
     started.codes = [65]
-    _experiment(tmp_path, "num_steps=900").run(
-        1, say=lambda text: None, launch=started.launch
-    )
-    _experiment(tmp_path, "num_steps=800").run(
-        1, say=lambda text: None, launch=started.launch
-    )
+    _run(tmp_path, started, "num_steps=900")
+    _run(tmp_path, started, "num_steps=800")
     with pytest.raises(ValueError, match="differs in num_steps"):
         _experiment(tmp_path, "num_steps=700")
 
@@ -93,9 +91,7 @@ def test_a_second_comparison_at_the_same_time_is_refused(tmp_path, started):
     with (tmp_path / experiment.LOCK).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="in use by another comparison"):
-            _experiment(tmp_path).run(
-                1, say=lambda text: None, launch=started.launch
-            )
+            _run(tmp_path, started)
     assert not started.workdirs
-    _experiment(tmp_path).run(1, say=lambda text: None, launch=started.launch)
+    _run(tmp_path, started)
     assert started.workdirs

@@ -1,7 +1,6 @@
 """Tests of the cross layers, and of the models that have them."""
 
 import keras
-import keras_rs
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,19 +19,14 @@ def _inputs(seed=0):
     return np.random.default_rng(seed).normal(size=(2, 5, SIZE)).astype("f")
 
 
-def _with_weights(layer, weights):
-    layer.set_weights(weights)
-    return layer
-
-
 @pytest.fixture
 def layer():
     """A cross layer none of whose weights is 0."""
     made = dlrm.LowRankCross(RANK)
     made(*_inputs())
     rng = np.random.default_rng(1)
-    shapes = [w.shape for w in made.weights]
-    return _with_weights(made, [rng.normal(size=shape) for shape in shapes])
+    made.set_weights([rng.normal(size=w.shape) for w in made.weights])
+    return made
 
 
 def test_a_cross_is_that_of_the_equation(layer):
@@ -46,14 +40,6 @@ def test_a_cross_is_that_of_the_equation(layer):
     # Without weights, a layer changes nothing.
     layer.set_weights([0 * w for w in layer.get_weights()])
     np.testing.assert_array_equal(layer(x_0, x), x)
-
-
-def test_a_cross_is_that_of_keras_rs(layer):
-    x_0, x = _inputs()
-    theirs = keras_rs.layers.FeatureCross(projection_dim=RANK)
-    theirs(x_0, x)
-    _with_weights(theirs, layer.get_weights())
-    np.testing.assert_allclose(layer(x_0, x), theirs(x_0, x), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

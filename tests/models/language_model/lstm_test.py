@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 
 from models.language_model import lstm
 
@@ -75,6 +76,7 @@ def test_a_saved_layer_comes_back(tmp_path):
     assert loaded.layers[-1].units == _UNITS
 
 
+@pytest.mark.deep
 def test_bfloat16_computes_near_the_same():
     model, sequences = _layer(), _sequences()
     keras.config.set_dtype_policy("mixed_bfloat16")
