@@ -6,6 +6,19 @@ import tensorflow as tf
 from tests import golden
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _as_when_they_were_written():
+    """Has TensorFlow rewrite graphs, which tests do without otherwise."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": False}
+    )
+    yield
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": before["disable_meta_optimizer"]}
+    )
+
+
 def _check(place, found):
     golden.assert_same(found, *golden.read(place))
 

@@ -11,8 +11,6 @@ import tfdistill
 from tfdistill.contrib import batch_scaler as batch_scaler
 from tfdistill.training import steps
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 EVERY = 5
 NO_EXCHANGE = tfdistill.Exchange(None)
 

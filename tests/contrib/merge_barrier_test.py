@@ -14,8 +14,6 @@ from tests.mixing import mixer_test as mixing_cases
 from tfdistill import mixing
 from tfdistill.contrib import merge_barrier
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 _X, _Y = cases.data(16)
 _CLICKS = (
     np.array([[-2.0], [-1.0], [1.0], [3.0]], "float32"),

@@ -12,8 +12,6 @@ from tests.optimizers_test import falling
 from tests.optimizers_test import trained
 from tfdistill.contrib import quasi_global
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 SGD = keras.optimizers.SGD
 RING = np.array(
     [[2, 1, 0, 1], [1, 2, 1, 0], [0, 1, 2, 1], [1, 0, 1, 2]], "float64"

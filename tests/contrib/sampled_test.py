@@ -11,8 +11,6 @@ from tests.cases import servers
 from tfdistill import losses
 from tfdistill.contrib import sampled
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 NUM_CLASSES, FEATURES, ROWS = 40, 5, 6
 
 

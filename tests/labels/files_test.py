@@ -11,8 +11,6 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill import labels
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 _X, _Y = cases.data(50)
 
 

@@ -14,8 +14,6 @@ from tests.cases import waits
 from tfdistill.exports import other_graphs
 from tfdistill.labels import attached
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 _X, _Y = cases.data(32)
 _OUTPUTS = {"outputs": (cases.NUM_CLASSES,)}
 

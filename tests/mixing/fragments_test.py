@@ -19,8 +19,6 @@ from tests.cases import threads
 from tfdistill import mixing
 from tfdistill.mixing import outer_gradients
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 
 def _backup(directory):
     return tfdistill.callbacks.Backup(directory, every_steps=5)

@@ -16,8 +16,6 @@ from tests.cases import threads
 from tests.cases import waits
 from tfdistill import mixing
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 _X, _Y = cases.data(16)
 
 

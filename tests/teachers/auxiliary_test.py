@@ -12,8 +12,6 @@ from tests.cases import backup as backup_cases
 from tests.cases import training as cases
 from tfdistill.exports import student_graph
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 _TASKS = ("click", "sale")
 _HEADS = {"click_soft": "click"}
 _SOFT = tfdistill.losses.BinarySoftTargetCrossEntropy(from_logits=True)

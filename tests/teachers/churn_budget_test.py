@@ -12,8 +12,6 @@ from tests.cases import backup as cases
 from tests.cases import servers
 from tests.cases import summaries
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 _RNG = np.random.default_rng(0)
 _TRUTH = _RNG.normal(size=(8, 1))
 _X = _RNG.normal(size=(1280, 8)).astype("float32")

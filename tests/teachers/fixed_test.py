@@ -12,8 +12,6 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 _X, _Y = cases.data()
 
 

@@ -11,8 +11,6 @@ from tfdistill import teachers as kinds
 from tfdistill.labels import attached
 from tfdistill.labels import forms
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 _X, _Y = cases.data(32)
 
 

@@ -11,8 +11,6 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 _X, _ = cases.data(64)
 _REPORTS = 4
 

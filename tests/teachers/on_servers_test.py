@@ -21,8 +21,6 @@ from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.teachers import teacher_list
 from tfdistill.training import steps
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 SPEC = {
     "features": tf.TensorSpec([None, cases.NUM_FEATURES], tf.float32),
     "ids": tf.TensorSpec([None, len(cases.SIZES)], tf.int64),

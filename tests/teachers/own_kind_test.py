@@ -8,8 +8,6 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import servers
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 _X, _Y = cases.data()
 _FREQUENCIES = np.bincount(_Y) / len(_Y)
 

@@ -10,8 +10,6 @@ import tfdistill
 from tests.cases import backup as backup_cases
 from tests.cases import codistillation as cases
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 _X, _Y = cases.data(32)
 _DECAY = 0.75
 # Nobody else reads what is exported, and nothing is written.

@@ -12,8 +12,6 @@ from tests.cases import waits
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.labels import forms
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 _X, _Y = cases.data(32)
 
 

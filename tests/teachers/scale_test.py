@@ -9,8 +9,6 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill import labels
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 _X, _Y = cases.data(32)
 _Cross, _Binary = (
     keras.losses.SparseCategoricalCrossentropy,

@@ -17,8 +17,6 @@ from tfdistill.exchange import manifest
 from tfdistill.follow import agreement
 from tfdistill.teachers import staleness
 
-pytestmark = pytest.mark.usefixtures("graphs_as_written")
-
 _X, _Y = cases.data()
 
 
