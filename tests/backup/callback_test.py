@@ -11,6 +11,7 @@ import pytest
 import tfdistill
 from tests.cases import backup as cases
 from tests.cases import codistillation as peers
+from tests.cases import references
 from tests.cases import servers
 from tfdistill.parameter_server import variables
 from tfdistill.teachers import on_batches
@@ -123,7 +124,6 @@ CASES = {
             keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=10.0)
         ],
     ),
-    "replicas": cases.Case(data=cases.finite, fit={}, epochs=2),
 }
 
 
@@ -180,9 +180,7 @@ def test_data_that_can_begin_anywhere_are_not_read_again(
 def stopped_on_two_replicas(tmp_path_factory, two_replicas):
     """The backups of a training that was stopped after 10 steps."""
     directory = tmp_path_factory.mktemp("replicas")
-    cases.train(
-        CASES["replicas"], directory, strategy=two_replicas, stop_after=10
-    )
+    cases.train(cases.REPLICAS, directory, strategy=two_replicas, stop_after=10)
     return directory
 
 
@@ -190,17 +188,22 @@ def _copied(directory, tmp_path):
     return shutil.copytree(directory, tmp_path / "backup")
 
 
+@pytest.mark.slow("three starts of a training are traced on two replicas")
 def test_it_does_so_on_two_replicas(
     tmp_path, two_replicas, stopped_on_two_replicas
 ):
-    case = CASES["replicas"]
+    def train(directory=None):
+        model, _, backup = cases.train(
+            cases.REPLICAS, directory, strategy=two_replicas
+        )
+        return model, backup, cases.values(model, two_replicas)
+
     directory = _copied(stopped_on_two_replicas, tmp_path)
-    whole, *_ = cases.train(case, strategy=two_replicas)
-    model, _, backup = cases.train(case, directory, strategy=two_replicas)
+    model, backup, found = train(directory)
     assert backup.resumed_step == 9
-    found = cases.values(model, two_replicas)
-    cases.assert_same(found, cases.values(whole, two_replicas))
-    assert cases.times_seen(model, two_replicas) == {case.epochs}
+    whole = references.kept("backup_on_two_replicas", lambda: train()[2])
+    cases.assert_same(found, whole)
+    assert cases.times_seen(model, two_replicas) == {cases.REPLICAS.epochs}
     assert any(
         not np.array_equal(value, found[f"{key[:-1]}1"])
         for key, value in found.items()
@@ -212,7 +215,7 @@ def test_another_number_of_replicas_goes_on_from_their_mean(
     tmp_path, stopped_on_two_replicas, caplog
 ):
     directory = _copied(stopped_on_two_replicas, tmp_path)
-    model, _, backup = cases.train(CASES["replicas"], directory)
+    model, _, backup = cases.train(cases.REPLICAS, directory)
     assert backup.resumed_step == 9
     assert int(model.optimizer.iterations.numpy()) == 12
     assert "made with 2 replicas, and now there are 1" in caplog.text

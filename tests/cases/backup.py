@@ -181,6 +181,10 @@ class Case:
     seed: int = SEED
 
 
+# Here, where a change of it is seen by `references`.
+REPLICAS = Case(data=finite, fit={}, epochs=2)
+
+
 def build(case: Case, strategy: Any = None, teachers: Any = None) -> Any:
     """A compiled model, as every start of the program makes it."""
     keras.utils.set_random_seed(case.seed)
