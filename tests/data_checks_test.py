@@ -78,26 +78,28 @@ BEFORE = {
 }
 
 
-@pytest.mark.parametrize("case", BEFORE)
-@pytest.mark.parametrize("on", ["one", "servers"])
+@pytest.mark.parametrize(
+    ("on", "case"),
+    [
+        *(("one", case) for case in BEFORE),
+        *(("servers", f"{what} validation") for what in ("no", "endless")),
+    ],
+)
 def test_what_can_be_known_is_told_before_training(on, case, monkeypatch):
     make, message = BEFORE[case]
-    arguments = make(_batches())
     if on == "servers":
         parameter_server_cases.pretend(monkeypatch, 2)
-        if "split" in arguments or "validation_split" in arguments:
-            message = "`validation_split` does not work"
-        elif case in ("batch size of a data set", "labels of a data set"):
-            message = "must be left out"
-        # There each epoch reads the data from their start.
-        message = message.replace(" for 3 .*", ".*")
-        if case == "more steps than data":
-            arguments = {**arguments, "steps_per_epoch": 5}
-            message = "5 steps an epoch; received 4"
     model = program.model(tf.distribute.get_strategy())
     with pytest.raises(ValueError, match=message):
-        model.fit(**{"verbose": 0, **arguments})
+        model.fit(**{"verbose": 0, **make(_batches())})
     assert model.optimizer.iterations.numpy() == 0
+
+
+def test_more_steps_than_data_on_servers(monkeypatch):
+    """There each epoch reads the data from their start."""
+    parameter_server_cases.pretend(monkeypatch, 2)
+    with pytest.raises(ValueError, match="5 steps an epoch; received 4"):
+        _fit(x=_batches(), steps_per_epoch=5, epochs=3)
 
 
 def test_data_that_start_over_with_an_epoch_suffice():

@@ -273,23 +273,6 @@ def test_what_keras_exports_in_training_mode_is_recognised(tmp_path):
         )
 
 
-# ---- reading ----
-
-
-def test_another_width_is_read_and_another_kind_refused(tmp_path):
-    writer = _writer(cases.linear())
-    half = _writer(cases.linear(), variables_dtype="bfloat16")
-    path = str(_write(half, tmp_path / "1"))
-    found = saved_model.read_variables(path, writer.variables)
-    assert {value.dtype for value in found} == {tf.bfloat16}
-    wanted = {
-        key: {**entry, "dtype": "int32"}
-        for key, entry in writer.variables.items()
-    }
-    with pytest.raises(ValueError, match="must be int32.*received bfloat16"):
-        saved_model.read_variables(path, wanted)
-
-
 # ---- tables on parameter servers ----
 
 
