@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from launch import recipes
 from launch import train
 from models import imagenet
 from models.imagenet import files
@@ -233,9 +234,8 @@ def test_resnet_50_is_that_of_goyal_et_al():
 # ---- the recipe ----
 
 
-@pytest.mark.usefixtures("one_device")
-def test_the_recipe_trains(folders, tmp_path, capsys):
-    workdir = tmp_path / "run"
+def small(folders):
+    """Overrides for the images in `folders`."""
     changes = {
         "data.path": folders["path"],
         "batch_size": 4,
@@ -246,14 +246,41 @@ def test_the_recipe_trains(folders, tmp_path, capsys):
         "optimizer.learning_rate": 0.1,
         "optimizer.warmup_steps": 1,
         "optimizer.boundaries": "[1]",
-        "learning_boundaries": "[1]",
+        "learning_boundaries": "[3]",
         "learning_decay_factors": "[0]",
         "exchange.every_steps": 2,
         "num_steps": 2,
         "evaluate_every_steps": 2,
         "checkpoints": "none",
     }
-    overrides = [f"--override={name}={new}" for name, new in changes.items()]
+    return [f"{name}={new}" for name, new in changes.items()]
+
+
+def test_the_recipe_s_parts_fit(folders):
+    workload = recipes.override(
+        recipes.get("imagenet"), small(folders)
+    ).workload()
+    ((images, labels),) = read(workload.datasets(cluster())[0], 1)
+    logits = workload.model()(images)
+    assert logits.shape == (4, 3)
+    assert np.isfinite(workload.loss(labels, logits))
+    # A group that learns drops its rate later.
+    for make, expected in (
+        (workload.optimizer_alone, [0.01, 0.01, 0.01]),
+        (workload.optimizer, [0.01, 0.1, 0.01]),
+    ):
+        optimizer, rates = make(), []
+        for step in (0, 2, 4):
+            optimizer.iterations.assign(step)
+            rates.append(float(optimizer.learning_rate))
+        assert rates == pytest.approx(expected)
+
+
+@pytest.mark.deep
+@pytest.mark.usefixtures("one_device")
+def test_the_recipe_trains(folders, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    overrides = [f"--override={change}" for change in small(folders)]
     argv = ["--recipe=imagenet", f"--workdir={workdir}", *overrides]
     assert train.main(argv) == 0
     assert "group 0: 2 steps, accuracy 0." in capsys.readouterr().out
