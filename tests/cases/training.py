@@ -674,8 +674,9 @@ PLACES = {
         "schedule_free",
         "own_step",
     ),
-    "two_workers": ("decayed_subclassed", "tables", "rates_auc", "own_losses"),
+    "two_workers": ("decayed_subclassed", "tables", "rates_auc"),
     "more_on_two_workers": (
+        "own_losses",
         "arrays_shuffled",
         "masked_sequence",
         "steps_found",
@@ -686,13 +687,10 @@ PLACES = {
         "synchronized_normalization",
         "tables_lazy_adam",
     ),
-    "servers": (
-        "tables_lazy_adam",
-        "ids_by_column",
-        "rates_auc",
-        "bags_by_function",
-    ),
+    "servers": ("ids_by_column", "bags_by_function"),
     "more_on_servers": (
+        "tables_lazy_adam",
+        "rates_auc",
         "tables_crossed",
         "steps_found",
         "two_tasks_taught",

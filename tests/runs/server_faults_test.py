@@ -38,7 +38,7 @@ def _newest_backup(directory):
     return max(steps, default=0)
 
 
-@pytest.mark.slow("a worker that comes back")
+@pytest.mark.deep
 def test_a_killed_worker_comes_back_with_its_teachers(tmp_path):
     num_steps = 400
     program.publish(tmp_path)

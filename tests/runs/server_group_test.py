@@ -114,6 +114,7 @@ def test_a_swap_does_not_retrace_the_step(found):
     assert found.notes["num_traced"] == [servers.NUM_STEPS] * 3
 
 
+@pytest.mark.deep
 def test_the_export_opens_in_plain_tensorflow(found, tmp_path):
     predicted = found.of("learn")["prediction"]
     exchange = tfdistill.Exchange(found.directory / "exchange")

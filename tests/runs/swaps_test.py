@@ -13,7 +13,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.slow("twenty swaps")
+@pytest.mark.deep
 def test_swaps_of_a_teacher_leave_nothing_behind(tmp_path):
     text = commands.run(swaps, tmp_path)
     found = json.loads(text.splitlines()[-1])
