@@ -44,26 +44,26 @@ fi
 install --no-deps --target="$nightly" keras-nightly
 PYTHONPATH="$nightly" install tensorflow
 
+# Two trainings whose last batch is smaller: keras-nightly counts it as one row
+# in the logs of a loss's parts (docs/internals/keras3_on_clusters.md).
+trained="--deselect=tests/multi_worker_test.py::test"
+different="${trained}_one_device_is_keras_to_the_bit[dictionaries]
+  ${trained}_two_replicas_train_as_keras_on_one_device[dictionaries]"
 failed=0
-# keras-nightly counts a smaller last batch as one row where it logs the parts
-# of a loss (docs/internals/keras3_on_clusters.md). Where all batches are as large, both are equal.
-different="--deselect=tests/multi_worker_test.py::test_one_device_is_keras_to_the_bit[dictionaries]
-  --deselect=tests/multi_worker_test.py::test_two_replicas_train_as_keras_on_one_device[dictionaries]"
-export TF_CPP_MIN_LOG_LEVEL=2 CUDA_VISIBLE_DEVICES=-1
 
-# What comes next may deprecate what works today, and be newer than tested.
 run() {
-  export PYTHONPATH="$1$PWD"
+  export PYTHONPATH="$1$PWD" TF_CPP_MIN_LOG_LEVEL=2 CUDA_VISIBLE_DEVICES=-1
   shift
   "$venv/bin/python" -c 'import keras, tensorflow
 print("TensorFlow", tensorflow.__version__, "and Keras", keras.__version__)'
-  "$venv/bin/python" -m pytest --quiet -W ignore::DeprecationWarning \
-    -W "ignore:tfdistill was tested with Keras:UserWarning" --numprocesses=2 \
-    --dist=loadfile -p no:cacheprovider "$@" || failed=$?
+  # A version that is newer than those tested is what this is for.
+  # shellcheck disable=SC2086
+  "$venv/bin/python" -m pytest --quiet --numprocesses=2 --dist=loadfile \
+    -W "ignore:tfdistill was tested with Keras:UserWarning" \
+    -p no:cacheprovider "$@" $tests || failed=$?
 }
 
+run "" "$@"
 # shellcheck disable=SC2086
-run "" "$@" $tests
-# shellcheck disable=SC2086
-run "$nightly:" "$@" $different $tests
+run "$nightly:" "$@" $different
 exit "$failed"
