@@ -12,8 +12,12 @@ from tfdistill.system import extras
 @pytest.fixture
 def without(monkeypatch):
     def hide(package):
-        for name in list(sys.modules):
-            if name.startswith(("tfdistill.labels.", "tfdistill.serving.")):
+        # Earlier tests may have imported it, and what imports it.
+        heads = "tfdistill.labels.", "tfdistill.serving.", f"{package}."
+        for name in sorted(sys.modules, reverse=True):
+            if name.startswith(heads):
+                parent, _, child = name.rpartition(".")
+                monkeypatch.delattr(sys.modules[parent], child, raising=False)
                 monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, package, None)
 
