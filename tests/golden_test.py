@@ -34,6 +34,13 @@ def test_losses_on_two_replicas(two_replicas, tmp_path):
 
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("no_process_left")
-@pytest.mark.parametrize("place", golden.LAUNCHED)
+@pytest.mark.parametrize(
+    "place",
+    # Tests of workers and of servers hold theirs to one process in every run.
+    [
+        pytest.param(place, marks=() if "groups" in place else pytest.mark.deep)
+        for place in golden.LAUNCHED
+    ],
+)
 def test_losses_of_groups_in_processes(place, tmp_path):
     _check(place, golden.launch(place, tmp_path))

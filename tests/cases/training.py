@@ -674,8 +674,9 @@ PLACES = {
         "schedule_free",
         "own_step",
     ),
-    "two_workers": ("decayed_subclassed", "tables", "rates_auc"),
+    "two_workers": ("tables", "rates_auc"),
     "more_on_two_workers": (
+        "decayed_subclassed",
         "own_losses",
         "arrays_shuffled",
         "masked_sequence",
@@ -687,8 +688,9 @@ PLACES = {
         "synchronized_normalization",
         "tables_lazy_adam",
     ),
-    "servers": ("ids_by_column", "bags_by_function"),
+    "servers": ("bags_by_function",),
     "more_on_servers": (
+        "ids_by_column",
         "tables_lazy_adam",
         "rates_auc",
         "tables_crossed",

@@ -151,7 +151,7 @@ def test_a_training_script_is_compared_by_its_environment(
     assert sorted(os.listdir("comparisons")) == ["1", "2", "last"]
 
 
-@pytest.mark.slow("two runs, by two methods")
+@pytest.mark.deep
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("no_process_left")
 def test_a_file_with_a_workload_is_compared(tmp_path, monkeypatch):

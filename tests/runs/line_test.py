@@ -52,7 +52,7 @@ def _killed_in_training(start, *options):
 
 @pytest.mark.deep
 def test_a_model_is_retrained_from_the_one_that_serves(
-    tmp_path, monkeypatch, capfd
+    tmp_path, monkeypatch, capfd, caplog
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_line.py").write_text(_workload())
@@ -118,14 +118,20 @@ def test_a_model_is_retrained_from_the_one_that_serves(
     assert _line("rollback") == 0
     assert line.promoted() == 1
 
-
-@pytest.mark.slow("three trainings")
-def test_a_line_in_a_bucket_has_the_same_commands(
-    tmp_path, monkeypatch, capfd, caplog
-):
-    monkeypatch.chdir(tmp_path)
-    script = _workload()
+    # Another architecture learns from predictions only.
+    script = _workload().replace("Dense(32", "Dense(16")
     (tmp_path / "my_line.py").write_text(script)
+    assert _line("retrain", "--span=5") == 1
+    assert "`warm_start` must be of the same" in caplog.text
+    assert "--new-weights" in caplog.text
+    assert _line("retrain", "--span=5", "--new-weights") == 0
+    assert line.lineage(3)["warm_start"] is False
+
+
+@pytest.mark.slow("two trainings, and what is asked of both")
+def test_a_line_in_a_bucket_has_the_same_commands(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_line.py").write_text(_workload())
     with object_store.serve() as server:
         url = f"{server.url}/clicks"
 
@@ -150,14 +156,3 @@ def test_a_line_in_a_bucket_has_the_same_commands(
         )
         assert call("status") == call("log") == call("rollback") == 0
         assert "rolled back" in capfd.readouterr().out
-
-        # Elsewhere, from copies. Another architecture learns from predictions.
-        (tmp_path / "my_line.py").write_text(
-            script.replace("Dense(32", "Dense(16")
-        )
-        assert call("retrain", "--span=5", "--workdir=other") == 1
-        assert "`warm_start` must be of the same" in caplog.text
-        assert "--new-weights" in caplog.text
-        options = ("--span=5", "--workdir=other", "--new-weights")
-        assert call("retrain", *options) == 0
-        assert line.lineage(3)["warm_start"] is False

@@ -12,12 +12,10 @@ pytestmark = pytest.mark.multiprocess
 MEAN_LABEL = (program.NUM_EXAMPLES - 1) / 2
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    """Returns what was seen in a part of the program."""
-    directory = tmp_path_factory.mktemp("group")
+def _seen(directory, *names):
+    """Runs parts of the program; returns what was seen in one."""
     commands.launched(
-        *(directory / "run", program, directory),
+        *(directory / "run", program, directory, *names),
         workers_per_group=2,
         ps_per_group=2,
     )
@@ -30,7 +28,18 @@ def seen(tmp_path_factory):
     return part
 
 
-@pytest.mark.slow("four trainings of a group of four")
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("seen")
+    return _seen(directory, "scheduled_steps", "finite_data")
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory):
+    return _seen(tmp_path_factory.mktemp("wrong"), "errors", "nan")
+
+
+@pytest.mark.slow("trainings of a group of four")
 def test_scheduled_steps_count_exactly(seen):
     found = seen("scheduled_steps")
     num_steps = program.NUM_EPOCHS * program.NUM_STEPS
@@ -88,17 +97,19 @@ def test_predictions_keep_the_order_of_the_data(seen):
     np.testing.assert_allclose(found["predicted"], found["expected"], rtol=1e-6)
 
 
-def test_a_bad_record_surfaces_as_itself(seen):
-    found = seen("errors")
+@pytest.mark.deep
+def test_a_bad_record_surfaces_as_itself(wrong):
+    found = wrong("errors")
     kind, message = found["bad_record"]
     assert kind == "InvalidArgumentError"
     assert "this record is damaged" in message
     assert found["after_bad_record"] == [10 * program.BATCH_SIZE]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["bad_ids", "bad_ids_evaluated"])
-def test_ids_out_of_range_name_their_layer(seen, name):
-    found = seen("errors")
+def test_ids_out_of_range_name_their_layer(wrong, name):
+    found = wrong("errors")
     kind, message = found[name]
     assert kind == "InvalidArgumentError"
     message = message.replace("\\", "")
@@ -110,8 +121,9 @@ def test_ids_out_of_range_name_their_layer(seen, name):
     assert found["evaluated"]["count"] == program.NUM_EXAMPLES
 
 
-def test_a_loss_that_is_nan_ends_training(seen):
-    found = seen("nan")
+@pytest.mark.deep
+def test_a_loss_that_is_nan_ends_training(wrong):
+    found = wrong("nan")
     assert found["is_nan"]
     assert found["epochs"] == [0]
     assert program.NUM_NAN_STEPS < found["iterations"]
