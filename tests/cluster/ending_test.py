@@ -23,10 +23,10 @@ def ready():
 def start():
     started = []
 
-    def act(code, **env):
+    def act(code):
         process = subprocess.Popen(
             [sys.executable, "-c", PRELUDE + code],
-            env={**os.environ, "TFDISTILL_GROUP": "0", **env},
+            env={**os.environ, "TFDISTILL_GROUP": "0"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -47,96 +47,73 @@ def _terminate(process):
     return process.returncode, said
 
 
-@pytest.mark.parametrize(
-    "wait",
-    [
-        "time.sleep(600)",
+_READY = "ready()\ntime.sleep(600)"
+# Notes the signal and goes on, as TensorFlow does.
+_IN_C = "ctypes.CDLL(None).signal(15, ctypes.c_void_p(1))\n"
+_BLOCK = """ending.install()
+with ending.deferred():
+    ready()
+    while not ending.requested():
+        time.sleep(0.01)
+"""
+# By what it shows: a task, its exit code, and what it says.
+_TASKS = {
+    "whatever it waits for: a thread": (
+        "ending.install()\nready()\n"
         "threading.Thread(target=time.sleep, args=[600]).start()",
-        # In C, without Python's lock, and going on after each signal.
+        (75, "SIGTERM: this task ends at once"),
+    ),
+    # Without Python's lock, and going on after each signal.
+    "whatever it waits for: C": (
+        "ending.install()\nready()\n"
         "[ctypes.CDLL(None).sleep(600) for _ in range(9)]",
-        # With no end, in Python.
-        "[... for _ in iter(int, 1)]",
-    ],
-)
-def test_a_task_ends_whatever_it_waits_for(start, wait):
-    process = start(f"ending.install()\nready()\n{wait}")
-    code, said = _terminate(process)
-    assert code == 75
-    assert "SIGTERM: this task ends at once" in said
+        (75, "SIGTERM: this task ends at once"),
+    ),
+    "whatever it does": (
+        "ending.install()\nready()\n[... for _ in iter(int, 1)]",
+        (75, "SIGTERM: this task ends at once"),
+    ),
+    "a handler in C is replaced": (
+        f"ending.install()\n{_IN_C}ending.install()\n{_READY}",
+        (75, ""),
+    ),
+    "the program's own stays in charge": (
+        f"signal.signal(15, lambda *_: sys.exit(7))\n{_IN_C}"
+        f"assert not ending.install()\n{_READY}",
+        (7, ""),
+    ),
+    "nothing is changed without a launcher": (
+        f"assert not ending.install({{}})\n{_READY}",
+        (-signal.SIGTERM, ""),
+    ),
+    "but for a backup": (
+        f"assert ending.install({{}}, always=True)\n{_READY}",
+        (75, ""),
+    ),
+    "a block may come to a good end": (
+        f"{_BLOCK}    print('saved', flush=True)\n    ending.finish()",
+        (75, "ends at the end of a step"),
+    ),
+    "but not for ever": (
+        "ending.GRACE_SECS = 0.3\nending.install()\n"
+        "with ending.deferred():\n    ready()\n    time.sleep(600)",
+        (75, ""),
+    ),
+    "an end after the block counts as one": (
+        f"{_BLOCK}time.sleep(600)",
+        (75, ""),
+    ),
+}
 
 
-def test_a_handler_that_was_put_there_in_c_is_replaced(start):
-    # As TensorFlow does: it notes the signal and goes on.
-    process = start(
-        "ending.install()\n"
-        "ctypes.CDLL(None).signal(15, ctypes.c_void_p(1))\n"
-        "ending.install()\nready()\ntime.sleep(600)"
-    )
-    assert _terminate(process)[0] == 75
-
-
-def test_a_handler_of_the_programs_own_stays_in_charge(start):
-    process = start(
-        "signal.signal(15, lambda *_: sys.exit(7))\n"
-        "ctypes.CDLL(None).signal(15, ctypes.c_void_p(1))\n"
-        "assert not ending.install()\nready()\ntime.sleep(600)"
-    )
-    assert _terminate(process)[0] == 7
-
-
-def test_nothing_is_changed_without_a_launcher(start):
-    process = start(
-        "assert not ending.install({})\nready()\ntime.sleep(600)",
-    )
-    assert _terminate(process)[0] == -signal.SIGTERM
-
-
-def test_a_backup_has_it_end_without_a_launcher(start):
-    process = start(
-        "assert ending.install({}, always=True)\nready()\ntime.sleep(600)",
-    )
-    assert _terminate(process)[0] == 75
-
-
-def test_a_block_may_come_to_a_good_end(start):
-    process = start(
-        """
-ending.install()
-with ending.deferred():
-    ready()
-    while not ending.requested():
-        time.sleep(0.01)
-    print("saved", flush=True)
-    ending.finish()
-"""
-    )
-    code, said = _terminate(process)
-    assert code == 75
-    assert said.startswith("saved\n")
-    assert "ends at the end of a step" in said
-
-
-def test_but_not_for_ever(start):
-    process = start(
-        "ending.GRACE_SECS = 0.3\n"
-        "ending.install()\n"
-        "with ending.deferred():\n    ready()\n    time.sleep(600)"
-    )
-    assert _terminate(process)[0] == 75
-
-
-def test_an_end_by_itself_after_the_signal_counts_as_one(start):
-    process = start(
-        """
-ending.install()
-with ending.deferred():
-    ready()
-    while not ending.requested():
-        time.sleep(0.01)
-time.sleep(600)
-"""
-    )
-    assert _terminate(process)[0] == 75
+@pytest.mark.parametrize("what", _TASKS)
+def test_a_task_ends_as_it_should(start, what):
+    code, (exit_code, words) = _TASKS[what]
+    process = start(code)
+    found, said = _terminate(process)
+    assert found == exit_code
+    assert words in said
+    assert said.startswith("saved\n") == ("'saved'" in code)
 
 
 def test_forked_children_are_ended_as_ever(start):

@@ -100,29 +100,22 @@ def test_an_impostor_is_refused_and_the_group_is_not_harmed(pool, monkeypatch):
         future.result()
 
 
-def test_noise_on_the_address_is_ignored(pool):
+def test_noise_and_a_worker_that_died_before_are_no_harm(pool):
     address = _address()
     host, _, port = address.rpartition(":")
+    text = rendezvous._text(_cluster("worker:1", address))
+    hello = {"cluster": text, "host": "worker:0", "task": "worker:1"}
     chief = pool.submit(_meet, NAMES[0], address)
-    _await(address)
-    for noise in (b"GET / HTTP/1.0\r\n\r\n", b"[" * 4095 + b"\n", b"\xff\n"):
-        with socket.create_connection((host, int(port)), timeout=60) as peer:
-            peer.sendall(noise)
-    others = [pool.submit(_meet, name, address) for name in NAMES[1:]]
-    for future in (chief, *others):
-        future.result()
-
-
-def test_a_worker_that_died_may_come_again(pool):
-    address = _address()
-    host, _, port = address.rpartition(":")
-    chief = pool.submit(_meet, NAMES[0], address)
-    _await(address)
-    with socket.create_connection((host, int(port)), timeout=60) as dying:
-        text = rendezvous._text(_cluster("worker:1", address))
-        hello = {"cluster": text, "host": "worker:0", "task": "worker:1"}
-        dying.sendall(json.dumps(hello).encode() + b"\n")
-        time.sleep(0.3)
+    time.sleep(0.2)
+    for said in (
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"[" * 4095 + b"\n",
+        b"\xff\n",
+        json.dumps(hello).encode() + b"\n",
+    ):
+        with socket.create_connection((host, int(port)), timeout=5) as peer:
+            peer.sendall(said)
+            time.sleep(0.1)
     others = [pool.submit(_meet, name, address) for name in NAMES[1:]]
     for future in (chief, *others):
         future.result()

@@ -40,33 +40,23 @@ def wrong(tmp_path_factory):
 
 
 @pytest.mark.slow("trainings of a group of four")
-def test_scheduled_steps_count_exactly(seen):
+def test_scheduled_steps_count_exactly_and_no_update_is_lost(seen):
     found = seen("scheduled_steps")
-    num_steps = program.NUM_EPOCHS * program.NUM_STEPS
-    assert found["iterations"] == num_steps == 600
-    assert (
-        found["history"]["count"]
-        == [program.NUM_STEPS * program.BATCH_SIZE] * program.NUM_EPOCHS
-    )
-
-
-def test_means_are_over_the_examples_seen(seen):
-    found = seen("scheduled_steps")
-    workers = np.reshape(found["workers"], [program.NUM_EPOCHS, -1])
-    num_executions = program.NUM_STEPS // program.STEPS_PER_EXECUTION
-    assert workers.shape[1] == num_executions
+    num_epochs, num_steps = program.NUM_EPOCHS, program.NUM_STEPS
+    assert found["iterations"] == num_epochs * num_steps == 600
+    counts = found["history"]["count"]
+    assert counts == [num_steps * program.BATCH_SIZE] * num_epochs
+    expected = num_epochs * num_steps * program.RATE
+    assert found["weight"] == expected
+    assert found["table"] == [expected] + [0.0] * (program.NUM_IDS - 1)
+    # Means are over the examples seen: a label is the index of the worker that
+    # has read it.
+    workers = np.reshape(found["workers"], [num_epochs, -1])
+    assert workers.shape[1] == num_steps // program.STEPS_PER_EXECUTION
     assert set(found["workers"]) == {0, 1}
-    # A label is the index of the worker that has read it.
     np.testing.assert_allclose(
         found["history"]["label"], workers.mean(axis=1), rtol=1e-6
     )
-
-
-def test_no_update_is_lost(seen):
-    found = seen("scheduled_steps")
-    expected = program.NUM_EPOCHS * program.NUM_STEPS * program.RATE
-    assert found["weight"] == expected
-    assert found["table"] == [expected] + [0.0] * (program.NUM_IDS - 1)
 
 
 def test_finite_data_are_read_once_an_epoch(seen):
@@ -80,44 +70,35 @@ def test_finite_data_are_read_once_an_epoch(seen):
         assert means == [MEAN_LABEL] * program.NUM_EPOCHS
 
 
-@pytest.mark.parametrize("source", ["evaluated", "from_function"])
-def test_evaluation_counts_each_example_once(seen, source):
+def test_evaluation_counts_each_example_once_and_keeps_their_order(seen):
     part = seen("finite_data")
-    found = part[source]
-    assert found["count"] == program.NUM_EXAMPLES
-    assert found["label"] == MEAN_LABEL
-    np.testing.assert_allclose(
-        found["loss"], -np.mean(part["expected"]), rtol=1e-5
-    )
-
-
-def test_predictions_keep_the_order_of_the_data(seen):
-    found = seen("finite_data")
-    assert len(set(found["expected"])) == program.NUM_EXAMPLES
-    np.testing.assert_allclose(found["predicted"], found["expected"], rtol=1e-6)
+    for found in part["evaluated"], part["from_function"]:
+        assert found["count"] == program.NUM_EXAMPLES
+        assert found["label"] == MEAN_LABEL
+        np.testing.assert_allclose(
+            found["loss"], -np.mean(part["expected"]), rtol=1e-5
+        )
+    assert len(set(part["expected"])) == program.NUM_EXAMPLES
+    np.testing.assert_allclose(part["predicted"], part["expected"], rtol=1e-6)
 
 
 @pytest.mark.deep
-def test_a_bad_record_surfaces_as_itself(wrong):
+def test_errors_surface_as_themselves_and_training_can_go_on(wrong):
     found = wrong("errors")
-    kind, message = found["bad_record"]
-    assert kind == "InvalidArgumentError"
-    assert "this record is damaged" in message
-    assert found["after_bad_record"] == [10 * program.BATCH_SIZE]
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("name", ["bad_ids", "bad_ids_evaluated"])
-def test_ids_out_of_range_name_their_layer(wrong, name):
-    found = wrong("errors")
-    kind, message = found[name]
-    assert kind == "InvalidArgumentError"
-    message = message.replace("\\", "")
-    assert (
-        f"Ids of layer 'table_of_ids' must be >= 0 and < {program.NUM_IDS}; "
-        f"received {program.NUM_IDS + 7}" in message
-    )
-    assert found["after_bad_ids"] == [10 * program.BATCH_SIZE]
+    for name, words in {
+        "bad_record": "this record is damaged",
+        "bad_ids": "",
+        "bad_ids_evaluated": "",
+    }.items():
+        kind, message = found[name]
+        assert kind == "InvalidArgumentError"
+        words = words or (
+            f"Ids of layer 'table_of_ids' must be >= 0 and < {program.NUM_IDS};"
+            f" received {program.NUM_IDS + 7}"
+        )
+        assert words in message.replace("\\", "")
+    for name in ("after_bad_record", "after_bad_ids"):
+        assert found[name] == [10 * program.BATCH_SIZE]
     assert found["evaluated"]["count"] == program.NUM_EXAMPLES
 
 
@@ -126,5 +107,5 @@ def test_a_loss_that_is_nan_ends_training(wrong):
     found = wrong("nan")
     assert found["is_nan"]
     assert found["epochs"] == [0]
-    assert program.NUM_NAN_STEPS < found["iterations"]
-    assert found["iterations"] < 10 * program.NUM_NAN_STEPS
+    num_steps = program.NUM_NAN_STEPS
+    assert num_steps < found["iterations"] < 10 * num_steps
