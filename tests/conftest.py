@@ -262,6 +262,10 @@ def _fresh_state() -> Iterator[None]:
         import keras
 
         keras.utils.set_random_seed(0)
+    if absl_logging := sys.modules.get("absl.logging"):
+        # While TensorFlow saves it shows fatal messages only. Of two threads
+        # that save, the later one takes that for what it has to put back.
+        absl_logging.set_verbosity(absl_logging.WARNING)
     yield
     if "keras" in sys.modules:
         import keras
