@@ -13,19 +13,6 @@ import runpy
 import sys
 
 
-def _leave_graphs_as_written() -> None:
-    """Does without TensorFlow's rewriting of graphs, as tests in one process.
-
-    It takes a sixth of the time of a short training. Programs of users keep it.
-    """
-    if "tensorflow" in sys.modules:
-        import tensorflow as tf
-
-        tf.config.optimizer.set_experimental_options(
-            {"disable_meta_optimizer": True}
-        )
-
-
 def main() -> None:
     """Runs the program that this process was started for."""
     del sys.argv[0]
@@ -40,8 +27,6 @@ def main() -> None:
         sys.path.insert(0, os.path.dirname(os.path.abspath(what)))
         runpy.run_path(what, run_name="__main__")
     else:
-        if what.startswith("tests.programs.") or what == "tests.cases.training":
-            _leave_graphs_as_written()
         runpy.run_module(what, run_name="__main__", alter_sys=True)
 
 
