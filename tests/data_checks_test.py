@@ -233,6 +233,7 @@ def test_a_loader_that_has_nobody_to_follow_is_told_of(monkeypatch):
 
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("no_process_left")
+@pytest.mark.slow("two workers, started for each fault")
 def test_two_workers_end_alike_whatever_one_of_them_lacks(tmp_path):
     commands.launched(tmp_path / "run", program, tmp_path, workers_per_group=2)
     first, second = (

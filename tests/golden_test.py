@@ -42,5 +42,6 @@ def test_losses_on_two_replicas(two_replicas, tmp_path):
         for place in golden.LAUNCHED
     ],
 )
+@pytest.mark.slow("two groups of two workers")
 def test_losses_of_groups_in_processes(place, tmp_path):
     _check(place, golden.launch(place, tmp_path))

@@ -38,6 +38,7 @@ def _is_as_on_one_device(name, strategy):
         for name in training_cases.PLACES["two_replicas"]
     ],
 )
+@pytest.mark.slow("a reference, and two replicas, are traced")
 def test_two_replicas_train_as_keras_on_one_device(name, two_replicas):
     _is_as_on_one_device(name, two_replicas)
 

@@ -61,6 +61,7 @@ def _wait_for_start(launcher, workdir):
 @pytest.mark.parametrize(
     "by", ["versions", pytest.param("predictions", marks=pytest.mark.deep)]
 )
+@pytest.mark.slow("two groups, killed again and again")
 def test_a_run_holds_out_against_faults(launched, by):
     launcher, workdir = launched
     _wait_for_start(launcher, workdir)

@@ -69,6 +69,7 @@ def test_a_coordinator_that_never_came_is_late():
 
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("no_process_left")
+@pytest.mark.slow("TensorFlow takes so long to give up")
 def test_a_server_without_a_coordinator_says_so_and_may_be_tried_again(
     tmp_path,
 ):

@@ -36,6 +36,7 @@ def test_wrong_options_start_nothing(tmp_path, capsys, option, words):
 
 
 @pytest.mark.multiprocess
+@pytest.mark.slow("it retrains by three methods")
 def test_retrains_end_with_their_churn(tmp_path, no_process_left, capsys):
     (tmp_path / "runs" / "007").mkdir(parents=True)
     arguments = [f"--workdir={tmp_path / 'runs'}", "--trials=2", *TINY]

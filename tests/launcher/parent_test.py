@@ -299,6 +299,7 @@ def real(tmp_path_factory):
     made.close()
 
 
+@pytest.mark.slow("tasks that import TensorFlow")
 def test_tasks_with_tensorflow(real):
     """They draw different numbers, and a setting of the script counts."""
     processes = [real(what) for what in ("a", "b", "setting")]

@@ -22,6 +22,7 @@ print("done", cluster.task_index, flush=True)
 """
 
 
+@pytest.mark.slow("two workers, one of them late")
 def test_a_worker_that_is_done_early_does_not_fail_the_others(tmp_path):
     run = commands.launched(tmp_path, "-c", CODE, workers_per_group=2)
     assert set(run.result().groups[0].exit_codes.values()) == {0}

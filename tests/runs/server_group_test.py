@@ -87,6 +87,7 @@ def test_a_group_trains_as_one_process(found_in, place, name):
     training_cases.assert_equal(actual, expected, tolerance)
 
 
+@pytest.mark.slow("its reference, and perhaps the group")
 def test_a_group_learns_from_a_peer_as_one_process_does(found):
     ours = found.of("learn")
     learnt = references.kept("servers-learn", _learnt)

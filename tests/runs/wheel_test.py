@@ -154,6 +154,7 @@ def test_without_extras_two_groups_teach_each_other(wheel, tmp_path_factory):
         )
 
 
+@pytest.mark.slow("two groups from a wheel")
 def test_the_wheel_alone_trains_two_groups_by_a_users_own_file(
     tfdistill, tried
 ):
