@@ -8,6 +8,7 @@ Keras where that can be.
 """
 
 import dataclasses
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -415,6 +416,9 @@ class _Grown(steps.SteppedCallback):
         )
         self._at_once.start()
         self._due, self._seen = steps.EverySteps(20), []
+        if isinstance(self.model, tfdistill.DistributedModel):
+            # A busy machine takes longer for one step than is worth sharing.
+            self.model.trainer.auto_steps._longest_secs = math.inf
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if isinstance(self.model, tfdistill.DistributedModel):
