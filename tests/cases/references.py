@@ -2,7 +2,8 @@
 
 They lie under .pytest_cache by everything that decides them: a change of any
 source of the library, of the workloads or of the cases, of a version or of the
-processor computes them again, as `tests/run.sh --fresh` does.
+processor computes them again, as `tests/run.sh --fresh` does. TensorFlow's
+rewriting of graphs changes last bits, so those with it and without are two.
 """
 
 import functools
@@ -14,6 +15,7 @@ import platform
 from collections.abc import Callable
 
 import numpy as np
+import tensorflow as tf
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _DIRECTORY = _ROOT / ".pytest_cache" / "references"
@@ -47,7 +49,9 @@ def _processor() -> list[str]:
 
 def kept(name: str, compute: Callable[[], Arrays]) -> Arrays:
     """Returns the reference of a name, computed unless it is there."""
-    path = _DIRECTORY / _key() / f"{name}.npz"
+    options = tf.config.optimizer.get_experimental_options()
+    kind = "as_written" if options["disable_meta_optimizer"] else "rewritten"
+    path = _DIRECTORY / _key() / kind / f"{name}.npz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{name}.{os.getpid()}.npz")
