@@ -128,7 +128,7 @@ def test_a_model_is_retrained_from_the_one_that_serves(
     assert line.lineage(3)["warm_start"] is False
 
 
-@pytest.mark.slow("two trainings, and what is asked of both")
+@pytest.mark.deep
 def test_a_line_in_a_bucket_has_the_same_commands(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_line.py").write_text(_workload())

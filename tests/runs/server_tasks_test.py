@@ -110,7 +110,7 @@ def test_servers_bear_an_impostor_and_follow_their_chief(tmp_path, start):
         assert ":0 ends: chief:0 at 127.0.0.1:" in server.text()
 
 
-@pytest.mark.slow("a chief that starts twice")
+@pytest.mark.deep
 def test_servers_wait_for_another_start_of_their_chief(tmp_path, start):
     env = {"TFDISTILL_CHIEF_RETURN_SECS": "60"}
     chief, worker, ps = (start(t, **env) for t in ("chief", "worker", "ps"))
