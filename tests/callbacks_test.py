@@ -185,7 +185,7 @@ def steps_of_a_tenth(monkeypatch):
 @pytest.mark.parametrize(
     ("hears_secs", "expected"),
     [
-        (None, [100, 200, 300, 320]),
+        pytest.param(None, [100, 200, 300, 320], marks=_deep),
         # One and a half times as long; half or twice as many steps at most.
         (4.0, [100, 160, 220, 280, 320]),
         pytest.param(-1.0, [100, 200, 300, 320], marks=_deep),

@@ -639,7 +639,10 @@ def _trained_by_its_own_loss(wrap, strategy=None):
     return model, logs, model.evaluate(data.batch(4), verbose=0)
 
 
-@pytest.mark.parametrize("where", ["two_replicas", "servers"])
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param("two_replicas", marks=pytest.mark.deep), "servers"],
+)
 def test_a_loss_of_its_own_trains_as_in_keras(where, request, monkeypatch):
     strategy = None
     if where == "two_replicas":

@@ -13,11 +13,8 @@ from tfdistill.cluster import replicas
 from tfdistill.training import guards
 from tfdistill.training import stragglers
 
-# Each takes several paths at once; together they take all.
-EVERY_RUN = {
-    *("momentum_clipped", "masked_sequence", "tables_crossed"),
-    *("two_tasks_taught", "synchronized_normalization", "own_step"),
-}
+# Each takes several paths at once; the others are deep.
+EVERY_RUN = {"momentum_clipped", "tables_crossed", "synchronized_normalization"}
 
 
 def _one_device():
@@ -50,6 +47,7 @@ def test_one_device_is_keras_to_the_bit(name):
         np.testing.assert_array_equal(actual[key], value, err_msg=key)
 
 
+@pytest.mark.deep
 def test_timed_sums_are_the_same(two_replicas, monkeypatch):
     # As if each replica were a worker: waits are measured among several.
     workers = types.SimpleNamespace(
@@ -66,6 +64,7 @@ def test_timed_sums_are_the_same(two_replicas, monkeypatch):
     assert all(waits[0] > 0 for waits, _ in found)
 
 
+@pytest.mark.deep
 def test_keras_itself_clips_before_it_sums(two_replicas, monkeypatch):
     # The defect that DistributedModel mends. When Keras mends it too, this
     # fails, and `leave_reduction_to_caller` can go.
@@ -96,6 +95,7 @@ def test_mixed_float16_scales_and_unscales_once(two_replicas):
     training_cases.assert_equal(*results[::-1], tolerance=5e-3)
 
 
+@pytest.mark.deep
 def test_run_eagerly_gives_the_same(two_replicas):
     x, y = training_cases.regression(18)
 

@@ -198,7 +198,7 @@ def _copied(directory, tmp_path):
     return shutil.copytree(directory, tmp_path / "backup")
 
 
-@pytest.mark.slow("three starts of a training are traced on two replicas")
+@pytest.mark.deep
 def test_it_does_so_on_two_replicas(
     tmp_path, two_replicas, stopped_on_two_replicas
 ):
@@ -230,6 +230,7 @@ class _Begin(keras.callbacks.Callback):
         self.values = self.values or cases.values(self.model)
 
 
+@pytest.mark.deep
 def test_another_number_of_replicas_goes_on_from_their_mean(
     tmp_path, stopped_on_two_replicas, caplog
 ):

@@ -225,6 +225,7 @@ def test_a_directory_without_a_backup_is_refused(tmp_path):
         _train(tmp_path / "new", tmp_path / "nothing")
 
 
+@pytest.mark.deep
 def test_it_resumes_from_its_own_backup(tmp_path, old):
     whole, _ = _train(tmp_path / "whole", old[0], epochs=2)
     _train(tmp_path / "new", old[0])
@@ -289,6 +290,7 @@ def _held(model, dense_slots, table_slots):
     return [*dense, *map(np.asarray, dense_slots), *known], rows
 
 
+@pytest.mark.deep
 def test_servers_go_on_from_replicas_and_the_other_way(tmp_path, monkeypatch):
     def trained(directory, warm=None, **kwargs):
         begun = []

@@ -110,6 +110,7 @@ def _trained(exchange, *callbacks, epochs, margin=0.0):
     return barrier, compared
 
 
+@pytest.mark.deep
 def test_groups_far_apart_distil_from_the_next_mix_on(
     tmp_path, exchange, caplog
 ):

@@ -171,6 +171,7 @@ def trained(strategy, optimizer):
     return model, batches(), history.history["loss"]
 
 
+@pytest.mark.deep
 def test_two_replicas_train_as_one_device(two_replicas):
     # Adam takes a gradient row that comes twice for two rows.
     adam = keras.optimizers.Adam

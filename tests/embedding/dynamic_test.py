@@ -187,7 +187,9 @@ def _full(**options):
     return model, table, known, (cases.table(table.ids) != 0).mean()
 
 
-@pytest.mark.parametrize("evict", ["lru", "count"])
+@pytest.mark.parametrize(
+    "evict", ["lru", pytest.param("count", marks=pytest.mark.deep)]
+)
 def test_a_new_id_takes_the_row_that_the_rule_says(evict):
     model, table, known, share = _full(evict=evict)
     assert share == 1
@@ -213,6 +215,7 @@ def test_ids_of_the_last_steps_keep_their_rows():
     assert (table.rows_of(new[:, None]) < 0).all()
 
 
+@pytest.mark.deep
 def test_ids_that_wait_go_before_those_with_rows():
     model, table = _model(num_fields=1, admit_after=2)
     known = _wild(300)
@@ -226,6 +229,7 @@ def test_ids_that_wait_go_before_those_with_rows():
     assert (table.rows_of(known[:, None]) >= 0).all()
 
 
+@pytest.mark.deep
 def test_without_eviction_only_an_id_that_is_too_old_loses_its_row():
     model, table, known, share = _full(evict=None, max_age_steps=80)
     assert share == 1
@@ -256,6 +260,7 @@ def test_a_row_that_changes_hands_begins_anew(optimizer):
     )
 
 
+@pytest.mark.deep
 def test_results_do_not_depend_on_the_number_of_shards():
     found = []
     for num_shards in (1, 3):

@@ -186,9 +186,8 @@ def test_fifty_steps_of_adagrad_are_those_of_sums_on_workers():
         assert np.abs(table - before[name]).max() > 1e-2
 
 
-@pytest.mark.parametrize(
-    "eager", [False, pytest.param(True, marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.deep
 def test_any_step_trains_as_with_sums_on_workers(eager, two_replicas):
     options = {"num_examples": 16, "epochs": 2, "twice": True, "eager": eager}
     _, expected = _trained(combine_on_servers=False, **options)

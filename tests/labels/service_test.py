@@ -98,7 +98,7 @@ def test_inputs_and_outputs_by_name_and_in_their_order(exchange):
     cases.assert_close(found, model(floats), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow("servers die and return meanwhile")
+@pytest.mark.deep
 def test_servers_die_and_return_while_training_goes_on(exchange):
     cases.publish(exchange, cases.linear(5), step=10)
     with contextlib.ExitStack() as stack:

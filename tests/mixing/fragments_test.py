@@ -66,6 +66,7 @@ def test_what_is_not_sent_stays_in_the_weights(tmp_path):
     cases.assert_close(mixer.variables[: len(moved)], by_size, rtol=1e-2)
 
 
+@pytest.mark.deep
 def test_a_resumed_group_is_as_if_it_had_not_stopped(tmp_path, two_groups):
     backup = tmp_path / "backup"
 
@@ -94,6 +95,7 @@ def test_a_resumed_group_is_as_if_it_had_not_stopped(tmp_path, two_groups):
         cases.assert_close(model, whole)
 
 
+@pytest.mark.deep
 def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
     found = []
     for strategy in (tf.distribute.get_strategy(), two_replicas):

@@ -200,6 +200,7 @@ class _OneVersionAStep(keras.callbacks.Callback):
         waits.until(lambda: self._mixer._followers[1].newest >= step)
 
 
+@pytest.mark.deep
 def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
     """With batch statistics, and a rule that has a state."""
     found = []

@@ -200,6 +200,7 @@ def test_resnet_20_has_the_size_of_the_paper():
 
 
 @pytest.mark.data
+@pytest.mark.deep
 def test_the_real_images(data_dir):
     if not (data_dir / "cifar10" / "cifar10_jpg.zip").is_file():
         pytest.skip("needs cifar10/cifar10_jpg.zip in the data directory")

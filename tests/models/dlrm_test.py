@@ -101,6 +101,7 @@ def test_a_model_is_saved_and_exported_and_built_of_other_layers(
     np.testing.assert_allclose(twin(inputs), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.deep
 def test_tf_keras_trains_the_same_model_on_the_same_batches():
     recipe = recipes.get("clicks_dcn").changed(
         {"rows_per_day": 400, "num_steps": 20, "evaluate_every_steps": 20}

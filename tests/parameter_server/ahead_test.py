@@ -57,9 +57,9 @@ def _in_time(optimizer):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "rows_ahead"),
-    [("adam", 2), pytest.param("adagrad", 1, marks=pytest.mark.deep)],
+    ("optimizer", "rows_ahead"), [("adam", 2), ("adagrad", 1)]
 )
+@pytest.mark.deep
 def test_one_worker_trains_the_same_to_the_bit(optimizer, rows_ahead):
     expected, losses = _in_time(optimizer)
     found, found_losses = _fit(_OPTIMIZERS[optimizer](), rows_ahead=rows_ahead)

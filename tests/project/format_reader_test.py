@@ -116,6 +116,7 @@ def test_what_is_frozen_comes_from_the_frame(reader, tmp_path):
         np.testing.assert_array_equal(values[name], value.numpy())
 
 
+@pytest.mark.deep
 def test_many_variables_and_rows_that_servers_wrote_are_read(reader, tmp_path):
     """The index has several blocks, and tables come in parts."""
     rng = np.random.default_rng(0)

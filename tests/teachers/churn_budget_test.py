@@ -143,6 +143,7 @@ def test_what_cannot_be_reached_is_told(served, caplog):
     assert "cannot be kept" in caplog.text
 
 
+@pytest.mark.deep
 def test_replicas_have_the_weights_of_one_device(served, whole, two_replicas):
     model, budget, weights, _ = _retrained(
         served, _TARGET, strategy=two_replicas, every_steps=3

@@ -106,6 +106,7 @@ def group(tmp_path):
     return _Group(tmp_path)
 
 
+@pytest.mark.deep
 def test_a_version_comes_from_an_object_store(tmp_path, monkeypatch):
     """Which TensorFlow's operations, on whatever task, cannot read."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -104,6 +104,7 @@ def test_a_mean_of_versions_needs_no_loader(trained):
     cases.assert_close(_held(both), _held(model), rtol=1e-5)
 
 
+@pytest.mark.deep
 def test_two_replicas_have_one_mean_and_a_refresh_needs_no_exporter(
     trained, two_replicas
 ):
