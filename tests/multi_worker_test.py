@@ -79,6 +79,7 @@ def test_keras_itself_clips_before_it_sums(two_replicas, monkeypatch):
         _is_as_on_one_device(name, two_replicas)
 
 
+@pytest.mark.deep
 def test_mixed_float16_scales_and_unscales_once(two_replicas):
     def optimizer():
         # From a scale at which nothing overflows: what a replica's own rows

@@ -130,7 +130,12 @@ CASES = {
 # Keras warns when data of unknown length end for the first time.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize(
-    ("name", "stops"), [("finite", [4, 9]), ("executions", [5])], ids=str
+    ("name", "stops"),
+    [
+        pytest.param("finite", [4, 9], marks=pytest.mark.deep),
+        ("executions", [5]),
+    ],
+    ids=str,
 )
 def test_it_ends_as_if_it_had_never_stopped(name, stops, tmp_path):
     whole, expected_logs, _ = cases.train(CASES[name])
@@ -292,6 +297,7 @@ def test_the_teachers_are_those_of_the_backup(tmp_path, stopped_while_taught):
     assert logs.found == {key: expected.found[key] for key in logs.found}
 
 
+@pytest.mark.deep
 def test_a_silent_teacher_fades_as_if_training_had_never_stopped(
     tmp_path, exchange, monkeypatch
 ):

@@ -58,10 +58,8 @@ def _wait_for_start(launcher, workdir):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(
-    "by", ["versions", pytest.param("predictions", marks=pytest.mark.deep)]
-)
-@pytest.mark.slow("two groups, killed again and again")
+@pytest.mark.parametrize("by", ["versions", "predictions"])
+@pytest.mark.deep
 def test_a_run_holds_out_against_faults(launched, by):
     launcher, workdir = launched
     _wait_for_start(launcher, workdir)

@@ -692,8 +692,8 @@ PLACES = {
         "synchronized_normalization",
         "tables_lazy_adam",
     ),
-    "servers": ("bags_by_function",),
-    "more_on_servers": (
+    "servers": (
+        "bags_by_function",
         "ids_by_column",
         "tables_lazy_adam",
         "rates_auc",

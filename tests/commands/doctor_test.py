@@ -149,11 +149,11 @@ def test_a_task_that_is_missing_is_named_by_each():
     one, two, three = free_ports.addresses(3)
     spec = one, two, three
     first, second = _reach(
-        _cluster(*spec), _cluster(*spec, index=1), wait_secs=2.0
+        _cluster(*spec), _cluster(*spec, index=1), wait_secs=1.0
     )
     assert [result.seen for result in first if result.status == "failed"] == [
-        "worker:0 waited 2 s for worker:2, which did not connect.",
-        f"worker:0 waited 2 s for worker:2 at {three}: no task answers there.",
+        "worker:0 waited 1 s for worker:2, which did not connect.",
+        f"worker:0 waited 1 s for worker:2 at {three}: no task answers there.",
     ]
     assert first[-1].seen.endswith("work at worker:1")
     assert second[-1].seen.endswith("work at worker:0")
@@ -163,7 +163,7 @@ def test_two_tasks_with_swapped_addresses_are_told():
     one, two = free_ports.addresses(2)
     clusters = _cluster(one, two), _cluster(two, one)
     for found, address in zip(
-        _reach(*clusters, wait_secs=2.0), (two, one), strict=True
+        _reach(*clusters, wait_secs=1.0), (two, one), strict=True
     ):
         assert any(
             result.seen.startswith(f"worker:1 at {address} refused worker:0: ")

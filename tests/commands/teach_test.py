@@ -108,7 +108,7 @@ def test_it_warns_again_and_again_of_what_is_not_there(
 ):
     root = tmp_path / "exchange"
     cases.publish(tfdistill.Exchange(root), cases.linear(5))
-    monkeypatch.setattr(command, "_WARN_SECS", 0.5)
+    monkeypatch.setattr(command, "_WARN_SECS", 0.1)
 
     def client(last):
         said = f"Nothing to serve: group 7 of {root} has no usable version"

@@ -1,6 +1,7 @@
 """Students side by side in one model, which teach each other."""
 
 import keras
+import pytest
 
 import tfdistill
 from tests.cases import codistillation as cases
@@ -19,6 +20,7 @@ class SideBySide(keras.Model):
         }
 
 
+@pytest.mark.deep
 def test_it_is_deep_mutual_learning_on_two_replicas_as_on_one(two_replicas):
     names = ("0", "1", "2")
     with two_replicas.scope():

@@ -233,6 +233,7 @@ def _crossing(graph, far):
     }
 
 
+@pytest.mark.deep
 def test_rows_and_their_gradients_stay_on_the_device_of_a_shard():
     far = tf.config.list_logical_devices("CPU")[1].name
     model = _model(combine_on_servers=True, device=far)

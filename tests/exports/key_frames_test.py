@@ -190,6 +190,7 @@ def test_a_teacher_follows_deltas_bit_for_bit(
     )
 
 
+@pytest.mark.deep
 def test_versions_carry_the_ids_of_a_table(exchange):
     """In deltas of 8 bits; the keys exactly."""
     model = _following(exchange, _by_id(0))

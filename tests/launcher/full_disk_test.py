@@ -118,7 +118,10 @@ _CALL = "import tfdistill; tfdistill.make_strategy()"
 
 
 # A fork may print whenever it likes, and a new program after this call.
-@pytest.mark.parametrize(("start", "begin"), [("fork", ""), ("spawn", _CALL)])
+@pytest.mark.parametrize(
+    ("start", "begin"),
+    [("fork", ""), pytest.param("spawn", _CALL, marks=pytest.mark.deep)],
+)
 def test_what_a_task_prints_on_a_full_disk_is_lost_and_no_more(
     tmp_path, start, begin
 ):

@@ -43,18 +43,6 @@ def test_tasks_of_two_groups_of_two_workers(tmp_path):
             assert environ["TFDISTILL_READY_FILE"] == str(task.ready_path)
 
 
-def test_parameter_servers_come_with_a_chief(tmp_path):
-    topology = _topology(tmp_path, workers_per_group=1, ps_per_group=2)
-    chief, worker, ps0, ps1 = topology.group_tasks(0, [1, 2, 3, 4])
-    assert chief.cluster.spec == {
-        "chief": ("127.0.0.1:1",),
-        "worker": ("127.0.0.1:2",),
-        "ps": ("127.0.0.1:3", "127.0.0.1:4"),
-    }
-    assert chief.cluster.is_chief and not worker.cluster.is_chief
-    assert ps1.name == "group_0_ps_1"
-
-
 def test_each_group_has_a_line_of_its_own_to_the_others(tmp_path):
     topology = _topology(
         tmp_path, num_groups=2, workers_per_group=2, link_delay_ms=20.0

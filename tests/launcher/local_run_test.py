@@ -99,15 +99,6 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
     assert other.last_lines == ()
 
 
-def test_the_exception_that_ended_a_task_comes_first(tmp_path, capsys):
-    code = "raise ValueError('no [b] rows')"
-    result = tasks.run(tasks.topology(tmp_path, code))
-    (failed,) = result.groups
-    why = "group_0_worker_0: ValueError: no [b] rows (exit code 1)"
-    assert failed.reason == why
-    assert f"group 0 failed: {why}\n--- last" in capsys.readouterr().out
-
-
 def test_task_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path):
     task = f"""{DEAF}
 if INDEX == 1:
@@ -220,19 +211,6 @@ def test_second_interrupt_kills_at_once(tmp_path, launcher):
     process.communicate()
     assert process.returncode == 130
     assert not any(tasks.alive(pid) for pid in pids)
-
-
-def test_command_line_runs_a_command(tmp_path, capsys):
-    arguments = [
-        *("--num_groups=2", "--start=spawn", f"--workdir={tmp_path}"),
-        "--",
-    ]
-    code = "print(GROUP, sys.argv[1:])"
-    command = [*tasks.command(code), "--num_groups=9", "--", "x"]
-    assert cli.main([*arguments, *command]) == 0
-    assert "group 1: done" in capsys.readouterr().out
-    log = tmp_path / "logs" / "group_1_worker_0.log"
-    assert log.read_text() == "1 ['--num_groups=9', '--', 'x']\n"
 
 
 def test_runs_are_numbered_and_the_last_one_can_be_resumed(

@@ -352,7 +352,15 @@ assert found() == set(), found()
 """
 
 
-@pytest.mark.parametrize("package", LATE)
+@pytest.mark.parametrize(
+    "package",
+    [
+        package
+        if package in ("none", "sklearn")
+        else pytest.param(package, marks=pytest.mark.deep)
+        for package in LATE
+    ],
+)
 def test_a_task_finds_what_its_parent_has_left_out(real, tmp_path, package):
     text = LATE_HEAD + LATE[package]
     process = real("late", text, str(tmp_path / "shown.png"))

@@ -65,32 +65,10 @@ def _family(log):
     return [int(pid) for pid in waits.until(lambda: log.read_text().split())]
 
 
-@pytest.mark.parametrize(
-    "code, expected",
-    [
-        ("pass", 0),
-        ("import os; os.kill(os.getpid(), 9)", -9),
-    ],
-)
-def test_exit_code_and_time(start, code, expected):
-    before = time.monotonic()
-    process = start(*_python(code))
-    assert _finish(process) == expected
-    assert before < process.exit_time <= time.monotonic()
-
-
 def test_program_that_does_not_exist(start):
     process = start("/no/such/program")
     assert _finish(process) == 127
     assert "/no/such/program: No such file" in process.log.read_text()
-
-
-def test_stop_reaches_the_task_and_its_group(start):
-    process = start(*_python(FAMILY + WAIT))
-    pids = _family(process.log)
-    process.request_stop()
-    assert _finish(process) == -signal.SIGTERM
-    assert not any(tasks.alive(pid) for pid in pids)
 
 
 def test_stop_may_be_ignored_but_not_kill(start):

@@ -61,16 +61,6 @@ class _Task:
         return self.watch.limit_secs()
 
 
-def test_quick_steps_have_the_least_limit():
-    task = _Task()
-    task.do(signs.FIRST_STEP, 3.0)
-    task.do(signs.STEP, 0.2, times=50)
-    task.do(signs.STEP, 7.9)
-    assert not task.watch.is_stuck(now=task.now)
-    assert task.watch.is_stuck(now=task.now + 0.2)
-    assert task.watch.silent_secs(now=task.now) == pytest.approx(7.9)
-
-
 def test_the_limit_follows_slow_steps_both_ways():
     task = _Task()
     task.do(signs.FIRST_STEP, 1.0)

@@ -95,7 +95,9 @@ def prepared(tmp_path_factory):
     return data_dir
 
 
-@pytest.fixture(params=["folders", "prepared"])
+@pytest.fixture(
+    params=[pytest.param("folders", marks=pytest.mark.deep), "prepared"]
+)
 def places(request, monkeypatch):
     found = request.getfixturevalue(request.param)
     if request.param == "folders":
@@ -209,6 +211,7 @@ def test_random_parts_have_the_areas_and_sides_of_the_paper(kind):
 # ---- network ----
 
 
+@pytest.mark.deep
 def test_resnet_50_is_that_of_goyal_et_al():
     model = imagenet.build_model()
     trainable = sum(np.prod(v.shape) for v in model.trainable_variables)

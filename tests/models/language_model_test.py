@@ -154,6 +154,7 @@ def test_no_logit_sees_a_later_token():
 # ---- codistillation ----
 
 
+@pytest.mark.deep
 def test_a_peer_teaches_by_its_export(text, exchange):
     _, validation = datasets(text)
     model = codistillation.codistill(

@@ -1,10 +1,9 @@
-"""One group of a single worker that runs all cases and notes the results.
+"""One group of a single worker that trains and notes the results.
 
-Usage: python -m tests.programs.server_group DIR PLACE. It takes the cases of
-the place; "servers" learns from what was published in DIR, too, and
-"more_on_servers" is broken off and resumes. Writes DIR/found.npz, and
-DIR/notes.json: what was seen on the way, and the tracebacks of cases that
-failed.
+Usage: python -m tests.programs.server_group DIR PART. "learn" learns from what
+was published in DIR; "cases" trains all cases of servers, is broken off and
+resumes. Writes DIR/found.npz, and DIR/notes.json: what was seen on the way, and
+the tracebacks of cases that failed.
 """
 
 import json
@@ -30,7 +29,7 @@ def learn(directory: pathlib.Path, strategy: Any, notes: dict) -> dict:
     return results
 
 
-def main(directory: pathlib.Path, place: str) -> None:
+def main(directory: pathlib.Path, part: str) -> None:
     """Runs this task."""
     strategy = tfdistill.make_strategy()
     found: dict[str, np.ndarray] = {}
@@ -45,11 +44,11 @@ def main(directory: pathlib.Path, place: str) -> None:
         else:
             found.update({f"{name}/{key}": v for key, v in results.items()})
 
-    for name, case in training_cases.of(place).items():
-        attempt(name, lambda case=case: training_cases.run(case, strategy))
-    if place == "servers":
+    if part == "learn":
         attempt("learn", lambda: learn(directory, strategy, notes))
     else:
+        for name, case in training_cases.of("servers").items():
+            attempt(name, lambda case=case: training_cases.run(case, strategy))
         backup = directory / "backup"
         attempt("resume", lambda: servers.crash_and_resume(backup, strategy))
     np.savez(directory / "found.npz", **found)

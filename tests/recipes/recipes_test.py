@@ -1,8 +1,6 @@
 """Tests of recipes: read from their source, changed, kept as JSON."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -151,17 +149,3 @@ def test_methods_share_the_runs_that_train_the_same():
     assert ensemble.runs[0].key == one.key != ensemble.runs[1].key
     offline = trials.Variant(method="offline_distillation").trial(setup, 3)
     assert offline.runs[1].teacher == offline.runs[0]
-
-
-def test_recipes_need_neither_tensorflow_nor_keras():
-    code = (
-        "import sys; from launch import recipes; recipes.get('digits'); "
-        "print([m for m in ('tensorflow', 'keras') if m in sys.modules])"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.strip() == "[]"

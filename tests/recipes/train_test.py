@@ -205,15 +205,12 @@ def test_results_of_the_others_outlive_a_group_that_fails(tmp_path):
 CLICKS = ("field_sizes=50", "embedding_dim=2", "batch_size=16")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("recipe", "layers"),
     [
         ("criteo_small", ["hidden_units=[4]"]),
-        pytest.param(
-            "criteo_dcn",
-            ["bottom_units=[4]", "rank=2", "top_units=[4]"],
-            marks=pytest.mark.deep,
-        ),
+        ("criteo_dcn", ["bottom_units=[4]", "rank=2", "top_units=[4]"]),
     ],
 )
 def test_a_click_recipe_is_judged_by_the_figures_of_clicks(
@@ -244,6 +241,7 @@ def test_a_click_recipe_is_judged_by_the_figures_of_clicks(
     assert group["metrics"]["log_loss"] == pytest.approx(last, rel=1e-4)
 
 
+@pytest.mark.deep
 def test_a_recipe_of_two_tasks_is_judged_by_the_first(tmp_path, capsys):
     changes = ("rows_per_day=300", "embedding_dim=2", "hidden_units=[4]")
     argv = _options(
@@ -253,6 +251,7 @@ def test_a_recipe_of_two_tasks_is_judged_by_the_first(tmp_path, capsys):
     (group,) = outputs.read_results(tmp_path / "run")["groups"]
     directory = tmp_path / "run" / "group_0"
     assert group["metrics"] == predictions.read(directory).figures()
+    assert {"auc", "calibration"} < group["metrics"].keys()
     assert list(group["metrics_by_output"]) == ["sale"]
     assert group["metrics_by_output"]["sale"].keys() == group["metrics"].keys()
     (last,) = [r for r in runs.records(directory) if r.get("step") == 20][-1:]

@@ -42,8 +42,8 @@ def _wait_until_taught(run, directory, *, after):
     )
 
 
-@pytest.mark.slow("an outage between two lessons of each group")
 @pytest.mark.multiprocess
+@pytest.mark.deep
 def test_groups_teach_each_other_through_a_store_that_fails_for_a_while(
     tmp_path, s3, no_process_left
 ):

@@ -40,15 +40,15 @@ class Found:
 
 @pytest.fixture(scope="module")
 def found_in(tmp_path_factory):
-    """Returns what the group found of a place's cases."""
+    """Returns what the group found of a part."""
 
     @functools.cache
-    def launched(place):
-        directory = tmp_path_factory.mktemp(place)
-        if place == "servers":
+    def launched(part):
+        directory = tmp_path_factory.mktemp(part)
+        if part == "learn":
             servers.publish(directory)
         commands.launched(
-            *(directory / "run", server_group_program, directory, place),
+            *(directory / "run", server_group_program, directory, part),
             ps_per_group=2,
         )
         return Found(directory)
@@ -58,7 +58,7 @@ def found_in(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(found_in):
-    return found_in("servers")
+    return found_in("learn")
 
 
 def _learnt():
@@ -69,25 +69,16 @@ def _learnt():
         return servers.learn(path, tf.distribute.get_strategy())[0]
 
 
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [
-        *(("servers", name) for name in training_cases.PLACES["servers"]),
-        *(
-            pytest.param("more_on_servers", name, marks=pytest.mark.deep)
-            for name in training_cases.PLACES["more_on_servers"]
-        ),
-    ],
-)
-@pytest.mark.slow("the first starts the group, which traces all cases")
-def test_a_group_trains_as_one_process(found_in, place, name):
+@pytest.mark.parametrize("name", training_cases.PLACES["servers"])
+@pytest.mark.deep
+def test_a_group_trains_as_one_process(found_in, name):
     expected = training_cases.reference(name)
-    actual = found_in(place).of(name)
+    actual = found_in("cases").of(name)
     tolerance = training_cases.CASES[name].tolerance
     training_cases.assert_equal(actual, expected, tolerance)
 
 
-@pytest.mark.slow("its reference, and perhaps the group")
+@pytest.mark.slow("its reference, and the group")
 def test_a_group_learns_from_a_peer_as_one_process_does(found):
     ours = found.of("learn")
     learnt = references.kept("servers-learn", _learnt)
@@ -144,7 +135,7 @@ def test_the_export_opens_in_plain_tensorflow(found, tmp_path):
 
 @pytest.mark.deep
 def test_a_fresh_fit_goes_on_from_the_backup(found_in):
-    ours = found_in("more_on_servers").of("resume")
+    ours = found_in("cases").of("resume")
     expected = references.kept("servers-resume", servers.resume_by_hand)
     assert ours.keys() == expected.keys()
     for name, value in expected.items():

@@ -76,6 +76,7 @@ def test_versions_may_hold_their_weights_in_other_ways(exchange):
             np.testing.assert_allclose(_ask(server), model(_X), rtol=1e-5)
 
 
+@pytest.mark.deep
 def test_litert_answers_with_each_version_in_8_bits(exchange):
     pytest.importorskip("ai_edge_litert", reason="needs the extra: litert")
     with server_cases.serving(exchange, wait=False, use_litert=True) as server:

@@ -163,6 +163,7 @@ def test_rows_that_nobody_teaches_say_nothing_of_a_variance(trained):
     assert found[:3] == [1.0] * 3 and 1.0 not in found[3:]
 
 
+@pytest.mark.deep
 def test_a_stopped_training_resumes_to_the_bit(trained):
     whole, _, directory = trained
     # As if it had been killed before its end.

@@ -81,6 +81,7 @@ def test_what_it_keeps_comes_back_with_a_backup(tmp_path):
     assert run(5) == 5
 
 
+@pytest.mark.deep
 def test_it_teaches_a_group_of_parameter_servers(monkeypatch):
     def trained():
         model = tfdistill.CodistillModel(

@@ -64,6 +64,7 @@ def test_groups_learn_as_models_in_one_process(tmp_path, num_groups, form):
         assert 0 < teacher["last_bytes"] == teacher["bytes"] / 20
 
 
+@pytest.mark.deep
 def test_two_replicas_learn_from_their_counterparts(tmp_path, two_replicas):
     cluster = _cluster(tmp_path)
     model = _model(cluster, two_replicas)
