@@ -1,12 +1,12 @@
 """Whether a version of a peer is clearly worse than the student, on a canary.
 
-Both predict the same labelled canary batch. What teachers are worth without a
-canary: `on_batches`.
+Both predict the same labelled canary batch, and are compared at the same step:
+a version is some steps old, and while losses fall steeply it would be worse
+than the student is *now*, however good its group. What teachers are worth
+without a canary: `on_batches`.
 """
 
-import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -21,14 +21,19 @@ from tfdistill.teachers import teacher
 from tfdistill.teachers import yardstick
 
 _log = logging.getLogger(__name__)
-_WORSE = "on the canary batch, it is clearly worse than the student."
+# A student that has saved so much of its loss since the version's step is
+# falling steeply: what another group has at that step says little.
+_STEEP = 0.1
+# How many of the student's losses are kept, the newest.
+_NUM_KEPT = 200
 
 
 class Merit:
     """Compares the versions of peers with the student, on the chief.
 
     The training thread takes the student's values; the thread that reads
-    versions finds all losses, the student's once for all peers.
+    versions finds all losses, the student's once for all peers, and keeps them
+    by step.
 
     Attributes:
         can_compare: Whether the canary has labels that the task loss takes.
@@ -89,35 +94,62 @@ class Merit:
 
     def forget(self) -> None:
         """Compares nothing until `take`."""
-        self._own: Callable[[], tuple[np.ndarray, float] | None] = lambda: None
+        self._taken: tuple[int, saved_model.Snapshot] | None = None
+        self._looked_at: Any = None
+        # Steps, ascending; the losses of each prediction; the guess's mean.
+        self._own: list[tuple[int, np.ndarray, float]] = []
 
-    def take(self) -> None:
-        """Takes the student's values; their loss is found if somebody asks."""
+    def take(self, step: int | None = None) -> None:
+        """Takes the student's values, at a step of its own, for `look`."""
         if self.can_compare:
-            self._own = functools.cache(
-                functools.partial(self._student_losses, self._writer.snapshot())
-            )
+            self._taken = step or 0, self._writer.snapshot()
 
-    def check(self, peer: str, outputs: list[tf.Tensor]) -> None:
-        """Refuses a version with these outputs if it is clearly worse.
+    def look(self) -> None:
+        """Finds the losses of the values that were taken last."""
+        taken = self._taken
+        if taken is None or taken is self._looked_at:
+            return
+        self._looked_at = taken
+        step, values = taken
+        self.note(step, *self._student_losses(values))
+
+    def note(self, step: int, losses: np.ndarray, base: float) -> None:
+        """Keeps the student's losses at a step, and the guess's mean loss."""
+        earlier = [each for each in self._own if each[0] < step]
+        self._own = [*earlier, (step, losses, base)][-_NUM_KEPT:]
+
+    def _at(self, step: int) -> tuple[int, np.ndarray, float]:
+        """The student's losses when it was last looked at by a step."""
+        before = [each for each in self._own if each[0] <= step]
+        return before[-1] if before else self._own[0]
+
+    def check(self, peer: str, outputs: list[tf.Tensor], *, step: int) -> None:
+        """Refuses a version of a step if it is clearly worse by its outputs.
 
         Models with batch normalization may be much worse for the time of one
         version: the losses of the peer's version before are averaged in.
         """
-        found = self._own()
-        if found is None:
+        self.look()
+        if not self._own:
             return
-        losses, (own, base) = self._losses(outputs[0]), found
+        losses, (at, own, base) = self._losses(outputs[0]), self._at(step)
         before = self._before.get(peer, losses)
         self._before[peer] = losses
         least = min(losses, (losses + before) / 2, key=np.mean)
-        if not _is_worse(least, own, base):
+        now = float(np.mean(self._own[-1][1]))
+        is_steep = now < (1 - _STEEP) * float(np.mean(own))
+        if is_steep or not _is_worse(least, own, base):
             self._good[peer] = losses
             self.outgrown.pop(peer, None)
             return
+        why = (
+            f"on the canary batch, its loss is {np.mean(least):.3g}, clearly "
+            f"worse than the student's at step {at}, {np.mean(own):.3g}; that "
+            f"of base rates is {base:.3g}."
+        )
         if _is_worse(self._good.get(peer, own), own, base):
-            self.outgrown[peer] = _WORSE
-        raise screen.Refused(_WORSE)
+            self.outgrown[peer] = why
+        raise screen.Refused(why)
 
 
 def _is_worse(losses: np.ndarray, own: np.ndarray, base: float) -> bool:

@@ -59,9 +59,9 @@ class Peers(teacher.Teacher):
 
     A version is quarantined, and the one before it stays in use, if it is
     damaged, unsigned, of other shapes, not finite, or on a labelled `canary`
-    clearly worse than the student. One that its group made in the burn-in,
-    while the student's distillation weight was 0, is never read. One that has
-    grown old loses its weight.
+    clearly worse than the student was at the version's step. One that its group
+    made in the burn-in, while the student's distillation weight was 0, is never
+    read. One that has grown old loses its weight.
 
     With `at_most`, neither a step nor the exchange costs more with more groups.
     Another group takes the place of one that publishes nothing, fades, is
@@ -107,8 +107,8 @@ class Peers(teacher.Teacher):
                 which the first 256 examples are taken. A version is refused if
                 its outputs are not finite or have another shape, and, if there
                 are targets, if by the task loss it is clearly worse than the
-                student. Default: the `validation_data`
-                of `fit`, if these are a dataset or arrays.
+                student was at the version's step. Default: the
+                `validation_data` of `fit`, if these are a dataset or arrays.
             schema: What peers' labels, vocabularies and columns must be; see
                 `follow.screen.digests`. Default: nothing is compared.
             allow_other_graphs: Whether to run peers' graphs that differ from
@@ -289,7 +289,8 @@ class Peer(teacher.Teacher):
             if is_own:
                 values = self._own_place.prepared(values)
         if is_own:
-            self._try_out(functools.partial(self._own_place.try_out, values))
+            infer = functools.partial(self._own_place.try_out, values)
+            self._try_out(infer, version.step)
         return values
 
     def _patched(self, delta: versions.Version) -> saved_model.Snapshot:
@@ -352,13 +353,13 @@ class Peer(teacher.Teacher):
         with self.exchange.readable(version) as readable:
             return self._own_place.read(readable, self._writer.variables)
 
-    def _try_out(self, predict: Any) -> None:
+    def _try_out(self, predict: Any, step: int) -> None:
         """Has a version predict the canary batch, if there is one."""
         if self.canary is None:
             return
         outputs = self.canary.check(predict, self._graph.output_spec)
         if self._merit is not None:
-            self._merit.check(self.label, outputs)
+            self._merit.check(self.label, outputs, step=step)
 
     # ---- between steps, on all workers at the same step ----
 
@@ -402,7 +403,7 @@ class Peer(teacher.Teacher):
         function.check(staged.values)
         losses, own = self._student.losses, self._graph.ends
         scale.check_ends(self.label, function.ends, losses, own)
-        self._try_out(function)
+        self._try_out(function, staged.version.step)
         blank = canary_lib.blank(self._graph.input_spec)
         if self.canary is None and blank is not None:
             # Its nodes may be of a device that is not there.

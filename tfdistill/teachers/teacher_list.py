@@ -308,6 +308,8 @@ class TeacherList:
 
     def _look_further(self) -> None:
         if self._student.is_chief:
+            for merit in self._student.merits.values():
+                merit.look()
             for places in {peer.places for peer in self._peers}:
                 places.look()
 
@@ -337,7 +339,7 @@ class TeacherList:
             The names of the teachers that were swapped.
         """
         for merit in self._student.merits.values():
-            merit.take()
+            merit.take(step)
         self._count_bad()
         bad = [count >= _MAX_BAD for count in self._num_bad]
         doubts = [each.doubt() for each in self._teachers]
