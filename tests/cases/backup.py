@@ -22,8 +22,6 @@ class Stopped(Exception):
 
 
 class StopAt(keras.callbacks.Callback):
-    """Stops training once a number of its own steps are done."""
-
     def __init__(self, after: int) -> None:
         super().__init__()
         self._left = after
@@ -35,8 +33,6 @@ class StopAt(keras.callbacks.Callback):
 
 
 class AtStep(keras.callbacks.Callback):
-    """Calls a function with the model once a step is done."""
-
     def __init__(self, step: int, function: Callable[[Any], None]) -> None:
         super().__init__()
         self._step, self._function = step, function
@@ -146,7 +142,6 @@ def times_seen(model: Any, strategy: Any = None) -> set[int]:
 
 
 def wait_for_backup(directory: Any, step: int) -> None:
-    """Waits until the backup of a step is written."""
     path = pathlib.Path(directory, "group_0", str(step), "manifest.json")
     waits.until(path.exists, str(path))
 
@@ -166,8 +161,6 @@ def student(num_classes: int = 3) -> keras.Model:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One training."""
-
     data: Callable[[], Any] = endless
     fit: dict = dataclasses.field(
         default_factory=lambda: {"steps_per_epoch": 5}
@@ -186,7 +179,6 @@ REPLICAS = Case(data=finite, fit={}, epochs=2)
 
 
 def build(case: Case, strategy: Any = None, teachers: Any = None) -> Any:
-    """A compiled model, as every start of the program makes it."""
     keras.utils.set_random_seed(case.seed)
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
@@ -215,11 +207,6 @@ def train(
     callbacks: Any = (),
     warm_start: Any = None,
 ) -> tuple[Any, Logs, Any]:
-    """One start of the program; it may be stopped.
-
-    Returns:
-        The model, the logs of this start, and its `Backup`.
-    """
     model = build(case, strategy, teachers)
     logs = Logs()
     backup = tfdistill.callbacks.Backup(

@@ -31,7 +31,6 @@ def data(num_examples: int = 16, seed: int = 0) -> tuple:
 
 
 def linear(seed: int = 0, classes: int = NUM_CLASSES) -> keras.Model:
-    """A linear student with weights of its own for each seed."""
     model = keras.Sequential(
         [keras.Input((NUM_FEATURES,)), keras.layers.Dense(classes)]
     )
@@ -40,7 +39,6 @@ def linear(seed: int = 0, classes: int = NUM_CLASSES) -> keras.Model:
 
 
 def deep(seed: int = 0, activation: str = "tanh") -> keras.Model:
-    """A student with a hidden layer."""
     inputs = keras.Input((NUM_FEATURES,))
     hidden = keras.layers.Dense(5, activation=activation)(inputs)
     model = keras.Model(inputs, keras.layers.Dense(NUM_CLASSES)(hidden))
@@ -49,7 +47,6 @@ def deep(seed: int = 0, activation: str = "tanh") -> keras.Model:
 
 
 def randomize(model: keras.Model, seed: int) -> None:
-    """Gives all float weights values that differ from seed to seed."""
     rng = np.random.default_rng(seed + 100)
     for variable in model.variables:
         if tf.as_dtype(variable.dtype).is_floating:
@@ -193,7 +190,6 @@ def outputs_of_teachers(
 
 
 def ask(model: Any, x: Any, step: int = 20, *, active: bool = True) -> Any:
-    """Asks the teachers about a batch."""
     outputs = model.student(x)
     batch = teacher.Batch(
         inputs=tf.constant(x),
@@ -250,7 +246,6 @@ def refresh_until(model: Any, done: Callable[[], bool]) -> None:
 
 
 def load(model: Any, *steps: int) -> None:
-    """Waits until each teacher is at the given step."""
     refresh_until(
         model,
         lambda: [s["step"] for s in model.teachers.status()] == list(steps),
@@ -263,15 +258,11 @@ def prepare(model: Any, x: Any, y: Any = None, **kwargs: Any) -> None:
 
 
 def quarantined(model: Any) -> dict[int, str]:
-    """The first teacher's quarantined versions."""
     return model.teachers.status()[0]["quarantined"]
 
 
 def assert_close(found: Any, expected: Any, **tolerance: float) -> None:
-    """Compares weights of models, or arrays in structures.
-
-    To the bit, unless there is a tolerance.
-    """
+    """Of models or structures: to the bit, unless there is a tolerance."""
     for one, other in zip(_arrays(found), _arrays(expected), strict=True):
         if tolerance:
             np.testing.assert_allclose(one, other, **tolerance)

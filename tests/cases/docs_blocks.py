@@ -25,16 +25,6 @@ READ = ("diff", "dockerfile", "json", "text", "yaml")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Block:
-    """A fenced block.
-
-    Attributes:
-        page: Path of its page, from the top of the checkout.
-        line: Line of its opening fence, from 1.
-        language: What the fence says.
-        text: What stands between the fences.
-        not_run: Why no test runs it; "" for a block that is run.
-    """
-
     page: str
     line: int
     language: str
@@ -43,7 +33,6 @@ class Block:
 
     @property
     def file_name(self) -> str | None:
-        """The file that a Python block is, if it is one."""
         found = _FILE.match(self.text.partition("\n")[0])
         return found[1] if found and self.language == "python" else None
 
@@ -64,28 +53,20 @@ class Block:
         return [found for found in words if found]
 
     def __str__(self) -> str:
-        """Names the block in a test's id."""
         return f"{self.page}:{self.line}"
 
 
 def pages() -> list[str]:
-    """Returns the pages that a reader may type from."""
     docs = sorted((ROOT / "docs").glob("*.md"))
     names = [path.relative_to(ROOT).as_posix() for path in docs]
     return ["README.md", "CONTRIBUTING.md", *names]
 
 
 def read(page: str) -> str:
-    """Returns a page's text."""
     return (ROOT / page).read_text("utf-8")
 
 
 def blocks(page: str) -> list[Block]:
-    """Returns the blocks of a page, in order.
-
-    Raises:
-        ValueError: A fence is not closed, or a marker stands before no block.
-    """
     found, fence, reason = [], None, ""
     for number, line in enumerate(read(page).splitlines(), 1):
         opening = _FENCE.match(line)

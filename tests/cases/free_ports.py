@@ -4,11 +4,6 @@ import socket
 
 
 def find(count: int) -> list[int]:
-    """Returns different ports, which were free a moment ago.
-
-    Args:
-        count: How many.
-    """
     # On all addresses, as TensorFlow's servers listen.
     servers = [socket.create_server(("", 0)) for _ in range(count)]
     ports = [server.getsockname()[1] for server in servers]
@@ -18,10 +13,4 @@ def find(count: int) -> list[int]:
 
 
 def addresses(count: int, *, host: str = "127.0.0.1") -> list[str]:
-    """Returns the same as `host:port`.
-
-    Args:
-        count: How many.
-        host: The host in them.
-    """
     return [f"{host}:{port}" for port in find(count)]

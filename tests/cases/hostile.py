@@ -54,7 +54,6 @@ def save(directory: pathlib.Path, body: Callable[[tf.Tensor], Any]) -> None:
 
 
 def edit(directory: pathlib.Path, change: Callable[[Any], None]) -> None:
-    """Changes the graph of a SavedModel in place."""
     path = directory / "saved_model.pb"
     model = saved_model_pb2.SavedModel.FromString(path.read_bytes())
     change(model)
@@ -82,11 +81,6 @@ def _branch(inner: Callable[[], Any]) -> Callable[[tf.Tensor], Any]:
 
 
 def bodies(path: str) -> dict[str, Callable[[tf.Tensor], Any]]:
-    """What must not be in a signature, by the operation to be named.
-
-    Args:
-        path: A file that would be made, or read.
-    """
     raw = tf.raw_ops
 
     def write() -> tf.Tensor:

@@ -26,7 +26,6 @@ def write(capsys: Any, *options: str, command: tuple = ()) -> list[dict]:
 
 
 def of_kind(objects: list[dict], kind: str) -> dict[str, dict]:
-    """The objects of one kind by name."""
     return {x["metadata"]["name"]: x for x in objects if x["kind"] == kind}
 
 
@@ -45,7 +44,6 @@ def jobs(objects: list[dict]) -> dict[str, dict]:
 
 
 def container(pod_template: Mapping[str, Any]) -> dict[str, Any]:
-    """The one container of a pod."""
     (found,) = pod_template["spec"]["containers"]
     return found
 
@@ -77,7 +75,6 @@ def environment(
 
 
 def tasks(job: Mapping[str, Any]) -> Iterator[tuple[dict, list[str]]]:
-    """Environment and command of each pod of an Indexed Job."""
     found = container(job["spec"]["template"])
     for index in range(job["spec"]["completions"]):
         annotation = "batch.kubernetes.io/job-completion-index"

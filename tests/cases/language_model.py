@@ -25,7 +25,6 @@ def documents(count, *, first=0):
 
 
 def write(path, texts):
-    """Writes a text, compressed as the name says."""
     content = "".join(f"{text}\n" for text in texts).encode()
     compress = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix)
     path.write_bytes(compress(content) if compress else content)

@@ -11,7 +11,6 @@ _KEY = b"the key of a run, long enough"
 
 
 def make(place, **options) -> store.Line:
-    """Makes a line, as `tfdistill line init` does."""
     store.Line.init(place, workload="/somewhere/my_workload.py")
     return store.Line(place, **options)
 
@@ -41,7 +40,6 @@ def add_candidate(line: store.Line, span: str) -> tuple[int, str]:
 
 
 def promote(line: store.Line, span: str) -> int:
-    """Makes a candidate, and promotes it."""
     number, path = add_candidate(line, span)
     line.promote(
         number, path, why=f"{span} is better", extra=extra(line, number)
@@ -50,6 +48,5 @@ def promote(line: store.Line, span: str) -> int:
 
 
 def extra(line: store.Line, number: int) -> dict[str, pathlib.Path]:
-    """Returns the files beside a version."""
     name = f"assets.extra/{store.LINEAGE}"
     return {name: pathlib.Path(line.candidate_path(number), store.LINEAGE)}

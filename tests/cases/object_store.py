@@ -43,7 +43,6 @@ class Server:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Refuses connections for a while."""
         self.stop()
         try:
             yield

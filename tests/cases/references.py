@@ -48,7 +48,6 @@ def _processor() -> list[str]:
 
 
 def kept(name: str, compute: Callable[[], Arrays]) -> Arrays:
-    """Returns the reference of a name, computed unless it is there."""
     options = tf.config.optimizer.get_experimental_options()
     kind = "as_written" if options["disable_meta_optimizer"] else "rewritten"
     path = _DIRECTORY / _key() / kind / f"{name}.npz"

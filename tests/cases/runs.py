@@ -9,7 +9,6 @@ NOW = 1_000_000.0
 
 
 def metrics(directory, group, *records):
-    """Appends lines to a group's metrics."""
     path = pathlib.Path(directory, f"group_{group}", "metrics.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:

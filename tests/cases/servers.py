@@ -26,8 +26,6 @@ SIZES, DIM, NUM_FEATURES = (11, 5), 4, 3
 
 
 class PerWorker:
-    """An iterator for each worker."""
-
     def __init__(self, values: list[Any]) -> None:
         self.values = values
 
@@ -173,7 +171,6 @@ def model(
     kind: type = tfdistill.CodistillModel,
     **kwargs: Any,
 ) -> tfdistill.CodistillModel:
-    """A compiled model."""
     made = kind(student() if built is None else built)
     made.compile(
         optimizer or keras.optimizers.Adagrad(0.1),
@@ -221,14 +218,12 @@ def step_of(made: Any) -> Any:
 
 
 def weights(made: Any) -> list[np.ndarray]:
-    """All of a student's weights; the tables' shards in one."""
     found = [v.numpy() for v in made.student.variables]
     num_shards = len(made.student.get_layer("table").shards)
     return [np.concatenate(found[:num_shards]), *found[num_shards:]]
 
 
 def assert_same(actual: Any, expected: Any, **tolerance: float) -> None:
-    """Compares lists of arrays."""
     tolerance = {"rtol": 1e-5, "atol": 1e-6, **tolerance}
     for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, **tolerance)
@@ -245,7 +240,6 @@ class TracedModel(tfdistill.CodistillModel):
     """Keeps the graphs that its training step was traced in."""
 
     def train_step(self, data: Any) -> Any:
-        """Notes the graph."""
         self.note_graph(tf.compat.v1.get_default_graph())
         return super().train_step(data)
 

@@ -109,7 +109,6 @@ class Slurm:
         }
 
     def run(self, *command: str) -> str:
-        """Runs a command of Slurm's; returns what it prints."""
         done = subprocess.run(
             command, env=self.env, capture_output=True, text=True
         )
@@ -123,7 +122,6 @@ class Slurm:
         return {key: value for key, _, value in pairs}
 
     def wait(self, name: str, *states: str) -> None:
-        """Waits until a job is in one of the states."""
         waits.until(
             lambda: self.job(name)["JobState"] in states, name, pause_secs=0.2
         )

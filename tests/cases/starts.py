@@ -112,6 +112,5 @@ def finish(process):
 
 
 def running(process):
-    """Waits until the task runs; returns its pid."""
     waits.until(lambda: process.read() or process.pid)
     return process.pid

@@ -20,7 +20,6 @@ def _read(directory: pathlib.Path) -> Any:
 
 
 def tags(directory: pathlib.Path) -> set[str]:
-    """All tags of a TensorBoard run."""
     found = _read(directory).Tags()
     return {*found["scalars"], *found["tensors"]}
 
@@ -42,13 +41,11 @@ def scalars(directory: pathlib.Path, tag: str) -> list[tuple[int, float]]:
 
 
 def point(tag: str, value: float) -> summary_pb2.Summary:
-    """A summary of one scalar."""
     made = summary_pb2.Summary.Value(tag=tag, simple_value=value)
     return summary_pb2.Summary(value=[made])
 
 
 def documented() -> set[str]:
-    """The tags that the docs list."""
     text = (_ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     return set(re.findall(r"^\| `([^`]+)` \| .+ \| .+ \|$", text, re.MULTILINE))
 

@@ -172,7 +172,6 @@ def test_wrong_environment_is_refused_before_any_start(tmp_path, monkeypatch):
 
 @pytest.fixture
 def launcher(tmp_path):
-    """Starts the command line in a process of its own."""
     started = []
 
     def start(code, *options):

@@ -121,7 +121,6 @@ class _Group:
             self.start(name)
 
     def start(self, name):
-        """Starts a task, or starts it again as the launcher does."""
         files.forget_progress(self.ready[name])
         self.running[name] = None
         self.reporters[name] = signs.Reporter(
@@ -129,7 +128,6 @@ class _Group:
         )
 
     def sleep(self, secs):
-        """Lets time pass in which the launcher does not run."""
         self._now += secs
 
     def go_on(self, secs, **phases):

@@ -14,7 +14,6 @@ import sys
 
 
 def main() -> None:
-    """Runs the program that this process was started for."""
     del sys.argv[0]
     if sys.argv[0].startswith("--in="):
         os.chdir(sys.argv.pop(0).removeprefix("--in="))

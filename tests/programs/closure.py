@@ -15,7 +15,6 @@ import tfdistill
 
 
 def main(directory):
-    """Runs this task."""
     if (directory / "stop").exists():
         return  # There is nothing left to do, for servers neither.
     strategy = tfdistill.make_strategy()

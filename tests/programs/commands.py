@@ -32,13 +32,7 @@ def of(
     *arguments: object,
     cwd: pathlib.Path | None = None,
 ) -> tuple[str, ...]:
-    """Returns the command that runs a program.
-
-    Args:
-        program: A module or its name, a script's path, or "-c" before code.
-        *arguments: Its arguments.
-        cwd: The directory to run it in.
-    """
+    """Runs a module, a script's path, or what follows "-c", in `cwd`."""
     if isinstance(program, ModuleType):
         program = program.__name__
     place = [] if cwd is None else [f"--in={cwd}"]
@@ -73,14 +67,6 @@ def launched(
 
 
 class Process:
-    """A process that was started by `of`, with the methods of a Popen.
-
-    Attributes:
-        args: Its command.
-        log: What it writes, to stdout and stderr.
-        returncode: None while it runs.
-    """
-
     def __init__(
         self,
         command: tuple[str, ...],
@@ -104,7 +90,6 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         assert self._task.pid is not None
         return self._task.pid
 
@@ -120,7 +105,6 @@ class Process:
             waits.until(look, what, pause_secs=0.0)
 
     def poll(self) -> int | None:
-        """Returns its exit code, or None while it runs."""
         self._task.read()
         self.returncode = self._task.exit_code
         return self.returncode
@@ -133,7 +117,6 @@ class Process:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to the process itself."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -146,7 +129,6 @@ class Process:
         self._task.kill()
 
     def text(self) -> str:
-        """What it has written so far."""
         return self.log.read_text(errors="replace")
 
 
@@ -160,7 +142,6 @@ class Starter:
     def __call__(
         self, program: ModuleType | str, *arguments: object, **env: str
     ) -> Process:
-        """Starts a program with variables added to its environment."""
         log = self.directory / f"process_{len(self.processes)}.log"
         started = Process(of(program, *arguments), log, env=env)
         self.processes.append(started)

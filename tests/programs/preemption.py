@@ -100,7 +100,6 @@ def _waiting(name):
 
 
 def main(phase: str, directory: pathlib.Path) -> None:
-    """Runs this task."""
     cluster = tfdistill.Cluster.from_env()
     Phase.directory, Phase.name = directory, phase
     Phase.index = cluster.task_index

@@ -18,7 +18,6 @@ NUM_STEPS = 4
 
 
 def main(directory: pathlib.Path, address: str) -> None:
-    """Runs this task."""
     strategy = tfdistill.make_strategy()
     teachers = tfdistill.labels.Teachers(
         [address], {"outputs": [cases.NUM_CLASSES]}, timeout_secs=30

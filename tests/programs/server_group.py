@@ -30,7 +30,6 @@ def learn(directory: pathlib.Path, strategy: Any, notes: dict) -> dict:
 
 
 def main(directory: pathlib.Path, part: str) -> None:
-    """Runs this task."""
     strategy = tfdistill.make_strategy()
     found: dict[str, np.ndarray] = {}
     notes: dict[str, Any] = {"failed": {}}

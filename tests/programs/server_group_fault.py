@@ -83,7 +83,6 @@ class Notes(keras.callbacks.Callback):
         return self.workers[self._lost_until :]
 
     def write(self, note: dict) -> None:
-        """Adds a line on where the training stands."""
         kernel = self.model.student.get_layer("weight").kernel.numpy()
         step = int(self.model.optimizer.iterations.numpy())
         line = {"step": step, "weight": float(kernel[0, 0]), **note}
@@ -121,7 +120,6 @@ def table(model: tfdistill.CodistillModel) -> dict[str, list]:
 
 
 def main(directory: pathlib.Path, num_steps: int) -> None:
-    """Runs this task."""
     strategy = tfdistill.make_strategy()
     exchange = tfdistill.Exchange(directory / "exchange", key=None)
     learns = (directory / "exchange" / "group_1").exists()
@@ -178,7 +176,6 @@ def data() -> tf.data.Dataset:
 def trained_alone(
     num_steps: int, rate: float = 1.0, callbacks: Any = ()
 ) -> tfdistill.CodistillModel:
-    """Returns a student that one process has trained."""
     model = tfdistill.CodistillModel(student())
     model.compile(
         keras.optimizers.SGD(rate),

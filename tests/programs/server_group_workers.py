@@ -28,8 +28,6 @@ NUM_NAN_STEPS = 50
 
 
 class Count(keras.metrics.Sum):
-    """Number of examples."""
-
     def update_state(self, y_true, y_pred, sample_weight=None):
         super().update_state(tf.ones_like(y_true))
 
@@ -40,7 +38,6 @@ def rewarded(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 
 
 def label(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-    """A metric: the label itself."""
     return y_true
 
 
@@ -86,7 +83,6 @@ def weights(model: tfdistill.CodistillModel) -> tuple[float, np.ndarray]:
 
 
 def examples(x: np.ndarray, ids: Any = 0, labels: Any = 0.0) -> Any:
-    """Unbatched data."""
     x = np.reshape(x, [-1, 1]).astype("float32")
     ids = np.broadcast_to(np.reshape(ids, [-1, 1]), x.shape).astype("int64")
     labels = np.broadcast_to(np.reshape(labels, [-1, 1]), x.shape)
@@ -227,7 +223,6 @@ class Parts:
 
 
 def main(directory: pathlib.Path, names: list[str]) -> None:
-    """Runs this task."""
     parts = Parts(tfdistill.make_strategy())
     notes: dict[str, Any] = {"failed": {}}
     for name in names:

@@ -83,7 +83,6 @@ _FIRST_HITS = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site's directory."""
     built = tmp_path_factory.mktemp("site")
     (command,) = (
         words

@@ -147,7 +147,6 @@ def test_parameter_servers_come_last_and_nobody_evaluates(tmp_path):
 
 @pytest.fixture
 def kept_signals():
-    """Undoes that `run` leaves signals to its command."""
     numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     earlier = {number: signal.getsignal(number) for number in numbers}
     yield
