@@ -109,19 +109,6 @@ def test_the_newest_version_is_proposed_staged_and_taken():
     assert reader.state == follower.PENDING
 
 
-def test_what_is_proposed_is_not_looked_at_again():
-    exchange, asked = _Exchange(10, 20), []
-    reader = _reader(exchange, screen=lambda version: None)
-    reader.wanted = lambda step: asked.append(step) or True
-    for _ in range(3):
-        reader.look()
-    # Once in the exchange, and once more as it is proposed.
-    assert asked == [20, 20]
-    exchange.published.append(30)
-    reader.look()
-    assert reader.newest == 30
-
-
 def test_what_a_resumed_training_has_taken_is_not_proposed_again():
     exchange = _Exchange(5)
     reader = _reader(exchange, alone=False)

@@ -68,7 +68,10 @@ def test_one_cross_learns_a_product_that_a_sum_cannot(num_crosses):
     "build",
     [
         lambda: criteo.dcn(field_sizes=9, embedding_dim=4).model(),
-        lambda: clicks.build_dcn(embedding_dim=4, num_crosses=3, rank=2),
+        pytest.param(
+            lambda: clicks.build_dcn(embedding_dim=4, num_crosses=3, rank=2),
+            marks=pytest.mark.deep,
+        ),
     ],
 )
 def test_a_model_is_saved_and_exported_and_built_of_other_layers(

@@ -186,7 +186,9 @@ def test_the_middle_of_an_image(kind):
     np.testing.assert_allclose(crop, expected, atol=0.03)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize(
+    "kind", ["JPEG", pytest.param("PNG", marks=pytest.mark.deep)]
+)
 def test_random_parts_have_the_areas_and_sides_of_the_paper(kind):
     data = tf.constant(encoded(gradient(), kind))
     areas, mirrored = [], 0

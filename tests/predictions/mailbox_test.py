@@ -205,18 +205,6 @@ def test_a_peer_that_cannot_answer_is_named(opened, peers, replicas, why):
     waits.until(lambda: why in one.box.peer(1).why)
 
 
-def test_a_peer_hands_out_a_step_once_and_keeps_none_before_it():
-    peer = mailbox.Peer(1, most=16)
-    for step in range(4):
-        message = message_lib.Message(1, 0, step, b"", BATCH, "", b"")
-        peer.keep(message, num_bytes=step)
-    assert peer.take(2, replica=0).step == 2
-    assert peer.take(2, replica=0) is peer.take(3, replica=1) is None
-    assert list(peer.boxes[0]) == [3] and peer.newest == {0: 3}
-    peer.forget()
-    assert peer.take(3, replica=0) is None and not peer.newest
-
-
 # ---- what is refused ----
 
 
