@@ -69,9 +69,16 @@ _OURS = {
     ),
     "text": lambda _: (_sequential(*_text_model()), _TEXT),
 }
+_EVERY_RUN = {"lookup in a file"}
 
 
-@pytest.mark.parametrize("name", _OURS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in _EVERY_RUN else pytest.mark.deep)
+        for name in _OURS
+    ],
+)
 def test_our_own_exports_pass(tmp_path, name):
     student, spec = _OURS[name](tmp_path)
     _write(student, spec, tmp_path / "ours")

@@ -386,7 +386,8 @@ def test_what_is_frozen_is_published_once_and_shared(
     _assert_predicts_as_the_last_whole_one(model, exchange)
 
 
-@pytest.mark.parametrize("variables_dtype", [None, *_deep("bfloat16", "int8")])
+@pytest.mark.deep
+@pytest.mark.parametrize("variables_dtype", [None, "bfloat16", "int8"])
 def test_a_teacher_of_another_backbone_holds_its_own(exchange, variables_dtype):
     """Its base is read once; the student's stays the student's."""
     model = _following(exchange, _adapted(0, backbone=8))
@@ -463,6 +464,7 @@ def test_frozen_weights_that_move_travel(exchange, caplog):
     assert len(_bases(exchange)) == 1
 
 
+@pytest.mark.deep
 def test_a_student_that_is_no_longer_frozen_leaves_the_teacher_as_it_is(
     exchange,
 ):
@@ -504,6 +506,7 @@ def test_a_fit_follows_adapters_by_its_own_callbacks(exchange):
     assert own < students / 5
 
 
+@pytest.mark.deep
 def test_the_first_version_may_be_a_delta_of_a_frame_of_the_burn_in(exchange):
     model, values = _following(exchange), {}
     (peer,) = model.teachers

@@ -232,7 +232,7 @@ def _break(variables, name, size):
     ("own_graph", "name", "size"),
     [
         (True, "variables.data-00000-of-00001", 20),
-        (False, "variables.index", -10),
+        pytest.param(False, "variables.index", -10, marks=pytest.mark.deep),
     ],
 )
 def test_a_damaged_checkpoint_is_quarantined_and_training_goes_on(

@@ -145,6 +145,7 @@ def test_rows_of_a_table_are_gathered_and_then_widened():
     assert (_ROWS, _DIM) not in widened
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "dtype", ["int8", pytest.param("int4", marks=pytest.mark.deep)]
 )
