@@ -154,6 +154,7 @@ def trained(tmp_path_factory):
     return model, logs, directory
 
 
+@pytest.mark.deep
 def test_rows_that_nobody_teaches_say_nothing_of_a_variance(trained):
     _, logs, _ = trained
     found = [

@@ -126,6 +126,7 @@ def test_the_budget_is_kept(served, whole):
     assert shown <= summaries.tags(directory)
 
 
+@pytest.mark.deep
 def test_the_budget_is_kept_by_weights_that_early_stopping_restores(served):
     # The first epoch is the best by a loss that is to be large.
     stopping = keras.callbacks.EarlyStopping(
@@ -152,6 +153,7 @@ def test_replicas_have_the_weights_of_one_device(served, whole, two_replicas):
     _assert_kept(model, served, budget)
 
 
+@pytest.mark.deep
 def test_it_is_kept_on_parameter_servers_by_tables_too(monkeypatch, tmp_path):
     servers.pretend(monkeypatch)
     served = servers.student(seed=1)

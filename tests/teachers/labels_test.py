@@ -101,6 +101,7 @@ def _two_heads(seed):
     return model
 
 
+@pytest.mark.deep
 def test_each_output_is_taken_as_its_own_loss_does():
     teacher, y = _two_heads(5), {"p": _Y, "q": _Y % 2}
     parts = [forms.Form(top_k=3, from_logits=v) for v in (False, True)]

@@ -46,7 +46,8 @@ def _after_steps(model, *data, count=_REPORTS):
 @pytest.mark.parametrize(
     "kind",
     [
-        *("honest", "half_as_sure", "base_rates"),
+        *("honest", "base_rates"),
+        pytest.param("half_as_sure", marks=pytest.mark.deep),
         pytest.param("rotated", marks=pytest.mark.deep),
     ],
 )
@@ -85,7 +86,7 @@ _SEQUENCES = keras.utils.pad_sequences([[1, 2, 3], [2]], padding="post")
     [
         pytest.param(True, None, 4, marks=pytest.mark.deep),
         pytest.param(False, None, 6, marks=pytest.mark.deep),
-        (False, [[1.0] * 3, [0.0] * 3], 3),
+        pytest.param(False, [[1.0] * 3, [0.0] * 3], 3, marks=pytest.mark.deep),
         (True, [[1.0] * 3, [0.0] * 3], 4),
     ],
 )

@@ -143,9 +143,8 @@ def test_a_version_is_read_beside_the_one_in_use(group):
     assert group._ask.experimental_get_tracing_count() == 1
 
 
-@pytest.mark.parametrize(
-    "dtype", ["int8", pytest.param(None, marks=pytest.mark.deep)]
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("dtype", ["int8", None])
 def test_deltas_are_put_over_what_is_held(group, monkeypatch, dtype):
     peer, frames = _made(3), key_frames.KeyFrames(3, None)
     held = cases.student()

@@ -117,6 +117,7 @@ def test_two_replicas_have_one_mean_and_a_refresh_needs_no_exporter(
     )
 
 
+@pytest.mark.deep
 def test_statistics_of_replicas_are_averaged_first(two_replicas):
     with two_replicas.scope():
         model = _trained(

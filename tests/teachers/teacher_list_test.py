@@ -115,6 +115,7 @@ def test_the_newest_version_replaces_the_one_before(exchange):
         np.testing.assert_array_equal(weights, [[1] * 16])
 
 
+@pytest.mark.deep
 def test_swaps_reach_every_replica(exchange, two_replicas):
     with two_replicas.scope():
         model = cases.codistill(cases.linear(0), cases.peers(exchange))
@@ -237,6 +238,7 @@ def _files(exchange, step=10):
     )
 
 
+@pytest.mark.deep
 def test_no_damaged_file_becomes_a_teacher(exchange):
     cases.publish(exchange, cases.linear(1), step=1)
     names = _files(exchange, 1)
