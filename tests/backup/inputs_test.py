@@ -91,6 +91,7 @@ def _check_resumes(make, tmp_path, **more):
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.deep
 def test_a_data_service_of_one_worker_resumes(tmp_path, service):
     _check_resumes(lambda: _of_service(service), tmp_path, steps_per_epoch=5)
 

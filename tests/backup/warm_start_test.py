@@ -172,6 +172,7 @@ def _dynamic(num_rows, *args, **kwargs):
     )
 
 
+@pytest.mark.deep
 def test_ids_keep_their_rows_and_their_ages(tmp_path):
     by_id = {"table": _dynamic, "num_ids": 1024}
     old, _ = _train(tmp_path / "old", epochs=2, **by_id)
@@ -193,6 +194,7 @@ def test_ids_keep_their_rows_and_their_ages(tmp_path):
         _train(tmp_path / "larger", tmp_path / "old", **by_id)
 
 
+@pytest.mark.deep
 def test_a_keras_embedding_may_grow(tmp_path):
     grown = {"table": keras.layers.Embedding, "num_ids": 12}
     old, _ = _train(tmp_path / "old", epochs=2, **grown)

@@ -298,6 +298,7 @@ def test_nothing_is_added_outside_of_training():
     assert not cases.table(table.ids).any()
 
 
+@pytest.mark.deep
 def test_vectors_are_of_the_layers_dtype():
     model, table = _model(dtype="mixed_bfloat16")
     ids = np.random.default_rng(2).integers(0, 9, [1, 8, FIELDS])
@@ -334,6 +335,7 @@ def test_what_cannot_be_is_refused(two_replicas):
         plain.fit(np.zeros([2, FIELDS], "int64"), np.zeros(2), verbose=0)
 
 
+@pytest.mark.deep
 def test_a_peer_teaches_by_id_whatever_rows_it_has(tmp_path):
     peer, table = _model(seed=2)
     ids = _wild(90).reshape(30, FIELDS)

@@ -94,6 +94,7 @@ def _model(layer):
     return keras.Model(inputs, top)
 
 
+@pytest.mark.deep
 def test_it_trains_as_keras_rs(monkeypatch):
     """As on servers; updates_test compares with tables on replicas."""
     layers_of = _alike(_configs())

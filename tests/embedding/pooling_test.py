@@ -71,7 +71,11 @@ def _bags(combiner, kind):
 
 @pytest.mark.parametrize("kind", ["dense", "ragged", "fields"])
 @pytest.mark.parametrize("combiner", COMBINERS)
-@pytest.mark.parametrize("there", [True, False], ids=["there", "here"])
+@pytest.mark.parametrize(
+    "there",
+    [True, pytest.param(False, marks=pytest.mark.deep)],
+    ids=["there", "here"],
+)
 def test_values_and_gradients_are_those_of_numpy(combiner, kind, there):
     ids, size, bags = _bags(combiner, kind)
     layer = _layer(size, combiner, combine_on_servers=there)
@@ -197,6 +201,7 @@ def test_any_step_trains_as_with_sums_on_workers(eager, two_replicas):
         np.testing.assert_allclose(table, expected[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.deep
 def test_a_frozen_table_stays_as_it_is():
     before, found = _trained(combine_on_servers=True, frozen=True, epochs=1)
     np.testing.assert_array_equal(found["means"], before["means"])
