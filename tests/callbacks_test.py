@@ -136,8 +136,8 @@ def test_several_steps_an_execution(exchange):
 @pytest.mark.parametrize(
     ("group", "mixes", "arguments", "first"),
     [
-        (0, False, {}, 4),
-        (2, False, {}, 2),
+        pytest.param(0, False, {}, 4, marks=_deep),
+        pytest.param(2, False, {}, 2, marks=_deep),
         (0, True, {"offset_steps": 1}, 1),
     ],
 )

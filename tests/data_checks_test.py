@@ -184,7 +184,7 @@ CHECKED = {
     ("on", "case"),
     [
         *(("one", case) for case in CHECKED),
-        ("replicas", "feature"),
+        pytest.param("replicas", "feature", marks=pytest.mark.deep),
         ("servers", "label above"),
     ],
 )

@@ -55,6 +55,7 @@ def test_a_launched_run_writes_what_the_launcher_shows(run_dir):
     assert (last["event"], last["step"], last["teachers"]) == ("end", 4, [])
 
 
+@pytest.mark.deep
 def test_a_backup_resumes_it(tmp_path):
     x, y = cases.regression(16)
     model = _model()

@@ -317,7 +317,9 @@ def _dataset(dtype="float32"):
 @pytest.mark.parametrize(
     ("make", "arguments"),
     [
-        (lambda: (_dataset("float64"), None), {}),
+        pytest.param(
+            lambda: (_dataset("float64"), None), {}, marks=pytest.mark.deep
+        ),
         (lambda: (_generator(), None), {"steps_per_epoch": 4}),
     ],
     ids=["float64", "generator"],
@@ -335,7 +337,11 @@ def test_the_same_data_in_any_form(exchange, reference, make, arguments):
 
 
 @pytest.mark.parametrize(
-    "how", [{"run_eagerly": True}, {"steps_per_execution": 3}]
+    "how",
+    [
+        pytest.param({"run_eagerly": True}, marks=pytest.mark.deep),
+        {"steps_per_execution": 3},
+    ],
 )
 def test_other_ways_of_execution(exchange, reference, how):
     model = _taught(exchange, **how)
@@ -679,7 +685,10 @@ def _two_outputs(named, model_class=keras.Model):
 
 @pytest.mark.parametrize(
     ("named", "model_class"),
-    [(False, keras.Model), (True, Doubled)],
+    [
+        pytest.param(False, keras.Model, marks=pytest.mark.deep),
+        (True, Doubled),
+    ],
     ids=["list", "own_loss"],
 )
 def test_outputs_are_found_by_name_as_in_keras(named, model_class):
