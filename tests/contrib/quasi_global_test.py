@@ -110,6 +110,7 @@ def test_a_step_at_rate_zero_says_nothing_of_a_mix():
     np.testing.assert_allclose(kernel.numpy(), 4.0)
 
 
+@pytest.mark.deep
 def test_quasi_global_momentum_of_zero_is_plain_descent():
     """With clipping, decay and an average of weights."""
     for options in (

@@ -182,6 +182,7 @@ def test_two_replicas_train_as_one_device(two_replicas):
     assert np.abs(one.student.get_weights()[-1]).max() > 1e-4
 
 
+@pytest.mark.deep
 def test_a_worker_of_parameter_servers_trains_as_fit_does():
     # There a step takes all variables as values, the seed among them.
     expected, *_ = trained(tf.distribute.get_strategy(), keras.optimizers.Adam)

@@ -256,6 +256,7 @@ class Empty(keras.layers.Layer):
         return x
 
 
+@pytest.mark.deep
 def test_weights_of_any_float_and_size_are_mixed(tmp_path):
     inputs = keras.Input((4,), dtype="bfloat16")
     hidden = keras.layers.Dense(5, dtype="bfloat16")(inputs)

@@ -74,6 +74,7 @@ def test_steps_read_what_was_fetched_before_the_last_updates(monkeypatch):
     assert np.abs(found[0] - _in_time("adam")[0][0]).max() > 1e-4
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "rows_ahead", [pytest.param(0, marks=pytest.mark.deep), 1]
 )

@@ -123,7 +123,7 @@ def test_fit_goes_on_and_tells_its_callbacks(monkeypatch):
     ("given", "by_batches", "grows"),
     [
         (None, False, True),
-        (None, True, False),
+        pytest.param(None, True, False, marks=pytest.mark.deep),
         pytest.param("auto", True, True, marks=pytest.mark.deep),
         pytest.param(1, False, False, marks=pytest.mark.deep),
     ],
@@ -206,6 +206,7 @@ def test_what_a_callback_raises_leaves_nothing_in_flight(monkeypatch):
     assert model.fit(cases.batches().repeat(), **FIT).epoch == [0, 1]
 
 
+@pytest.mark.deep
 def test_evaluation_is_traced_once_for_its_data_until_it_is_compiled_anew(
     monkeypatch,
 ):

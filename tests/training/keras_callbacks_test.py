@@ -232,8 +232,16 @@ _CHECKS: dict[str, Callable[[Bench], None]] = {
     # The last: Keras leaves a mark on a model that it has restored.
     "BackupAndRestore": _backup_and_restore,
 }
+# What reads or changes weights; the others are deep.
+_EVERY_RUN = {"EarlyStopping", "ModelCheckpoint", "SwapEMAWeights"}
 
 
-@pytest.mark.parametrize("name", _CHECKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in _EVERY_RUN else pytest.mark.deep)
+        for name in _CHECKS
+    ],
+)
 def test_it_does_its_work(bench, name):
     _CHECKS[name](bench)
