@@ -44,6 +44,7 @@ def test_backup_measures_both_sides(capsys) -> None:
         assert record["bytes"][side] > 0
 
 
+@pytest.mark.deep
 def test_step_cost_measures_all_sides(capsys) -> None:
     options = "--models tiny --mlp_batch_size=4 --steps=1 --rounds=2"
     record = _record(capsys, step_cost.main, *options.split())

@@ -10,7 +10,6 @@ from tfdistill.cluster import identity
 
 Cluster = identity.Cluster
 TWO = {"worker": ["a:1", "b:2"]}
-PS = {"chief": ["a:1"], "worker": ["a:2", "a:3"], "ps": ["a:4", "a:5"]}
 
 
 def _config(cluster=None, task=None, **more):
@@ -62,17 +61,6 @@ def test_urls_survive():
     assert cluster.group_dir == "gs://bucket/run/group_0"
     cluster = Cluster(workdir="/local", exchange="gs://bucket//x")
     assert Cluster.from_env(cluster.to_env()).exchange == "gs://bucket//x"
-
-
-@pytest.mark.parametrize(
-    "task_type, index, is_chief",
-    [("chief", 0, True), ("worker", 0, False), ("ps", 0, False)],
-)
-def test_parameter_servers(task_type, index, is_chief):
-    cluster = Cluster(task_type=task_type, task_index=index, spec=PS)
-    assert cluster.uses_parameter_servers
-    assert cluster.num_workers == 2
-    assert cluster.is_chief == is_chief
 
 
 def test_chief_counts_as_worker_without_parameter_servers():

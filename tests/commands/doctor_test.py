@@ -32,9 +32,6 @@ def _only(results, status, name):
     return found
 
 
-# ---- one check ----
-
-
 _HANGS = """
 import threading
 from tfdistill.doctor import checks
@@ -70,9 +67,6 @@ def test_a_check_that_breaks_has_found_a_fault():
     results = list(checks.run(checks.Check("x", make, 60.0, "do this")))
     assert [r.status for r in results] == [checks.OK, checks.FAILED]
     assert results[1].seen == "KeyError: 'y'"
-
-
-# ---- environment ----
 
 
 _TASK_7 = json.dumps(
@@ -116,9 +110,6 @@ def test_groups_that_could_not_meet_and_keys():
         ("key", "warning"),
     ]
     assert _environment() == [("key", "skipped")]
-
-
-# ---- addresses ----
 
 
 def _cluster(*addresses, index=0):
@@ -169,9 +160,6 @@ def test_two_tasks_with_swapped_addresses_are_told():
             result.seen.startswith(f"worker:1 at {address} refused worker:0: ")
             for result in found
         )
-
-
-# ---- storage ----
 
 
 def test_an_exchange_that_works_is_left_as_it_was(tmp_path):
@@ -228,9 +216,6 @@ def test_an_exchange_that_fails_in_one_way(tmp_path, fault, seen):
     assert found.status == checks.FAILED
     assert seen in found.seen
     assert os.listdir(tmp_path) == []
-
-
-# ---- the whole ----
 
 
 def test_the_command_for_people(monkeypatch, capsys, tmp_path):

@@ -32,9 +32,6 @@ def _trial(name, seed=0, **changes):
     return trials.Variant(method=name).trial(_setup(**changes), seed)
 
 
-# --- plans -------------------------------------------------------------------
-
-
 def test_seeds_differ_between_trials_and_members():
     found = [r.recipe.settings["seed"] for r in _trial("ensemble", 3).runs]
     assert found == [3, 1003]
@@ -57,9 +54,6 @@ def test_a_total_budget_is_the_same_for_all(name, num_groups):
     assert sum(shares) == 1000
     each = _trial(name).runs
     assert {run.recipe.arguments["num_steps"] for run in each} == {1000}
-
-
-# --- variants ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,9 +79,6 @@ def test_wrong_options_are_told_before_anything_starts(
     assert ended.value.code == compare.EXIT_OPTIONS
     assert re.search(message, capsys.readouterr().err)
     assert not workdir.exists()
-
-
-# --- bootstrap --------------------------------------------------------------
 
 
 def test_an_estimate_over_trials():
@@ -145,9 +136,6 @@ def test_a_churn_ratio_of_a_method_to_itself_is_seldom_clear(num_trials):
     assert trials.LEAST_TRIALS >= 4
 
 
-# --- targets -----------------------------------------------------------------
-
-
 def _curve(*values, every=100):
     steps = tuple(every * (1 + index) for index in range(len(values)))
     seconds = tuple(step / 10 for step in steps)
@@ -186,9 +174,6 @@ def test_a_method_equal_to_independent_is_not_said_to_be_faster():
     aim = collect.make("final", independent)
     value, (low, high) = collect.compare_steps(aim, ours, independent)
     assert low <= 1 <= high and value == pytest.approx(1, abs=0.1)
-
-
-# --- verdicts ----------------------------------------------------------------
 
 
 def _figures():
@@ -234,9 +219,6 @@ def test_a_verdict_claims_what_the_intervals_show_and_no_more():
     assert ": churn +22% (+0" in skewed
     assert "is better in one figure and worse in another" in skewed
     assert "3 trial(s) are too few" in _verdict(num_trials=3)
-
-
-# --- reports -----------------------------------------------------------------
 
 
 def _write(directory, run, *, rng, shift, **answers):

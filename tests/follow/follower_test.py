@@ -87,9 +87,6 @@ def _round(reader):
     reader.stage()
 
 
-# ---- one worker ----
-
-
 def test_the_newest_version_is_proposed_staged_and_taken():
     reads = []
     reader = _reader(
@@ -266,9 +263,6 @@ def test_an_older_version_does_not_come_after_a_newer_one():
     assert reader.newest == -1
 
 
-# ---- the background thread ----
-
-
 def test_the_same_reason_is_warned_of_once(caplog):
     reader = follower.Follower(None, 3, read=None, alone=True)
     with caplog.at_level(logging.WARNING):
@@ -310,9 +304,6 @@ def test_stopping_does_not_wait_for_the_next_round():
     assert asleep.wait(_WAIT_SECS)
     poller.stop()
     assert not poller.is_alive()
-
-
-# ---- several workers ----
 
 
 class _Pending(Exception):

@@ -239,9 +239,6 @@ def test_models_of_classes_and_of_words_are_judged():
         assert report["figures"]["candidate"]["accuracy"] < 0.9
 
 
-# --- rows and weights ---
-
-
 def _span(day, *, rows=5000, seed=None):
     rng = np.random.default_rng(day if seed is None else seed)
     ads = rng.zipf(1.4, rows) % 500
@@ -280,18 +277,9 @@ _BROKEN = {
     "nothing": (lambda a, p, q, y: (a, p, q, y), None),
     "swapped labels": (lambda a, p, q, y: (a, p, q, 1 - y), "labels"),
     "drifted": (lambda a, p, q, y: (a, p + 0.7, q, y), "numbers[0]"),
-    "scaled": (lambda a, p, q, y: (a, p * 100, q, y), "numbers[0]"),
     "missing": (lambda a, p, q, y: (a, p, _missing(q), y), "numbers[1]"),
     "shuffled ids": (lambda a, p, q, y: (_shuffled(a), p, q, y), "ad "),
-    "shuffled numbers": (
-        lambda a, p, q, y: (a, _shuffled(p), q, y),
-        "numbers[0] ",
-    ),
     "vocabulary": (lambda a, p, q, y: ((a + 1) % 500, p, q, y), "ad "),
-    "bad slice": (
-        lambda a, p, q, y: (a, p, q, np.where(a == 1, 1 - y, y)),
-        "ad ",
-    ),
     "lost": (lambda *columns: [c[::2] for c in columns], "2,500 rows"),
 }
 
@@ -416,9 +404,6 @@ def test_a_table_from_elsewhere_is_found():
         )
         assert said in " ".join(found)
     assert not data_summary.compare(good, [good], gate=gate_lib.Gate())
-
-
-# --- a line's files ---
 
 
 @pytest.fixture

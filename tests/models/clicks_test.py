@@ -1,7 +1,6 @@
 """Tests of the generated clicks: what their docstring promises."""
 
 import numpy as np
-import tensorflow as tf
 
 from models import click_log
 from models import clicks
@@ -77,11 +76,3 @@ def test_the_last_day_is_held_out_and_the_clicks_drift():
         return np.std(days)
 
     assert changes(log) > 2 * changes(still)
-
-
-def test_the_student_takes_what_the_log_holds():
-    workload = clicks.workload(rows_per_day=20)
-    (inputs, labels), _ = workload.data
-    logits = workload.model()(inputs)
-    assert logits.shape == labels.shape == (140, 1)
-    assert logits.dtype == tf.float32

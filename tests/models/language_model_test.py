@@ -1,11 +1,9 @@
 """Tests of the language model: its windows, its network, and as a teacher."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfdistill
 from models import language_model
 from models.language_model import batches
 from models.language_model import tokens as tokens_lib
@@ -124,9 +122,6 @@ def test_a_sequence_longer_than_the_text_is_refused(text):
         datasets(text, sequence_length=10**6)
 
 
-# ---- the network ----
-
-
 def small_model(**kwargs):
     return language_model.build_model(
         **{
@@ -151,9 +146,6 @@ def test_no_logit_sees_a_later_token():
     assert np.abs(after[:, 5:] - before[:, 5:]).max(axis=(0, 2)).min() > 1e-6
 
 
-# ---- codistillation ----
-
-
 @pytest.mark.deep
 def test_a_peer_teaches_by_its_export(text, exchange):
     _, validation = datasets(text)
@@ -175,39 +167,3 @@ def test_a_peer_teaches_by_its_export(text, exchange):
     soft = codistillation.softmax(teacher) * np.log(probabilities)
     expected = -soft.sum(axis=-1).mean()
     assert logs["distillation_loss"] == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.deep
-def test_replicas_do_as_one_process_also_with_a_partial_batch(
-    text, tmp_path, two_replicas
-):
-    _, validation = datasets(text, batch_size=19)
-    # Batches of 14 and 5, of which two replicas get 7 and 7, 3 and 2.
-    partial = tf.data.Dataset.from_tensor_slices(next(iter(validation)))
-    partial = partial.batch(14)
-    peer = small_model()
-    found = []
-    for name, scope in (("one", None), ("two", two_replicas)):
-        exchange = tfdistill.Exchange(tmp_path / name)
-        strategy = scope or tf.distribute.get_strategy()
-        keras.utils.set_random_seed(3)
-        with strategy.scope():
-            model = codistillation.codistill(
-                small_model(),
-                codistillation.peers(exchange),
-                metrics=["accuracy"],
-            )
-        codistillation.prepare(model, partial)
-        codistillation.publish(exchange, peer, spec=model.graph.input_spec)
-        codistillation.load(model, 10)
-        logs = codistillation.fit(model, partial)
-        weights = [w.numpy() for w in model.student.trainable_weights]
-        evaluated = model.evaluate(partial, return_dict=True, verbose=0)
-        found.append((logs, weights, evaluated))
-    (logs, weights, evaluated), others = found
-    assert logs["distillation_loss"][0] > 1
-    for name in ("loss", "task_loss", "distillation_loss", "accuracy"):
-        assert others[0][name][0] == pytest.approx(logs[name][0], rel=1e-4)
-    assert others[2]["loss"] == pytest.approx(evaluated["loss"], rel=1e-4)
-    for one, other in zip(weights, others[1], strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)

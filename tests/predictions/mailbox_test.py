@@ -164,9 +164,6 @@ def without_waiting(worker, monkeypatch):
     return waits
 
 
-# ---- what arrives ----
-
-
 def test_each_gets_what_the_other_said_in_the_same_step(two):
     one, other = two
     for step in range(5):
@@ -203,9 +200,6 @@ def test_a_peer_that_cannot_answer_is_named(opened, peers, replicas, why):
     opened(1, peers, replicas=replicas)
     assert one.swap(0) is None
     waits.until(lambda: why in one.box.peer(1).why)
-
-
-# ---- what is refused ----
 
 
 @pytest.mark.parametrize(
@@ -321,9 +315,6 @@ def test_an_address_that_is_not_signed_is_none(opened, tmp_path):
         forger.box.stop()
 
 
-# ---- how long one waits ----
-
-
 def test_a_dead_peer_is_waited_for_a_few_times(two, monkeypatch, caplog):
     one, other = two
     both(one, other, 0)
@@ -417,9 +408,6 @@ def test_few_connections_without_a_pass_are_open_where_few_files_may_be():
     )
     command = [sys.executable, "-c", code]
     assert int(subprocess.check_output(command, timeout=LONG_SECS)) == 32
-
-
-# ---- open and closed ----
 
 
 def test_a_closed_mailbox_answers_at_once_and_opens_again(two):

@@ -52,18 +52,6 @@ def test_no_byte_can_change_and_none_be_missing():
                 message_lib.decode(wrong, KEY)
 
 
-def test_another_key_is_refused_by_name():
-    data = message_lib.encode(MESSAGE, signing.Signer(b"another-key-of-a-run"))
-    with pytest.raises(
-        message_lib.MessageError, match="signed with this run's key"
-    ):
-        message_lib.decode(data, KEY)
-    with pytest.raises(
-        message_lib.MessageError, match="signed with this run's key"
-    ):
-        message_lib.decode(message_lib.encode(MESSAGE, None), KEY)
-
-
 def test_a_layout_that_promises_more_than_there_is_is_refused():
     body = bytearray(message_lib.encode(MESSAGE, None)[:-32])
     body[message_lib._HEADER.size - 1] = 0xFF

@@ -60,9 +60,6 @@ def test_every_block_is_run_or_says_why_not(block):
         _check_command(words, block)
 
 
-# --- Commands ----------------------------------------------------------------
-
-
 def _check_command(words, block):
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words = words[1:]
@@ -140,9 +137,6 @@ def _check_extras(arguments):
     for names in re.findall(r"\[(.+)\]", " ".join(arguments)):
         extras = set(_project()["optional-dependencies"])
         assert set(names.split(",")) <= extras
-
-
-# --- Python ------------------------------------------------------------------
 
 
 def _reader_has(tmp_path):

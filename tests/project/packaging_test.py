@@ -29,9 +29,6 @@ def _version() -> str:
     return re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE).group(1)
 
 
-# --- The wheel ---------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> pathlib.Path:
     return wheels.build(tmp_path_factory.mktemp("wheel"))
@@ -133,9 +130,6 @@ def test_every_command_starts(installed, tmp_path, name):
     assert done.stdout.startswith(f"usage: tfdistill {name} ")
 
 
-# --- The lock and the versions -----------------------------------------------
-
-
 def _lock() -> list[requirements.Requirement]:
     lines = (_ROOT / "requirements.txt").read_text("utf-8").splitlines()
     return [
@@ -186,9 +180,6 @@ def test_newest_change_is_this_version():
     assert re.search(r"^## (\d.*)", text, re.MULTILINE)[1] == _version()
     citation = (_ROOT / "CITATION.cff").read_text("utf-8")
     assert f"\nversion: {_version()}\n" in citation
-
-
-# --- The house rules ---------------------------------------------------------
 
 
 def _project_files() -> list[pathlib.Path]:

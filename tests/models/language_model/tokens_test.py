@@ -38,9 +38,6 @@ def texts(tokens, split):
     return found + ([processor.decode(document)] if document else [])
 
 
-# ---- documents ----
-
-
 def test_each_document_is_in_one_split_whatever_the_order(source, tmp_path):
     tokens = tokenize(source, tmp_path)
     train, validation = (texts(tokens, split) for split in tokens.num_tokens)
@@ -81,9 +78,6 @@ def test_limits_take_the_first_documents_and_read_no_more(
     assert set(whole_ones) == set(first[: len(whole_ones)])
 
 
-# ---- the vocabulary ----
-
-
 def test_vocabularies_follow_from_the_training_documents(tmp_path):
     train = tokens_lib.train_vocabulary
     model = train(TEXTS, vocabulary_size=330)
@@ -114,9 +108,6 @@ def test_validation_documents_have_no_say_in_the_vocabulary(source, tmp_path):
     assert texts(after, "validation") == held_back[:1]
     assert after.vocabulary != before.vocabulary
     assert after.vocabulary.read_bytes() == before.vocabulary.read_bytes()
-
-
-# ---- the cache ----
 
 
 def test_a_second_call_reads_no_document(source, tmp_path, monkeypatch):
