@@ -1,4 +1,4 @@
-""""""
+"""The model that learns from its teachers, in one process."""
 
 import copy
 import functools

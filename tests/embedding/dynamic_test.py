@@ -335,7 +335,6 @@ def test_what_cannot_be_is_refused(two_replicas):
         plain.fit(np.zeros([2, FIELDS], "int64"), np.zeros(2), verbose=0)
 
 
-@pytest.mark.deep
 def test_a_peer_teaches_by_id_whatever_rows_it_has(tmp_path):
     peer, table = _model(seed=2)
     ids = _wild(90).reshape(30, FIELDS)

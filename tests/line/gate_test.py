@@ -277,9 +277,18 @@ _BROKEN = {
     "nothing": (lambda a, p, q, y: (a, p, q, y), None),
     "swapped labels": (lambda a, p, q, y: (a, p, q, 1 - y), "labels"),
     "drifted": (lambda a, p, q, y: (a, p + 0.7, q, y), "numbers[0]"),
+    "scaled": (lambda a, p, q, y: (a, p * 100, q, y), "numbers[0]"),
     "missing": (lambda a, p, q, y: (a, p, _missing(q), y), "numbers[1]"),
     "shuffled ids": (lambda a, p, q, y: (_shuffled(a), p, q, y), "ad "),
+    "shuffled numbers": (
+        lambda a, p, q, y: (a, _shuffled(p), q, y),
+        "numbers[0] ",
+    ),
     "vocabulary": (lambda a, p, q, y: ((a + 1) % 500, p, q, y), "ad "),
+    "bad slice": (
+        lambda a, p, q, y: (a, p, q, np.where(a == 1, 1 - y, y)),
+        "ad ",
+    ),
     "lost": (lambda *columns: [c[::2] for c in columns], "2,500 rows"),
 }
 

@@ -1,4 +1,4 @@
-""""""
+"""When callbacks that count steps are due, and what executions end at."""
 
 import keras
 import numpy as np
