@@ -1,5 +1,7 @@
 """Progress as JSON lines: what they hold, and what a failure costs."""
 
+import types
+
 import keras
 import pytest
 
@@ -35,6 +37,36 @@ def test_it_tells_the_epochs_with_their_logs(tmp_path):
         for name in ("loss", "task_loss", "accuracy", "val_loss"):
             found = lines[1 + epoch][name]
             assert found == pytest.approx(logs[name][epoch])
+
+
+def test_its_speed_is_that_of_training_without_evaluations(
+    tmp_path, monkeypatch
+):
+    now = [1000.0]
+
+    class Clock(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            now[0] += 0.5
+
+        def on_test_batch_end(self, batch, logs=None):
+            now[0] += 100.0
+
+    monkeypatch.setattr(
+        run_log, "time", types.SimpleNamespace(time=lambda: now[0])
+    )
+    log = run_log.RunLogger(tmp_path, every_secs=3600)
+    model = cases.codistill(cases.linear(0))
+    for _ in range(2):
+        cases.fit(
+            *(model, _X, _Y),
+            batch_size=4,
+            epochs=2,
+            validation_data=(_X, _Y),
+            callbacks=[Clock(), log, cases.never()],
+        )
+    lines = runs.records(tmp_path)
+    found = [x.get("examples_per_second") for x in lines]
+    assert found == [None, 8.0, 8.0, None] * 2
 
 
 def test_a_launched_run_gets_one_by_itself(run_dir, monkeypatch):

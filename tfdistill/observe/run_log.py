@@ -94,12 +94,13 @@ class RunLogger(steps.SteppedCallback):
     `fit` adds one by itself if `TFDISTILL_WORKDIR` is set; the launcher's live
     status reads it. Each line holds the step, the epoch, the time (Unix
     seconds), the logs (null for NaN), `examples_per_second` since the line
-    before, and `total_steps` if it is known; with a `StudentExporter` the step
-    that it `published` last; with a `WeightMixer` its totals, as `mixing`; with
-    several workers those that make the others wait, as `slow_workers`. In a
-    training that `callbacks.Backup` resumes, lines of steps that are done again
-    go; the marks of `status.goodput`, in `attempts.jsonl` beside it, stay. If
-    no step had a teacher, the last line says why, as `untaught`.
+    before, without evaluations, and `total_steps` if it is known; with a
+    `StudentExporter` the step that it `published` last; with a `WeightMixer`
+    its totals, as `mixing`; with several workers those that make the others
+    wait, as `slow_workers`. In a training that `callbacks.Backup` resumes,
+    lines of steps that are done again go; the marks of `status.goodput`, in
+    `attempts.jsonl` beside it, stay. If no step had a teacher, the last line
+    says why, as `untaught`.
     """
 
     chief_only = True
@@ -122,6 +123,8 @@ class RunLogger(steps.SteppedCallback):
         self._epoch = 0
         self._num_examples = 0.0
         self._written = (0.0, 0.0)
+        # Since then, what evaluations took, and when one in progress began.
+        self._evaluated_secs, self._evaluates_since = 0.0, 0.0
         self._lines = run_files.LineFile(self._path)
         self._marks = goodput.Marks(self._path.parent)
         self._watch: TeachingWatch | None = None
@@ -151,7 +154,8 @@ class RunLogger(steps.SteppedCallback):
         # Step, epoch and batch at which this training begins.
         self._first: tuple[int, int, int] | None = None
         self._spent: tuple[float, goodput.Goodput] | None = None
-        self._written = (time.time(), 0.0)
+        self._written = (time.time(), self._num_examples)
+        self._evaluated_secs = 0.0
         self._write({"event": "start"})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -173,6 +177,14 @@ class RunLogger(steps.SteppedCallback):
         self._num_examples += float(self.model.trainer.last.examples or 0)
         if time.time() - self._written[0] >= self._every_secs:
             self._write(logs)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Notes when an evaluation begins."""
+        self._evaluates_since = time.time()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Takes the evaluation out of the speed of training."""
+        self._evaluated_secs += time.time() - self._evaluates_since
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes a line with the epoch's logs, validation included."""
@@ -218,11 +230,10 @@ class RunLogger(steps.SteppedCallback):
             **({"slow_workers": slow} if slow else {}),
             **{key: _plain(value) for key, value in (logs or {}).items()},
         }
-        if now > then and self._num_examples > examples:
-            line["examples_per_second"] = (self._num_examples - examples) / (
-                now - then
-            )
-        self._written = (now, self._num_examples)
+        secs, done = now - then - self._evaluated_secs, self._num_examples
+        if secs > 0 and done > examples:
+            line["examples_per_second"] = (done - examples) / secs
+        self._written, self._evaluated_secs = (now, done), 0.0
         was_lost = self._lines.error is not None
         self._lines.append(line)
         if self._lines.error is not None and not was_lost:
