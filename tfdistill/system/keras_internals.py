@@ -18,6 +18,8 @@ import keras
 import tensorflow as tf
 from keras.src.export import export_utils
 from keras.src.losses import loss as loss_module
+from keras.src.losses import losses as losses_module
+from keras.src.trainers import compile_utils
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.framework import config as framework_config
@@ -149,6 +151,37 @@ def losses_of_one_replica() -> Iterator[None]:
         yield
     finally:
         _scaling.is_off = before
+
+
+class _FunctionLoss(losses_module.LossFunctionWrapper):
+    """A loss given as a function, by name or as it is; not to be saved."""
+
+    def get_config(self) -> dict[str, Any]:
+        return keras.losses.Loss.get_config(self)
+
+
+class _Crossentropy(keras.losses.Loss):
+    """One that labels and predictions choose by their shapes."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return compile_utils.get_loss(self.name, y_true, y_pred).call(
+            y_true, y_pred
+        )
+
+
+def loss_of(identifier: Any) -> keras.losses.Loss:
+    """Makes of a loss, by any name or form, what `compile` makes of it.
+
+    keras/src/trainers/compile_utils.py, `get_loss`: functions get a name that a
+    graph may have, labels without a last dimension of one get it, and
+    "crossentropy" is one of three. No public name has all of it.
+    """
+    if str(identifier).lower() in ("crossentropy", "ce"):
+        return _Crossentropy(name=identifier)
+    loss = compile_utils.get_loss(identifier, None, None)
+    if type(loss) is losses_module.LossFunctionWrapper:
+        return _FunctionLoss(loss.fn, name=loss.name)
+    return loss
 
 
 def lend_compiled_loss(model: keras.Model, inner: keras.Model) -> None:

@@ -10,8 +10,6 @@ over the global divisor, so that the shares add up to the one-process loss.
 import contextlib
 import dataclasses
 import threading
-import types
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -231,8 +229,12 @@ def _share(
 ) -> tf.Tensor:
     """Reduces as `keras.losses.Loss` does, with divisors summed globally."""
     if values.shape.rank == 0:
-        # The loss reduced by itself: taken as a mean over its batch.
+        # The loss reduced by itself: taken as a mean over its batch, which
+        # Keras multiplies by the mean weight.
         share = tf.cast(batch.local / batch.total, values.dtype)
+        if sample_weight is not None:
+            weight = tf.reduce_mean(tf.cast(sample_weight, values.dtype))
+            share = tf.math.multiply_no_nan(weight, share)
         return tf.math.multiply_no_nan(values, share)
     weights = None
     if sample_weight is not None:
@@ -274,19 +276,6 @@ def _same_rank(
     return first, second
 
 
-class _FunctionLoss(keras.losses.Loss):
-    """A loss given as a function `(y_true, y_pred) -> values`."""
-
-    def __init__(self, function: Callable[..., Any], *, name: str) -> None:
-        super().__init__(name=name)
-        self._function = function
-
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        if isinstance(y_true, tf.Tensor) and isinstance(y_pred, tf.Tensor):
-            y_true, y_pred = _same_rank(y_true, y_pred)
-        return self._function(y_true, y_pred)
-
-
 def over_global_batch(loss: Any) -> Any:
     """Wraps what `compile(loss=...)` takes in `GlobalBatchLoss`, leaf by leaf.
 
@@ -298,11 +287,4 @@ def over_global_batch(loss: Any) -> Any:
         return type(loss)(over_global_batch(value) for value in loss)
     if loss is None or isinstance(loss, GlobalBatchLoss):
         return loss
-    resolved = keras.losses.get(loss)
-    if not isinstance(resolved, keras.losses.Loss):
-        is_function = isinstance(resolved, types.FunctionType)
-        name = resolved.__name__ if is_function else type(resolved).__name__
-        if isinstance(loss, str):
-            name = loss
-        resolved = _FunctionLoss(resolved, name=name)
-    return GlobalBatchLoss(resolved)
+    return GlobalBatchLoss(keras_internals.loss_of(loss))

@@ -1,0 +1,118 @@
+"""Losses of any name and form, labels of any rank: as Keras computes them."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdistill.system import keras_internals
+from tfdistill.training import global_batch
+
+_P = np.array([0.1, 0.8, 0.3, 0.6, 0.9, 0.4, 0.2, 0.7], "float32")[:, None]
+_Y = np.array([0, 1, 1, 0, 1, 0, 0, 1], "float32")
+_WEIGHTS = np.array([1, 0.5, 2, 3, 0, 1, 4, 0.2], "float32")
+
+
+class _Loss:
+    """A loss that is an object, and one that is a method."""
+
+    def __call__(self, y_true, y_pred):
+        return keras.ops.mean(keras.ops.abs(y_true - y_pred) ** 3, axis=-1)
+
+    def method(self, y_true, y_pred):
+        return self(y_true, y_pred) * 2
+
+
+_LOSSES = {
+    name: name
+    for name in (
+        *("binary_crossentropy", "mse", "mae", "huber", "hinge", "poisson"),
+        *("log_cosh", "cosine_similarity", "binary_focal_crossentropy"),
+        *("MeanSquaredError", "mean_absolute_percentage_error"),
+        *("crossentropy", "ce", "kl_divergence", "squared_hinge"),
+    )
+} | {
+    "function": keras.losses.binary_crossentropy,
+    "partial": functools.partial(
+        keras.losses.binary_crossentropy, label_smoothing=0.1
+    ),
+    "lambda": lambda y_true, y_pred: keras.ops.square(y_true - y_pred),
+    "tf_function": tf.function(keras.losses.mean_squared_error),
+    "object": _Loss(),
+    "method": _Loss().method,
+    "class": keras.losses.Huber(),
+    "sum": keras.losses.MeanSquaredError(reduction="sum"),
+    "weighted_mean": keras.losses.MeanSquaredError(
+        reduction="mean_with_sample_weight"
+    ),
+}
+
+
+_EVERY_RUN = {"binary_crossentropy", "ce", "lambda", "method"}
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(
+            loss, id=name, marks=() if name in _EVERY_RUN else pytest.mark.deep
+        )
+        for name, loss in _LOSSES.items()
+    ],
+)
+def test_it_is_as_keras_computes_it(loss, two_replicas):
+    plain = keras.Sequential([keras.Input([1])])
+    plain.compile(loss=loss)
+    ours = global_batch.over_global_batch(loss)
+    given = [
+        (y, weights)
+        for y in (_Y, _Y[:, None])
+        for weights in (None, _WEIGHTS, _WEIGHTS[:, None])
+    ]
+
+    def of_replica(cut):
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        begin, end = cut * replica, cut + (8 - cut) * replica
+        return [
+            ours(*(None if v is None else tf.constant(v)[begin:end] for v in x))
+            for x in ((y, _P, weights) for y, weights in given)
+        ]
+
+    @tf.function
+    def shares(cut):
+        return [
+            tf.add_n(two_replicas.experimental_local_results(each))
+            for each in two_replicas.run(of_replica, [cut])
+        ]
+
+    for (y, weights), shared in zip(given, shares(tf.constant(3)), strict=True):
+        expected = plain.compute_loss(
+            y=tf.constant(y), y_pred=tf.constant(_P), sample_weight=weights
+        )
+        alone = ours(tf.constant(y), tf.constant(_P), weights)
+        assert float(alone) == float(expected)
+        np.testing.assert_allclose(shared, expected, rtol=2e-6)
+
+
+def test_a_number_for_a_whole_batch_keeps_its_weights():
+    def worst(y_true, y_pred):
+        return tf.reduce_max(tf.abs(y_true - y_pred))
+
+    plain = keras.Sequential([keras.Input([1])])
+    plain.compile(loss=worst)
+    expected = plain.compute_loss(
+        y=_Y[:, None], y_pred=_P, sample_weight=tf.constant(_WEIGHTS)
+    )
+    batch = global_batch.GlobalBatch(
+        local=tf.constant(8.0),
+        total=tf.constant(8.0),
+        num_replicas=1,
+        may_be_empty=False,
+    )
+    found = global_batch._share(
+        keras_internals.loss_of(worst).call(_Y[:, None], _P),
+        *(_WEIGHTS, None, "sum_over_batch_size", batch),
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
