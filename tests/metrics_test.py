@@ -108,3 +108,5 @@ def test_models_of_other_examples_or_classes_are_refused():
     for other in (probabilities(3, 4), probabilities(2, 3), binary(3)):
         with pytest.raises(ValueError, match="received shapes"):
             metrics.churn(probabilities(3, 3), other)
+    with pytest.raises(ValueError, match=r"shapes \(3,\) and \(4,\)"):
+        metrics.churn(binary(3), binary(4))

@@ -27,7 +27,7 @@ def _pair(
     if one.shape != other.shape:
         raise ValueError(
             "Both models must predict the same examples and classes; received "
-            f"shapes {one.shape} and {other.shape}."
+            f"shapes {np.shape(first)} and {np.shape(second)}."
         )
     return one, other
 

@@ -370,3 +370,16 @@ def test_its_weights_are_not_mixed(tmp_path):
     x = np.zeros([2, FIELDS], "int64")
     with pytest.raises(ValueError, match="received a DynamicEmbedding"):
         model.fit(x, np.zeros([2, 1]), callbacks=callbacks, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "given", [{"num_rows": 1000.5}, {"admit_after": 2.5}, {"num_fields": 0}]
+)
+def test_sizes_and_counts_are_whole_numbers(given):
+    ((name, value),) = given.items()
+    with pytest.raises(ValueError) as caught:
+        tfdistill.layers.DynamicEmbedding(
+            given.pop("num_rows", 1000), 4, **given
+        )
+    wanted = f"`{name}` must be a whole number >= 1; received {value}."
+    assert str(caught.value) == wanted

@@ -53,7 +53,11 @@ def test_options_take_dashes_repeats_and_several_words(text, expected):
     ("text", "message"),
     [
         ("", "missing:\n  --dir=DIR: where"),
-        ("--dir=x --num_round=2", "unknown arguments: --num_round=2"),
+        (
+            "--dir=x --num-round=2",
+            "unknown arguments: --num-round=2. Did you mean --num-rounds?",
+        ),
+        ("--dir=x --frobnicate", "unknown arguments: --frobnicate\n"),
         ("--dir=x --num_rounds=13", "no luck"),
     ],
 )

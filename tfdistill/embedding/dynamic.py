@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -450,8 +451,12 @@ def _check(
         ),
     }
     for name, (value, limit) in least.items():
-        if value < limit:
-            raise ValueError(f"`{name}` must be >= {limit}; received {value}.")
+        is_whole = isinstance(value, numbers.Integral)
+        if not is_whole or value < limit:
+            raise ValueError(
+                f"`{name}` must be a whole number >= {limit}; received "
+                f"{value!r}."
+            )
     if evict not in places.EVICTIONS:
         raise ValueError(
             f"`evict` must be one of {places.EVICTIONS}; received {evict!r}. "

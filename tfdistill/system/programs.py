@@ -115,13 +115,24 @@ class Flags(argparse_flags.ArgumentParser):
     def spelled(self, argument: str) -> str:
         """Returns an option with the dashes or underscores that it has."""
         name, equals, value = argument.partition("=")
+        if not name.startswith("--"):
+            return argument
+        plain = name[2:]
+        # With underscores, as absl's own are.
+        spellings = f"--{dashed(plain)}", f"--{plain.replace('-', '_')}"
         known = self._option_string_actions
-        if name.startswith("--") and name not in known:
-            plain = name[2:]
-            name = f"--{dashed(plain)}"
-            if name not in known:  # As absl's own are.
-                name = f"--{plain.replace('-', '_')}"
-        return f"{name}{equals}{value}"
+        found = next((x for x in (name, *spellings) if x in known), name)
+        return f"{found}{equals}{value}"
+
+    def meant(self, unknown: Sequence[str]) -> str:
+        """Returns the option that the first unknown one is close to, if any."""
+        options = [x.partition("=")[0] for x in unknown if x.startswith("--")]
+        near = difflib.get_close_matches(
+            dashed(options[0][2:]) if options else "",
+            [dashed(x[2:]) for x in self._option_string_actions],
+            n=1,
+        )
+        return f". Did you mean --{near[0]}?" if near else ""
 
     def takes_value(self, argument: str) -> bool:
         """Returns whether the argument is an option whose value comes next."""
@@ -257,6 +268,7 @@ class Program:
         if unknown:
             hint = ". A script needs no `python`, a command comes after --"
             hint = hint if self.takes_command else ""
+            hint = parser.meant(unknown) or hint
             parser.error(f"unknown arguments: {' '.join(unknown)}{hint}")
         if missing := parser.missing(options):
             parser.error(missing)
