@@ -361,6 +361,7 @@ assert found() == set(), found()
         for package in LATE
     ],
 )
+@pytest.mark.slow("a task that imports scikit-learn after its start")
 def test_a_task_finds_what_its_parent_has_left_out(real, tmp_path, package):
     text = LATE_HEAD + LATE[package]
     process = real("late", text, str(tmp_path / "shown.png"))
