@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill.observe import pace
 from tfdistill.status import goodput
 from tfdistill.system import keras_internals
 from tfdistill.system import run_files
@@ -121,10 +122,8 @@ class RunLogger(steps.SteppedCallback):
         self._path = pathlib.Path(directory) / run_files.METRICS
         self._every_secs = every_secs
         self._epoch = 0
-        self._num_examples = 0.0
-        self._written = (0.0, 0.0)
-        # Since then, what evaluations took, and when one in progress began.
-        self._evaluated_secs, self._evaluates_since = 0.0, 0.0
+        self._pace = pace.TrainingPace()
+        self._written_at = 0.0
         self._lines = run_files.LineFile(self._path)
         self._marks = goodput.Marks(self._path.parent)
         self._watch: TeachingWatch | None = None
@@ -154,8 +153,7 @@ class RunLogger(steps.SteppedCallback):
         # Step, epoch and batch at which this training begins.
         self._first: tuple[int, int, int] | None = None
         self._spent: tuple[float, goodput.Goodput] | None = None
-        self._written = (time.time(), self._num_examples)
-        self._evaluated_secs = 0.0
+        self._pace = pace.TrainingPace()
         self._write({"event": "start"})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -171,20 +169,18 @@ class RunLogger(steps.SteppedCallback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes a line when the last one is old enough."""
+        before = self.step
         super().on_train_batch_end(batch, logs)
         self._marks.see(self.step)
         # Not of a training step that is not this package's.
-        self._num_examples += float(self.model.trainer.last.examples or 0)
-        if time.time() - self._written[0] >= self._every_secs:
+        examples = float(self.model.trainer.last.examples or 0)
+        self._pace.add(self.step - before, examples)
+        if time.time() - self._written_at >= self._every_secs:
             self._write(logs)
 
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Notes when an evaluation begins."""
-        self._evaluates_since = time.time()
-
     def on_test_end(self, logs: Any = None) -> None:
-        """Takes the evaluation out of the speed of training."""
-        self._evaluated_secs += time.time() - self._evaluates_since
+        """Does not count the time of the evaluation."""
+        self._pace.go_on()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes a line with the epoch's logs, validation included."""
@@ -216,7 +212,6 @@ class RunLogger(steps.SteppedCallback):
 
     def _write(self, logs: dict[str, Any] | None) -> None:
         now = time.time()
-        then, examples = self._written
         is_taught = isinstance(self.model, steps.Codistilled)
         slow = list(self.model.trainer.worker_waits.slow.values())
         line = {
@@ -230,10 +225,10 @@ class RunLogger(steps.SteppedCallback):
             **({"slow_workers": slow} if slow else {}),
             **{key: _plain(value) for key, value in (logs or {}).items()},
         }
-        secs, done = now - then - self._evaluated_secs, self._num_examples
-        if secs > 0 and done > examples:
-            line["examples_per_second"] = (done - examples) / secs
-        self._written, self._evaluated_secs = (now, done), 0.0
+        speed = self._pace.take().get("host/examples_per_second", 0.0)
+        if speed > 0:
+            line["examples_per_second"] = speed
+        self._written_at = now
         was_lost = self._lines.error is not None
         self._lines.append(line)
         if self._lines.error is not None and not was_lost:

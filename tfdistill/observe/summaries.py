@@ -18,6 +18,7 @@ from tensorboard.plugins.scalar import metadata
 from tensorboard.summary.writer import event_file_writer
 
 from tfdistill.cluster import replicas
+from tfdistill.observe import pace
 from tfdistill.observe import run_log
 from tfdistill.observe import storage_errors
 from tfdistill.system import processes
@@ -94,45 +95,6 @@ class SummaryFile:
             _log.info("%s: not closed: %s", self._directory, error)
 
 
-class TrainingPace:
-    """Counts steps, examples and seconds since the last look."""
-
-    def __init__(self, blocking: Sequence[Any] = ()) -> None:
-        """Takes the callbacks whose `blocked` counts for how long they do."""
-        self._blocking = blocking
-        self._begin()
-
-    def _begin(self) -> None:
-        self._blocked = sum(c.blocked.total_secs for c in self._blocking)
-        self._secs = self._num_examples = 0.0
-        self.num_steps = 0
-        self.go_on()
-
-    def go_on(self) -> None:
-        """What took place since the last step was no training."""
-        self._mark = time.perf_counter()
-
-    def add(self, num_steps: int, num_examples: float) -> None:
-        """Counts what one execution did."""
-        self._secs += time.perf_counter() - self._mark
-        self.go_on()
-        self.num_steps += num_steps
-        self._num_examples += num_examples
-
-    def take(self) -> dict[str, float]:
-        """Returns what was measured, by tag, and starts again."""
-        secs, steps, before = self._secs, self.num_steps, self._blocked
-        examples = self._num_examples
-        self._begin()
-        if not steps or secs <= 0.0:
-            return {}
-        return {
-            "host/examples_per_second": examples / secs,
-            "host/step_secs": secs / steps,
-            "exchange/blocked_share": min(1.0, (self._blocked - before) / secs),
-        }
-
-
 # Of a group, in its directory: a place that other programs rely on, so that
 # `tensorboard --logdir` calls the run group_0/tensorboard.
 DIRECTORY = "tensorboard"
@@ -187,7 +149,7 @@ class CodistillTensorBoard(steps.SteppedCallback):
         self._run_log: run_log.RunLogger | None = None
         self._file: SummaryFile | None = None
         self._described: set[str] = set()
-        self._pace = TrainingPace()
+        self._pace = pace.TrainingPace()
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Finds the callbacks that know of exports, refreshes and mixes."""
@@ -215,7 +177,9 @@ class CodistillTensorBoard(steps.SteppedCallback):
             self._file.close()  # Of a training that an error has ended.
         self._file = SummaryFile(self._directory, step=self.step)
         others = (self._exporter, self._loader, self._mixer)
-        self._pace = TrainingPace([each for each in others if each is not None])
+        self._pace = pace.TrainingPace(
+            [each for each in others if each is not None]
+        )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Does not count the time since the last epoch."""
