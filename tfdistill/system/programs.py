@@ -128,11 +128,11 @@ class Flags(argparse_flags.ArgumentParser):
         """Returns the option that the first unknown one is close to, if any."""
         options = [x.partition("=")[0] for x in unknown if x.startswith("--")]
         near = difflib.get_close_matches(
-            dashed(options[0][2:]) if options else "",
-            [dashed(x[2:]) for x in self._option_string_actions],
+            dashed(options[0]) if options else "",
+            [dashed(x) for x in self._option_string_actions],
             n=1,
         )
-        return f". Did you mean --{near[0]}?" if near else ""
+        return f". Did you mean {near[0]}?" if near else ""
 
     def takes_value(self, argument: str) -> bool:
         """Returns whether the argument is an option whose value comes next."""
