@@ -6,6 +6,7 @@ import types
 import pytest
 
 from launch import recipes
+from tfdistill.cluster import signs
 from tfdistill.comparison import experiment
 from tfdistill.comparison import trials
 
@@ -77,6 +78,18 @@ def test_what_one_method_cannot_do_does_not_stop_the_others(tmp_path, started):
     started.codes, started.workdirs = [65, 0], []
     failures, _ = _run(tmp_path, started)
     assert len(started.workdirs) == 2 and len(failures) == 1
+
+
+def test_a_run_that_loses_a_task_is_tried_three_times(tmp_path, started):
+    """Or one that loses it each time would keep the comparison from ending."""
+    lost = signs.EXIT_RETRY
+    started.codes = [lost, lost, 0, lost, lost, lost]
+    failures, _ = _run(tmp_path, started)
+    # All come to their end but the second; none but these two begins again.
+    tries = [started.workdirs.count(each) for each in started.workdirs]
+    assert tries == [3] * 6 + [1] * 6
+    ((key, why),) = failures.items()
+    assert started.workdirs[3].endswith(key) and f"exit code {lost}" in why
 
 
 def test_a_mistake_of_which_nothing_came_can_be_corrected(tmp_path, started):

@@ -64,7 +64,11 @@ def test_inference_is_a_dense_layer():
 
 
 def test_all_classes_are_the_dense_loss():
+    """Also of rows that name a class twice, or are filled up with one."""
     layer, x, y = make(NUM_CLASSES), features(), labels()
+    y["ids"][0] = y["ids"][0, 0]
+    y["ids"][1, 1:], y["probabilities"][1] = y["ids"][1, 0], [1, 0, 0]
+    y["ids"][2, 2] = y["ids"][2, 0]
     loss = losses.SoftTargetCrossEntropy(from_logits=True)
     target = dense_labels(**y)
     exact, expected = with_gradients(

@@ -261,9 +261,20 @@ def test_bad_deltas_keep_the_version_until_one_fits(exchange):
 
 
 def test_a_version_that_was_in_use_before_is_read_by_its_frame(exchange):
-    """As a resumed training asks for it; and by one that joins late."""
-    versions = {}
-    _publish(exchange, versions.__setitem__, 7, choose=TopOfChunks(chunk=4))
+    """As a resumed training asks for it; and by one that joins late.
+
+    Both come to hold what one does that has read each version.
+    """
+    versions, hears_all = {}, _following(exchange)
+
+    def follow(step, values):
+        versions[step] = values
+        cases.load(hears_all, step)
+        if step == 5:
+            # It reads a delta of it, and holds what a key frame does: all.
+            _assert_same_bits(_teacher(hears_all), values)
+
+    _publish(exchange, follow, 7, choose=TopOfChunks(chunk=4))
     # The last one is whole, too: all take what was there first.
     assert exchange.steps(1)[-1] == exchange.deltas.steps(1)[-1] == 7
     late = _following(exchange)
@@ -274,6 +285,8 @@ def test_a_version_that_was_in_use_before_is_read_by_its_frame(exchange):
     peer.follower.stage()
     peer.swap()
     _assert_same_bits(_teacher(resumed), _teacher(late))
+    _assert_same_bits(_teacher(hears_all), _teacher(late))
+    assert not cases.quarantined(hears_all)
     # Rows of tables are exact; of the others one change in four has come.
     table, kernel = (versions[7][index] for index in (0, 1))
     _assert_same_bits([_teacher(late)[0]], [table])

@@ -167,6 +167,16 @@ def test_data_that_end_early_are_reported(monkeypatch):
     assert model.optimizer.iterations.numpy() == 1
 
 
+def test_steps_that_a_worker_had_no_data_for_are_made_by_another(monkeypatch):
+    """Each has three batches, and so one for its second execution of two."""
+    cases.pretend(monkeypatch, 2)
+    built = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model = cases.model(built, "sgd", steps_per_execution=2)
+    data = tf.data.Dataset.from_tensor_slices((np.ones([6, 2]), np.ones(6)))
+    model.fit(data.batch(1), steps_per_epoch=6, verbose=0)
+    assert model.optimizer.iterations.numpy() == 6
+
+
 class _StopsAtOnce(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.model.stop_training = True

@@ -2,10 +2,13 @@
 
 import json
 
+import keras
+import numpy as np
 import pytest
 
 from launch import recipes
 from tfdistill.comparison import trials
+from tfdistill.recipes import optimizers
 
 NAMES = sorted(recipes.RECIPES)
 _OWN = '''
@@ -149,3 +152,20 @@ def test_methods_share_the_runs_that_train_the_same():
     assert ensemble.runs[0].key == one.key != ensemble.runs[1].key
     offline = trials.Variant(method="offline_distillation").trial(setup, 3)
     assert offline.runs[1].teacher == offline.runs[0]
+
+
+@pytest.mark.parametrize(
+    "clipping, expected",
+    [
+        ({"clipnorm": 1.0}, [1.0, 1.0]),
+        ({"clipvalue": 2.0}, [2.0, 2.0]),
+        ({"global_clipnorm": 1.0}, [0.6, 0.8]),
+    ],
+)
+def test_an_optimizer_by_name_takes_over_rate_and_clipping(clipping, expected):
+    given = keras.optimizers.Adam(0.5, **clipping)
+    made = optimizers.named(given, "sgd")
+    variables = [keras.Variable([0.0]) for _ in range(2)]
+    made.apply([np.float32([3.0]), np.float32([4.0])], variables)
+    found = [-float(each[0]) / 0.5 for each in variables]
+    assert found == pytest.approx(expected)

@@ -65,11 +65,15 @@ def _ask(server, x=_X):
 
 
 def test_versions_may_hold_their_weights_in_other_ways(exchange):
-    """Their graphs have the same fingerprint, and other variables."""
-    kinds = [None, "int8", "int4", None]
+    """Their graphs have the same fingerprint, and other variables.
+
+    The last one has another fingerprint, and the same variables.
+    """
+    kinds = [(kind, "tanh") for kind in (None, "int8", "int4", None)]
+    kinds.append((None, "relu"))
     with server_cases.serving(exchange, wait=False) as server:
-        for step, kind in enumerate(kinds, start=1):
-            model = cases.deep(step)
+        for step, (kind, activation) in enumerate(kinds, start=1):
+            model = cases.deep(step, activation)
             _serve(exchange, server, model, step, variables_dtype=kind)
             for variable in model.variables if kind else ():
                 variable.assign(cases.rounded(variable, kind))
