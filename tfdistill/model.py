@@ -16,6 +16,7 @@ reduces a batch tuple over the workers, and averages logs over a missing axis.
 
 import os
 import warnings
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -40,6 +41,7 @@ from tfdistill.teachers import auxiliary
 from tfdistill.teachers import churn_budget
 from tfdistill.teachers import labels as labels_lib
 from tfdistill.teachers import peers as peers_lib
+from tfdistill.teachers import rows as rows_lib
 from tfdistill.teachers import scale
 from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.teachers import teacher_list
@@ -641,6 +643,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         | Sequence[teacher_lib.Teacher]
         | None = None,
         auxiliary_heads: Mapping[str, str] | None = None,
+        agree_on: str | Callable[[Any], Any] | None = None,
         name: str | None = None,
     ) -> None:
         """Wraps a student. Make both inside the strategy's scope.
@@ -655,12 +658,22 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 `click_soft`, and `click` learns from labels only. A head has no
                 label and is trained only; `CodistillModel.student` is without
                 it. Without teachers it isn't even trained. Defaults to none.
+            agree_on: On which rows the student learns from its teachers.
+                "batch": those it is trained on. "mixed": one row for each two
+                neighbours in the batch, with each column from one of the two;
+                pictures, and sequences of floats, are a weighted sum. The
+                student answers about them in inference mode, as its teachers
+                do. "both": every second row of the batch, and the mixed ones.
+                A function of the batch's inputs returns rows of its own, of
+                any number. Labels count on the batch only. Default "batch".
             name: Name of the model.
 
         Raises:
             ValueError: `student` is not a `keras.Model`, has a training step
-                of its own or a preprocessor; `teachers` are none; or
-                `auxiliary_heads` are no such outputs.
+                of its own or a preprocessor; `teachers` are none;
+                `auxiliary_heads` are no such outputs; or `agree_on` is none of
+                these, or not "batch" beside a teacher that answers about the
+                batch only.
         """
         _check_preprocessor(student)
         with_heads = student
@@ -669,6 +682,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         super().__init__(student, name=name)
         cluster = strategy_lib.cluster_of(tf.distribute.get_strategy())
         self.teachers = teacher_list.TeacherList(teachers, cluster)
+        self._agree_on = self.teachers.checked_rows(agree_on)
         self._heads: auxiliary.AuxiliaryHeads | None = None
         if auxiliary_heads and len(self.teachers):
             self._heads = auxiliary.AuxiliaryHeads(with_heads, auxiliary_heads)
@@ -820,6 +834,14 @@ class CodistillModel(steps.Codistilled, DistributedModel):
 
     # ---- one step ----
 
+    def _outputs(self, x: Any, training: bool = False) -> tuple[Any, Any]:
+        """Returns the student's outputs, and those that learn from teachers."""
+        if self._heads is not None:
+            found: tuple[Any, Any] = self._heads(x, training=training)
+            return found
+        outputs = self(x, training=training)
+        return outputs, outputs
+
     def compute_loss(
         self,
         x: Any = None,
@@ -848,23 +870,26 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         counter = keras_internals.num_batches(self.optimizer)
         step = tf.convert_to_tensor(counter)
         with batch.scope(), self.trainer.tape() as tape:
-            if self._heads is None:
-                y_pred = taught = self(x, training=True)
-            else:
-                y_pred, taught = self._heads(x, training=True)
+            y_pred, taught = self._outputs(x, training=True)
             task_loss = self._own.share_of_loss(
                 self, batch, x, y, y_pred, weights, training=True
+            )
+            rows = rows_lib.Rows(
+                inputs=x,
+                outputs=y_pred,
+                taught=taught,
+                sample_weight=weights,
+                targets=y,
+                count=batch,
             )
             term = self.teachers.term(
                 tape,
                 step,
-                x,
-                y_pred,
-                weights,
+                rows,
+                agree_on=self._agree_on,
+                run=self._outputs,
                 dtype=task_loss.dtype,
-                y=y,
                 labels=labels,
-                taught=taught,
             )
             loss = task_loss
             if term:

@@ -69,7 +69,7 @@ class Workload:
             in place of `optimizer`, whose learning rate and clipping it takes.
         distillation_loss: Default: `SoftTargetCrossEntropy` of logits.
         distillation_loss_weights: As `CodistillModel.compile` takes it.
-        auxiliary_heads: As `CodistillModel` takes it.
+        auxiliary_heads, agree_on: As `CodistillModel` takes them.
         distillation_weight: Of `tfdistill.schedules`, or a number.
         every_steps: Steps between two exports.
         refresh_every_steps: Steps between two looks for newer versions.
@@ -125,6 +125,7 @@ class Workload:
     distillation_loss: Any = None
     distillation_loss_weights: Any = None
     auxiliary_heads: Mapping[str, str] | None = None
+    agree_on: Any = "batch"
     distillation_weight: Any = 1.0
     every_steps: int = 50
     refresh_every_steps: int = 10

@@ -370,6 +370,7 @@ class Case:
             Ftrl moves all rows of a table, and ours those of the batch.
         teacher: Makes a model in memory to learn from, outside of any scope.
         heads: The auxiliary heads of a student that has a teacher.
+        agree_on: On which rows it learns from the teacher.
         steps_per_execution: The reference takes single steps.
         steps_per_epoch: Of repeated data, in whole executions, as Keras takes
             no others; None for finite data.
@@ -387,6 +388,7 @@ class Case:
     is_plain: bool = True
     teacher: Callable[[], keras.Model] | None = None
     heads: dict[str, str] | None = None
+    agree_on: str = "batch"
     steps_per_execution: Any = 1
     steps_per_epoch: int | None = None
     callbacks: Callable[[], list] = list
@@ -547,6 +549,7 @@ CASES: dict[str, Case] = {
         student=dynamic_student,
         data=wild_clicks,
         teacher=dynamic_student,
+        agree_on="both",
         compiled=_signs(
             distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
         ),
@@ -572,6 +575,7 @@ CASES: dict[str, Case] = {
     "taught_in_memory": Case(
         optimizer=lambda: keras.optimizers.Adagrad(0.1),
         teacher=lambda: dense(hidden_units=9),
+        agree_on="both",
         data=weighted_signs,
         compiled=_signs(
             distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
@@ -586,6 +590,7 @@ CASES: dict[str, Case] = {
         student=lambda: two_tasks(("click", "sale", "click_soft")),
         teacher=two_tasks,
         heads={"click_soft": "click"},
+        agree_on="mixed",
         data=clicks_and_sales,
         compiled=lambda: {
             "loss": {
@@ -747,7 +752,10 @@ def _wrapped(case: Case, student: keras.Model, teacher: Any) -> Any:
         return case.wrap(student)
     teachers = tfdistill.teachers.FixedTeacher(teacher)
     return tfdistill.CodistillModel(
-        student, teachers=teachers, auxiliary_heads=case.heads
+        student,
+        teachers=teachers,
+        auxiliary_heads=case.heads,
+        agree_on=case.agree_on,
     )
 
 

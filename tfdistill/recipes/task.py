@@ -182,6 +182,7 @@ def make_model(
         make_student(workload),
         teachers=_teachers(workload, exchange),
         auxiliary_heads=workload.auxiliary_heads,
+        agree_on=workload.agree_on,
     )
     model.compile(
         _optimizer(workload, cluster, model),

@@ -49,8 +49,9 @@ def rows(
 ) -> list[tf.Tensor]:
     """Returns what a step reports of one replica; empty for several outputs.
 
-    Which teachers were `asked`; the labels; what the student and each teacher
-    predict; and of a mask, or else of weights, which predictions count.
+    Which teachers were `asked`; the labels, which the first rows have; what
+    the student and each teacher predict; and of a mask, or else of weights,
+    which predictions count.
     """
     labels, own, weights = map(keras.tree.flatten, (y, y_pred, weight))
     is_one = len(labels) == len(own) == 1 and len(weights) <= 1
@@ -65,8 +66,10 @@ def rows(
     if sizes.is_fully_defined():
         num_rows = max(1, _MAX_ROWS // math.prod(sizes.as_list()))
     found = [labels[0], own[0], *answers[0], *counts]
-    if 0 < (own[0].shape[0] or 0) <= num_rows:  # Each operation costs time.
-        return [asked, *found]
+    lengths = {value.shape[0] for value in found}
+    if len(lengths) == 1 and 0 < (own[0].shape[0] or 0) <= num_rows:
+        return [asked, *found]  # Each operation costs time.
+    num_rows = tf.minimum(num_rows, tf.shape(labels[0])[0])
     return [asked, *(value[:num_rows] for value in found)]
 
 

@@ -24,6 +24,7 @@ from tfdistill.teachers import on_servers
 from tfdistill.teachers import own_past
 from tfdistill.teachers import peers as peers_lib
 from tfdistill.teachers import predictions
+from tfdistill.teachers import rows as rows_lib
 from tfdistill.teachers import scale
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher as teacher_lib
@@ -225,52 +226,69 @@ class TeacherList:
 
     # ---- in the step ----
 
+    def checked_rows(self, agree_on: Any) -> Any:
+        """Returns on which rows to ask; ValueError if a teacher cannot say."""
+        found = rows_lib.checked(agree_on)
+        bound = [each.name for each in self if not each.answers_every_row]
+        if bound and found not in (None, rows_lib.BATCH):
+            raise ValueError(
+                f"`agree_on` must be 'batch' beside {', '.join(bound)}, which "
+                "may have no answer about other rows; received "
+                f"{agree_on!r:.100}."
+            )
+        return rows_lib.BATCH if found is None else found
+
     def term(
         self,
         tape: tf.GradientTape,
         step: tf.Tensor,
-        x: Any,
-        y_pred: Any,
-        sample_weight: Any,
+        batch: rows_lib.Rows,
         *,
+        agree_on: Any,
+        run: Callable[[Any], tuple[Any, Any]],
         dtype: Any,
-        y: Any,
         labels: Mapping[str, Any],
-        taught: Any,
     ) -> tuple[tf.Tensor, steps.Logs] | None:
         """Asks the teachers about one replica's batch, and compares.
 
         Returns this replica's share of the term, unweighted, and what the step
         logs of its teachers, `distillation_weight` among it: what the term
-        counts. None without teachers. `dtype` is that of the loss. `labels` are
-        teachers' predictions that came with the batch. `taught` are the outputs
-        that learn from them: `y_pred`, or auxiliary heads in place of some. The
-        teachers run in inference mode, and no gradient reaches them.
+        counts. None without teachers. `agree_on` and `run` are those of
+        `rows.asked`, `dtype` is that of the loss, and `labels` are teachers'
+        predictions that came with the batch. The teachers run in inference
+        mode, and no gradient reaches them.
         """
         if not self._teachers or self._term is None or self.weight is None:
             return None
+        rows = rows_lib.asked(agree_on, batch, run, step)
         with tape.stop_recording():
             weight = tf.cast(self.weight(step), dtype)
-            batch = teacher_lib.Batch(
-                inputs=x,
-                outputs=y_pred,
-                labels=labels,
-                step=tf.cast(step, tf.int64),
-                losses=self._term.losses_of(y_pred),
+            soft = self.ask(
+                teacher_lib.Batch(
+                    inputs=rows.inputs,
+                    outputs=rows.outputs,
+                    labels=labels,
+                    step=tf.cast(step, tf.int64),
+                    losses=self._term.losses_of(rows.outputs),
+                ),
+                active=weight > 0,
             )
-            soft = self.ask(batch, active=weight > 0)
-            rows = []
-            if self._student.yardstick:
-                rows = on_batches.rows(
-                    y, y_pred, sample_weight, soft.is_asked, soft.outputs
+            report = []
+            if self._student.yardstick and rows.targets is not None:
+                report = on_batches.rows(
+                    rows.targets,
+                    rows.outputs,
+                    rows.sample_weight,
+                    soft.is_asked,
+                    soft.outputs,
                 )
-        with losses_lib.at_step(tf.cast(step, tf.int64)):
-            loss = self._term(soft, taught, sample_weight)
+        with losses_lib.at_step(tf.cast(step, tf.int64)), rows.count.scope():
+            loss = self._term(soft, rows.taught, rows.sample_weight)
         weight *= tf.cast(soft.strength, dtype)
         return loss, {
             "distillation_weight": weight,
             "teacher_staleness": soft.staleness,
-            **steps.hidden(on_batches.ROWS, rows),
+            **steps.hidden(on_batches.ROWS, report),
             **steps.hidden(_TAUGHT, [soft.taught_rows]),
             **steps.hidden(_VERSIONS, [soft.steps]),
         }

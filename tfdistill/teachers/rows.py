@@ -1,0 +1,196 @@
+"""The rows on which a student and its teachers are to agree.
+
+Two students that agree on the rows of their batches may differ on others: a
+model that knows its rows by heart predicts there what the labels say, and so
+does its teacher. A row that is mixed of two others is new to both. With one
+fixed teacher that is known to help (Beyer et al. 2022, arXiv:2106.05237,
+"function matching" by mixup).
+
+Neighbours in the batch are mixed, and one draw serves a whole step, so that a
+batch gives the same rows however it is shared among replicas.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill.training import global_batch
+
+BATCH, MIXED, BOTH = KINDS = "batch", "mixed", "both"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows of one replica that teachers are asked about.
+
+    Attributes:
+        inputs: `[rows, ...]`, structured as the student takes them.
+        outputs: What the student answers.
+        taught: Those of its outputs that learn from teachers, or auxiliary
+            heads in their place.
+        sample_weight: As in the data: None, a tensor, or by output.
+        targets: The labels of the first rows; None if no row has one.
+        count: What losses of these rows are divided by.
+    """
+
+    inputs: Any
+    outputs: Any
+    taught: Any
+    sample_weight: Any
+    targets: Any
+    count: global_batch.GlobalBatch
+
+
+def checked(agree_on: Any) -> Any:
+    """Returns what `CodistillModel(agree_on=...)` was given.
+
+    Raises:
+        ValueError: It is neither a name nor a function.
+    """
+    if agree_on is None or agree_on in KINDS or callable(agree_on):
+        return agree_on
+    raise ValueError(
+        f"`agree_on` must be one of {', '.join(map(repr, KINDS))} or a "
+        "function that returns other rows of the batch's inputs; received "
+        f"{agree_on!r:.100}."
+    )
+
+
+def asked(
+    agree_on: Any,
+    batch: Rows,
+    run: Callable[[Any], tuple[Any, Any]],
+    step: tf.Tensor,
+) -> Rows:
+    """Returns the rows that teachers are asked about, in place of a batch.
+
+    Args:
+        agree_on: As `checked` returned it, but not None.
+        batch: The batch as it was trained on.
+        run: Returns a student's outputs for inputs, and those that are taught.
+        step: The student's step, an integer scalar tensor.
+
+    Raises:
+        ValueError: The inputs cannot be mixed.
+    """
+    if agree_on == BATCH:
+        return batch
+    if callable(agree_on):
+        inputs = agree_on(batch.inputs)
+        return Rows(
+            inputs=inputs,
+            **dict(zip(("outputs", "taught"), run(inputs), strict=True)),
+            sample_weight=None,
+            targets=None,
+            count=global_batch.GlobalBatch.of(inputs),
+        )
+    _check(batch.inputs)
+    inputs = mixed(batch.inputs, step)
+    outputs, taught = run(inputs)
+    weight = _of(_mean_of_pairs, batch.sample_weight)
+    if agree_on == MIXED:
+        return Rows(
+            inputs=inputs,
+            outputs=outputs,
+            taught=taught,
+            sample_weight=weight,
+            targets=None,
+            count=global_batch.GlobalBatch.of(inputs),
+        )
+    # Every second row and one of each pair: as many as the batch has.
+    return Rows(
+        inputs=_joined(batch.inputs, inputs),
+        outputs=_joined(batch.outputs, outputs),
+        taught=_joined(batch.taught, taught),
+        sample_weight=_joined(batch.sample_weight, weight),
+        targets=_of(lambda values: values[::2], batch.targets),
+        count=batch.count,
+    )
+
+
+def mixed(inputs: Any, step: tf.Tensor) -> Any:
+    """Returns one row for each two neighbours of a batch.
+
+    Each column is that of one of the two: each of a table's features, each
+    position of a text. Pictures, which are all of four axes or more, and
+    sequences of floats are a weighted sum of both.
+
+    Args:
+        inputs: Dense tensors `[rows, ...]`.
+        step: What the draw depends on, beside the place in the inputs.
+
+    Returns:
+        The same structure, of `rows // 2` rows.
+    """
+    flat = keras.tree.flatten(inputs)
+    found = [_mixed(values, step, index) for index, values in enumerate(flat)]
+    return keras.tree.pack_sequence_as(inputs, found)
+
+
+def can_be_mixed(inputs: Any) -> bool:
+    """Whether all inputs, or their specs, are dense tensors of rows."""
+    return all(
+        isinstance(each, tf.Tensor | tf.TensorSpec) and each.shape.rank
+        for each in keras.tree.flatten(inputs)
+    )
+
+
+def _check(inputs: Any) -> None:
+    if not can_be_mixed(inputs):
+        kinds = [type(each).__name__ for each in keras.tree.flatten(inputs)]
+        raise ValueError(
+            "Only dense tensors can be mixed; received inputs of the kinds "
+            f"{', '.join(kinds)}. Pass agree_on='batch', or a function that "
+            "returns rows of its own."
+        )
+
+
+def _pairs(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    second = values[1::2]
+    rows = second.shape[0]
+    return values[::2][: tf.shape(second)[0] if rows is None else rows], second
+
+
+def _mixed(values: tf.Tensor, step: tf.Tensor, index: int) -> tf.Tensor:
+    first, second = _pairs(values)
+    rank, dtype = values.shape.rank or 0, values.dtype
+    seed = tf.stack([tf.cast(step, tf.int32), index])
+    if rank >= 4 or (rank == 3 and dtype.is_floating):
+        share = tf.random.stateless_uniform([], seed)
+        sums = share * tf.cast(first, tf.float32)
+        sums += (1 - share) * tf.cast(second, tf.float32)
+        return tf.cast(sums if dtype.is_floating else tf.round(sums), dtype)
+    of_first = tf.random.stateless_uniform(tf.shape(values)[1:], seed) < 0.5
+    return tf.where(of_first, first, second)
+
+
+def _mean_of_pairs(values: tf.Tensor) -> tf.Tensor:
+    first, second = (tf.cast(part, tf.float32) for part in _pairs(values))
+    return (first + second) / 2
+
+
+def _of(function: Callable[[Any], Any], structure: Any) -> Any:
+    return keras.tree.map_structure(
+        lambda values: None if values is None else function(values), structure
+    )
+
+
+def _joined(batch: Any, others: Any) -> Any:
+    """Returns every second row of a batch, then the others."""
+
+    def both(values: Any, other: Any) -> Any:
+        if values is None:
+            return None
+        joined = tf.concat([values[::2], tf.cast(other, values.dtype)], 0)
+        masks: Sequence[Any] = [
+            getattr(each, "_keras_mask", None) for each in (values, other)
+        ]
+        if all(mask is not None for mask in masks):
+            joined._keras_mask = tf.concat([masks[0][::2], masks[1]], 0)
+        return joined
+
+    return keras.tree.map_structure(both, batch, others)
