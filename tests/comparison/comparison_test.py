@@ -200,9 +200,10 @@ def _verdict(**changes):
 
 def test_a_verdict_claims_what_the_intervals_show_and_no_more():
     assert _verdict() == (
-        "codistillation is better: churn -31% +- 4; final log loss not clearly "
-        "different (-0.0200, -0.0300 to +0.0100); reached 4.05 nats in 0.71x "
-        "the steps (0.66 to 0.77) (on 2x the training examples in all)"
+        "codistillation is better: churn -31% (-35% to -27%); final log loss "
+        "not clearly different (-0.0200, -0.0300 to +0.0100); reached 4.05 "
+        "nats in 0.71x the steps (0.66 to 0.77) (on 2x the training examples "
+        "in all)"
     )
     unclear = _verdict(
         steps_to_target={"ratio": 0.9, "interval": (0.8, 1.05)},
@@ -250,7 +251,17 @@ def _write(directory, run, *, rng, shift, **answers):
             "process_seconds": 4.0,
             "parameter_bytes": 1000,
             "exports": {"published": 3, "bytes": 3600, "every_steps": 25},
-            "teachers": [{"swaps": 2, "bytes": 2400, **answers}],
+            "teachers": [
+                {
+                    "swaps": 2,
+                    "bytes": 2400,
+                    "num_taught": 810,
+                    "num_due": 900,
+                    "num_quarantined": 1,
+                    "quarantined": {"25": "its loss is 9."},
+                    **answers,
+                }
+            ],
         }
         (place / "results.json").write_text(json.dumps(result))
         groups.append(result)
@@ -328,7 +339,8 @@ def test_the_report_can_be_recomputed_from_the_predictions(compared):
         "total_examples": 2 * 64_000,
         "teacher_staleness": 20.0,
         "versions_read": 2.0,
-        "versions_due": 39,  # At the steps 25 to 975.
+        "versions_due": 35,  # At the steps 125 to 975, after the burn-in.
+        "taught": 0.9,
         "groups_without_teacher": 0.0,
         "seconds": 8.0,
     }
@@ -538,6 +550,26 @@ def test_seconds_of_a_student_count_its_teacher_s(tmp_path):
     made = _made({"independent": [found]})["methods"]["independent"]
     alone = found.curve.reaches(found.curve.values[-1])[1]
     assert made["seconds_to_target"]["mean"] == pytest.approx(8.0 + alone)
+
+
+def test_a_trial_that_was_taught_in_few_steps_is_told(tmp_path):
+    found = _collected(tmp_path, "codistill", num_taught=396)
+    made = _made({"codistill": [found]})
+    assert made["methods"]["codistill"]["figures"]["taught"]["mean"] == 0.44
+    assert (
+        "codistill: in 1 of 1 trials, a group had a teacher in less than 90% "
+        "of the steps after its burn-in. In the one with the fewest, group 0 "
+        "of trial 0, it was 44%: 1 of its teacher's versions were refused, the "
+        "last one, 25, because its loss is 9."
+    ) in made["notes"]
+
+
+def test_a_teacher_without_versions_is_one(tmp_path):
+    """A kind of teacher of one's own puts none in use."""
+    found = _collected(tmp_path, "codistill", swaps=0)
+    assert found.figures["groups_without_teacher"] == 0.0
+    none = _collected(tmp_path / "none", "codistill", num_taught=0)
+    assert none.figures["groups_without_teacher"] == 2.0
 
 
 def test_predictions_that_are_sent_are_counted(tmp_path):

@@ -42,7 +42,17 @@ def test_a_training_without_a_teacher_says_so(
 ):
     (told,), last = _train(tmp_path, caplog, **options)
     assert reason in told
+    (teacher,) = last["teachers"]
+    is_due = "published" in options
+    assert [teacher["num_due"], teacher["num_taught"]] == [8 * is_due, 0]
     assert last["event"] == "end" and last["untaught"].startswith(reason)
+
+
+def test_steps_with_a_teacher_are_counted(tmp_path, caplog):
+    told, last = _train(tmp_path, caplog)
+    (teacher,) = last["teachers"]
+    assert not told
+    assert [teacher["num_due"], teacher["num_taught"]] == [8, 8]
 
 
 def test_a_teacher_of_the_first_steps_was_one(tmp_path, caplog):

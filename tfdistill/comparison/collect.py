@@ -68,6 +68,55 @@ class Curve:
         return found[0] if found else None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, order=True)
+class Taught:
+    """In what share of the steps with a weight a group had a teacher, and why.
+
+    Of several teachers it is that of the one that counted longest.
+    """
+
+    share: float
+    group: int
+    why: str
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> "Taught | None":
+        """Reads it in a group's results; None without teachers."""
+        return max(
+            (
+                cls(
+                    share=_num_taught(each) / max(_num_due(each), 1),
+                    group=result["group"],
+                    why=_why(each),
+                )
+                for each in result["teachers"]
+            ),
+            default=None,
+        )
+
+
+def _num_taught(teacher: Mapping[str, Any]) -> int:
+    # Results of before these were counted have versions, or none.
+    return int(teacher.get("num_taught", teacher.get("swaps", 1)))
+
+
+def _num_due(teacher: Mapping[str, Any]) -> int:
+    return int(teacher.get("num_due", teacher.get("swaps", 1)))
+
+
+def _why(teacher: Mapping[str, Any]) -> str:
+    refused = teacher.get("quarantined") or {}
+    if refused:
+        last = max(refused, key=int)
+        return (
+            f"{teacher['num_quarantined']} of its teacher's versions were "
+            f"refused, the last one, {last}, because {refused[last]}"
+        )
+    if reason := teacher.get("reason"):
+        return f"at the end, its teacher was {teacher['health']}: {reason}"
+    return "its teacher's first version came late, or had grown too old"
+
+
 class Group:
     """What a group has left behind, each file read once."""
 
@@ -131,7 +180,8 @@ class Finished:
     There are `predictions` and figures (`copies`) for each copy of the model
     that the method makes, and their mean (`figures`). An ensemble, which is not
     trained as one, has no curve. The seconds of a trial that was `resumed` from
-    a backup cover only the last part.
+    a backup cover only the last part. `least_taught` is its group that had a
+    teacher in the fewest steps, if groups have teachers.
     """
 
     seed: int
@@ -141,6 +191,7 @@ class Finished:
     copies: tuple[dict[str, float], ...]
     curve: Curve | None
     resumed: bool = False
+    least_taught: "Taught | None" = None
 
 
 def collect(
@@ -182,7 +233,15 @@ def collect(
         copies=tuple(copies),
         curve=curve,
         resumed=any(group.was_resumed for group in groups),
+        least_taught=None
+        if len(trial.students) > 1
+        else _least_taught([group.results for group in groups]),
     )
+
+
+def _least_taught(results: Sequence[Mapping[str, Any]]) -> Taught | None:
+    found = [Taught.of(result) for result in results]
+    return min((each for each in found if each), default=None)
 
 
 def churn_matrices(trials: Sequence[Finished]) -> dict[str, np.ndarray]:
@@ -287,8 +346,7 @@ def _exchanged(
     teaches = any(result["teachers"] for result in results)
     mixing = [result["mixing"] for result in results if "mixing" in result]
     if run.recipe.method in ("own_past", "ema_teacher"):
-        heard = [sum(t["swaps"] for t in r["teachers"]) for r in results]
-        return {"groups_without_teacher": float(heard.count(0))}
+        return _shares(results)
     if others or run.num_groups < 2 or not (teaches or mixing):
         return {}
     sent, received = (
@@ -327,25 +385,33 @@ def _taught(
     def totals(name: str) -> list[int]:
         return [sum(t[name] for t in r["teachers"]) for r in results]
 
-    def deaf(heard: Sequence[int]) -> float:
-        pairs = zip(heard, results, strict=True)
-        return float(sum(not n for n, result in pairs if result["teachers"]))
-
     if method == "predictions":
-        answers, missed = totals("num_answers"), totals("num_missed")
+        answers, missed = sum(totals("num_answers")), sum(totals("num_missed"))
         return {
-            "answered": sum(answers) / max(1, sum(answers) + sum(missed)),
-            "groups_without_teacher": deaf(answers),
+            "answered": answers / max(1, answers + missed),
+            "groups_without_teacher": float(totals("num_answers").count(0)),
         }
-    peers = _mean(len(result["teachers"]) for result in results)
     steps, every = results[0]["steps"], results[0]["exports"]["every_steps"]
-    read = totals("swaps")
     return {
         "versions_written": _mean(r["exports"]["published"] for r in results),
-        "versions_read": _mean(read),
-        # The version of the last step has no reader in its run.
-        "versions_due": float(peers * ((steps - 1) // every)),
-        "groups_without_teacher": deaf(read),
+        "versions_read": _mean(totals("swaps")),
+        # After the burn-in. That of the last step has no reader in its run.
+        "versions_due": _mean(
+            sum((t.get("num_due", steps) - 1) // every for t in r["teachers"])
+            for r in results
+        ),
+        **_shares(results),
+    }
+
+
+def _shares(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """In what share of steps groups had a teacher, and how many never had."""
+    found = [each for r in results if (each := Taught.of(r)) is not None]
+    if not found:
+        return {}
+    return {
+        "taught": _mean(each.share for each in found),
+        "groups_without_teacher": float(sum(not each.share for each in found)),
     }
 
 

@@ -34,6 +34,7 @@ _GROUPS = {
     "between_groups_churn": ("distance between groups", ".4f"),
     "between_groups_label_churn": ("disagreement of groups", ".4f"),
     "teacher_staleness": ("teacher staleness, steps", ",.0f"),
+    "taught": ("steps with a teacher", ".3f"),
     "versions_read": ("versions read", ",.1f"),
     "versions_due": ("versions by the interval", ",.1f"),
     "answered": ("batches answered", ".3f"),
@@ -67,8 +68,8 @@ def summary(report: Mapping[str, Any]) -> list[list[str]]:
         figures = method["figures"]
         churn = method["churn"].get("churn")
         cells = [
-            _plain(figures["log_loss"], ".4f"),
-            _plain(churn, ".4f") if churn else "",
+            _estimate(figures["log_loss"], ".4f"),
+            _estimate(churn, ".4f") if churn else "",
             f"{figures['total_examples']['mean']:,.0f}",
             f"{figures['seconds']['mean']:,.1f}",
         ]
@@ -105,8 +106,8 @@ def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
         f"# {recipe}: {len(methods)} methods",
         "\n".join(f"- {line}" for line in verdicts(report)),
         _rows("Quality, churn and cost", head, rows),
-        f"Mean +- standard error over trials, and in brackets a bootstrap "
-        f"interval of {100 * report['confidence']:.0f}%. "
+        f"Means over trials, and in brackets bootstrap intervals of "
+        f"{100 * report['confidence']:.0f}%. "
         "Codistilled runs have {num_groups} groups of {workers_per_group} "
         "workers and {ps_per_group} parameter servers; budget {budget}.".format(
             **report["setup"]
@@ -250,14 +251,9 @@ def _estimates(method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _estimate(found: Mapping[str, Any], shape: str) -> str:
-    text = _plain(found, shape)
-    return text + _interval(found, shape) * bool(found["standard_error"])
-
-
-def _plain(found: Mapping[str, Any], shape: str) -> str:
-    error = found["standard_error"]
-    text = format(found["mean"], shape)
-    return f"{text} +- {format(error, shape)}" if error else text
+    # Where all trials have the same, there is nothing to tell.
+    told = _interval(found, shape) if found["standard_error"] else ""
+    return format(found["mean"], shape) + told
 
 
 def _interval(found: Mapping[str, Any], shape: str) -> str:

@@ -25,6 +25,9 @@ _NAMES = {
 # Share of the versions that the interval asks for, of the answers about
 # batches, or of the mixes. Less is another interval.
 _FEW = 0.75
+# A trial in which a group has a teacher in a smaller share of the steps after
+# its burn-in is another trial than the rest.
+_MOST_TAUGHT = 0.9
 
 
 def make(
@@ -84,6 +87,11 @@ def make(
             *_past_best(found, target),
             *_budgets(found, budget),
             *_of_trials(methods, aim),
+            *(
+                note
+                for name, trials in methods.items()
+                for note in _untaught(name, trials)
+            ),
             *(
                 note
                 for name, method in found.items()
@@ -223,11 +231,9 @@ def _churn(found: Mapping[str, Any] | None) -> str:
             f"churn not clearly different ({change}, {low - 1:+.0%} to "
             f"{high - 1:+.0%})"
         )
-    # The farther end: what is said must not end before the interval does.
-    half = max(high - found["ratio"], found["ratio"] - low)
-    if half >= abs(found["ratio"] - 1):  # It would seem to hold 0.
-        return f"churn {change} ({low - 1:+.1%} to {high - 1:+.1%})"
-    return f"churn {change} +- {half * 100:.0f}"
+    # An end that is next to 0 must not be rounded to it.
+    digits = 0 if min(abs(low - 1), abs(high - 1)) >= 0.005 else 1
+    return f"churn {change} ({low - 1:+.{digits}%} to {high - 1:+.{digits}%})"
 
 
 def _loss(found: Mapping[str, Any]) -> str:
@@ -382,6 +388,21 @@ def _exchange(name: str, figures: Mapping[str, Any]) -> list[str]:
             "teacher."
         )
     return notes
+
+
+def _untaught(name: str, trials: Trials) -> list[str]:
+    """Says of which trials chance decided how long they were taught."""
+    found = [(t.least_taught, t.seed) for t in trials if t.least_taught]
+    few = [each for each, _ in found if each.share < _MOST_TAUGHT]
+    if not few:
+        return []
+    least, seed = min(found)
+    return [
+        f"{name}: in {len(few)} of {len(found)} trials, a group had a teacher "
+        f"in less than {_MOST_TAUGHT:.0%} of the steps after its burn-in. In "
+        f"the one with the fewest, group {least.group} of trial {seed}, it was "
+        f"{least.share:.0%}: {least.why}"
+    ]
 
 
 # --- figures ---

@@ -388,8 +388,8 @@ def live_verdict(
     reach *= math.sqrt(1 / size + 1 / rows)
     said = (
         f"Version {served} has a live log loss of {loss:.4f} on {size:,} "
-        f"examples, {loss - base:+.4f} (+- {reach:.4f}) from the {base:.4f} "
-        f"that {what}; the limit is {limit:+.4f}."
+        f"examples, {loss - base:+.4f} (at least {loss - base - reach:+.4f}) "
+        f"from the {base:.4f} that {what}; the limit is {limit:+.4f}."
     )
     if not loss - base - reach <= limit:
         return ROLL_BACK, [said]

@@ -43,6 +43,13 @@ class TeachingWatch(keras.callbacks.Callback):
         """Forgets a previous training."""
         self.untaught = None
         self._is_taught, self._num_epochs = False, 0
+        self._has_begun = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Lets the teachers know at which step the training begins."""
+        if not self._has_begun:  # A backup has been restored by now.
+            self.model.teachers.count(self._step(), begins=True)
+        self._has_begun = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Sees whether any step so far had a teacher."""
@@ -54,15 +61,20 @@ class TeachingWatch(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Warns if no step had a teacher, and says why."""
+        self.model.teachers.count(self._step())
         if self._num_epochs and not self._is_taught:
             self.untaught = self._reason()
             _log.warning(
                 "No step of this training had a teacher: %s", self.untaught
             )
 
+    def _step(self) -> int:
+        optimizer = self.model.optimizer
+        return int(keras_internals.num_batches(optimizer).numpy())
+
     def _reason(self) -> str:
         model: Any = self.model
-        done = int(keras_internals.num_batches(model.optimizer).numpy())
+        done = self._step()
         last = tf.constant(max(0, done - 1), tf.int64)
         weight = float(model.teachers.weight(last))
         if not weight > 0:
@@ -71,9 +83,16 @@ class TeachingWatch(keras.callbacks.Callback):
                 "If you didn't intend that, shorten the burn-in or train "
                 "longer."
             )
-        teachers = "; ".join(map(_described, model.teachers.status()))
+        found = model.teachers.status()
+        teachers = "; ".join(map(_described, found))
+        is_refused = any(each["num_quarantined"] for each in found)
         remedy = "Check the teacher's predictions on a batch of the data."
-        if model.teachers.follows_peers:
+        if is_refused:
+            remedy = (
+                "Check whether the other group has the same labels, columns "
+                "and settings, and learns at all."
+            )
+        elif model.teachers.follows_peers:
             remedy = (
                 "Train longer, export more often (`every_steps` of the "
                 "StudentExporter), or make the groups start together "
@@ -83,10 +102,15 @@ class TeachingWatch(keras.callbacks.Callback):
 
 
 def _described(teacher: dict[str, Any]) -> str:
-    step, reason = teacher["step"], teacher["reason"]
+    name, step, reason = (teacher[n] for n in ("name", "step", "reason"))
+    if teacher["health"] == "good":
+        if step < 0:
+            return f"{name} gave no answer that counts"
+        # It is in use by now, and no step came after that.
+        return f"the first version of {name}, {step}, came at the end"
     version = f"version {step}" if step >= 0 else "no version in use"
     health = teacher["health"].replace("_", " ")
-    return f"{teacher['name']} is {health} ({reason or version})"
+    return f"{name} is {health} ({(reason or version).rstrip('.')})"
 
 
 class RunLogger(steps.SteppedCallback):

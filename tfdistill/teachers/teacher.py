@@ -215,6 +215,9 @@ class Teacher:
         is_judged: Whether it is, by the student's own batches. Default False;
             True for other groups without a labelled canary.
         record: What is known of it by these batches.
+        num_due: In how many of the student's steps so far the distillation
+            weight was above 0.
+        num_taught: In how many of those it counted.
 
     Example:
         >>> class ClassPriors(Teacher):
@@ -235,6 +238,7 @@ class Teacher:
     is_attached = False
     is_judged = False
     on_trial = ""
+    num_due = num_taught = 0
 
     def __init__(self, *, name: str | None = None, weight: float = 1.0) -> None:
         """Knows of no student yet.
@@ -373,7 +377,8 @@ class Teacher:
 
         Returns:
             `name`; of its standing `step`, `health`, `reason`, `share` and
-            `age_steps`; how many versions were put in use (`swaps`), their
+            `age_steps`; in how many steps it was to count (`num_due`) and did
+            (`num_taught`); how many versions were put in use (`swaps`), their
             `bytes` and the `last_bytes` of these, and the `read_secs` of the
             last read, None without one; of peers, `num_unheard`, the versions
             that came and went between those, and the `lag_secs` of the last
@@ -393,6 +398,8 @@ class Teacher:
             "reason": found.reason,
             "share": found.share,
             "age_steps": found.age_steps,
+            "num_due": self.num_due,
+            "num_taught": self.num_taught,
             "swaps": 0,
             "bytes": 0,
             "last_bytes": None,

@@ -115,6 +115,8 @@ class TeacherList:
         self._num_bad = [0] * len(self._teachers)
         self._task_loss: Any = None
         self._reports: on_batches.Reports | None = None
+        # Up to which step of the student its teachers were counted.
+        self._counted = 0
 
     def __len__(self) -> int:
         return len(self._teachers)
@@ -306,6 +308,22 @@ class TeacherList:
 
     # ---- between steps ----
 
+    def count(self, step: int, *, begins: bool = False) -> None:
+        """Notes which teachers counted in the steps up to one of the student.
+
+        What counts changes only between steps, by calls of this class, each of
+        which is preceded by this one. `begins` where a training does.
+        """
+        since, self._counted = step - self._counted, step
+        if begins or since < 1 or self.weight is None:
+            return
+        if not float(self.weight(tf.constant(step - 1, tf.int64))) > 0:
+            return
+        for each in self._teachers:
+            each.num_due += since
+            counts = each.standing().share > 0 and not each.on_trial
+            each.num_taught += since * counts
+
     def start(self) -> None:
         """Starts to look for versions in the background, or for messages."""
         for given in self._given:
@@ -356,6 +374,8 @@ class TeacherList:
         Returns:
             The names of the teachers that were swapped.
         """
+        if step is not None:
+            self.count(step)
         for merit in self._student.merits.values():
             merit.take(step)
         self._count_bad()
@@ -468,6 +488,7 @@ class TeacherList:
         written. `averages` are what it holds in place of weights, by the `id`
         of these.
         """
+        self.count(step)
         for each in self._teachers:
             each.exported(step, averages)
         if self._student is not None:
@@ -510,6 +531,7 @@ class TeacherList:
                 **each.state(),
                 "on_trial": each.on_trial,
                 "record": each.record.state(),
+                "num_steps": [each.num_taught, each.num_due],
             }
             for each in self._teachers
         }
@@ -544,6 +566,9 @@ class TeacherList:
                 each.on_trial = state[each.name].get("on_trial", "")
                 if "record" in state[each.name]:
                     each.record.restore(state[each.name]["record"])
+                each.num_taught, each.num_due = state[each.name].get(
+                    "num_steps", (0, 0)
+                )
         self._student.last.also["teacher_loss"] = float(self._mean_loss())
         if was_following:
             self._start_following()
