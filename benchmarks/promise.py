@@ -28,7 +28,7 @@ from tfdistill.system import programs
 
 def _settings(
     weight: float = 1.0,
-    burn_in: float = 0.1,
+    burn_in: float | None = 0.1,
     every: int = 50,
     agree_on: str = "batch",
 ) -> Callable[[Any], dict[str, Any]]:
@@ -36,7 +36,9 @@ def _settings(
     return lambda workload: {
         "distillation_weight": tfdistill.schedules.BurnIn(
             steps=int(burn_in * workload.num_steps), weight=weight
-        ),
+        )
+        if burn_in is not None
+        else "auto",
         "every_steps": every,
         "refresh_every_steps": min(every, 10),
         "agree_on": agree_on,
@@ -46,7 +48,9 @@ def _settings(
 # The first is what the docs' templates say.
 _CANDIDATES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "templates": _settings(),
+    "no_burn_in": _settings(burn_in=0.0),
     "burn_in_30": _settings(burn_in=0.3),
+    "auto": _settings(burn_in=None, every=25),
     "every_25": _settings(every=25),
     "both": _settings(every=25, agree_on="both"),
     "weight_2": _settings(weight=2.0, every=25),

@@ -37,6 +37,7 @@ from tfdistill.observe import run_log
 from tfdistill.observe import summaries
 from tfdistill.parameter_server import trainer as server_trainer
 from tfdistill.system import keras_internals
+from tfdistill.teachers import auto_burn_in
 from tfdistill.teachers import auxiliary
 from tfdistill.teachers import churn_budget
 from tfdistill.teachers import labels as labels_lib
@@ -745,7 +746,9 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 With `loss=None` the student learns from them only.
             distillation_weight: A number or a callable of the global step
                 (int64 scalar tensor) that gives a float scalar, such as the
-                schedules of `tfdistill.schedules`. Default 1.
+                schedules of `tfdistill.schedules`. "auto": 0 until the first
+                steep fall of the task loss is over, then 1; see
+                `teachers.auto_burn_in`. Default 1.
             distillation_loss_weights: By output, as `distillation_loss`, a
                 number that its loss is multiplied by besides, as Keras'
                 `loss_weights` are of the task; or `"uncertainty"`, to learn
@@ -780,9 +783,12 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             distillation_loss_weights = self._learned_distillation_weights(
                 distillation_loss, names
             )
+        is_auto = distillation_weight == auto_burn_in.AUTO
         self.teachers.compile(
             distillation_loss,
-            schedules.get(distillation_weight),
+            auto_burn_in.AutoBurnIn()
+            if is_auto
+            else schedules.get(distillation_weight),
             task_loss=self.loss,
             output_names=names,
             weights=distillation_loss_weights,
@@ -821,7 +827,8 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         self.teachers.validation_data = arguments.get("validation_data")
         self.teachers.has_exporter = bool(steps.first(found, steps.Exporter))
         weight = self.teachers.weight
-        if isinstance(weight, churn_budget.ChurnBudget) and weight not in found:
+        kinds = auto_burn_in.AutoBurnIn, churn_budget.ChurnBudget
+        if isinstance(weight, kinds) and weight not in found:
             # Before an exporter publishes the last step.
             found.insert(0, weight)
         _check_roles(found, self.teachers, self._cluster)

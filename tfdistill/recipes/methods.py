@@ -328,6 +328,8 @@ def _exported_once(workload: Workload) -> Workload:
 
 def _last_weight(workload: Workload) -> float:
     weight = workload.distillation_weight
+    if weight == "auto":
+        return 1.0
     return float(weight(workload.num_steps) if callable(weight) else weight)
 
 

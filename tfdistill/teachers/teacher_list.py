@@ -145,6 +145,11 @@ class TeacherList:
         return self.needs_versions or self.swaps_predictions
 
     @property
+    def are_trained(self) -> bool:
+        """Whether some change while the student trains."""
+        return self.follows_peers or self._has(own_past.OwnPast)
+
+    @property
     def read_secs(self) -> float:
         """How long reading a version of each peer takes; 0 if unknown."""
         secs = sum(peer.follower.read_secs for peer in self._peers)

@@ -1,0 +1,124 @@
+"""When the burn-in ends by itself."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tests.cases import servers
+from tfdistill.teachers import auto_burn_in
+
+_LONG, _RATE = 400, 0.05
+
+
+def _fit(model, x, y, *callbacks, **kwargs):
+    """Trains; returns the weight in force at each step."""
+    weights = []
+    with model.distribute_strategy.scope():
+        model.compile(
+            keras.optimizers.SGD(_RATE),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(),
+            distillation_weight="auto",
+        )
+    each = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: weights.append(
+            float(model.teachers.weight(model.optimizer.iterations - 1))
+        )
+    )
+    kwargs = {"steps_per_epoch": _LONG, "epochs": 1, **kwargs}
+    data = tf.data.Dataset.from_tensors((x, y)).repeat()
+    cases.fit(
+        model, data, callbacks=[cases.never(), each, *callbacks], **kwargs
+    )
+    return weights
+
+
+def _model(tmp_path, strategy=None):
+    strategy = strategy or tf.distribute.get_strategy()
+    with strategy.scope():
+        return tfdistill.CodistillModel(
+            cases.linear(0), teachers=cases.peers(tfdistill.Exchange(tmp_path))
+        )
+
+
+def _expected_end(x, y, length):
+    """By the losses of gradient descent, in NumPy."""
+    student = cases.linear(0)
+    w, b = (v.numpy().astype("float64") for v in student.weights)
+    losses, end = [], None
+    for step in range(1, length + 1):
+        p = cases.softmax(x @ w + b)
+        losses.append(-np.log(p[np.arange(len(y)), y]).mean())
+        error = (p - np.eye(p.shape[1])[y]) / len(y)
+        w, b = w - _RATE * x.T @ error, b - _RATE * error.sum(0)
+        if step % 5 == 0 and end is None:
+            looks = np.reshape(losses, [-1, 5]).mean(1)
+            if auto_burn_in.has_fallen(looks) or step >= 0.3 * length:
+                end = step
+    return end
+
+
+@pytest.mark.parametrize("place", ["one device", "two replicas"])
+def test_it_ends_when_the_steep_fall_does(tmp_path, place):
+    x, y = cases.data(16)
+    strategy = None
+    if place == "two replicas":
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    weights = _fit(_model(tmp_path, strategy), x, y)
+    end = _expected_end(x, y, _LONG)
+    assert 40 < end < 0.3 * _LONG
+    assert weights == [0.0] * end + [1.0] * (_LONG - end)
+
+
+def test_it_takes_three_tenths_of_a_training_at_most(tmp_path):
+    """And goes on over epochs, of which a look may hold parts of two."""
+    x, y = cases.data(16)
+    weights = _fit(_model(tmp_path), x, y, steps_per_epoch=12, epochs=5)
+    assert weights == [0.0] * 20 + [1.0] * 40
+
+
+def test_it_ends_on_parameter_servers_too(tmp_path, monkeypatch):
+    servers.pretend(monkeypatch)
+    model = tfdistill.CodistillModel(
+        servers.student(), teachers=cases.peers(tfdistill.Exchange(tmp_path))
+    )
+    model.compile(
+        keras.optimizers.Adagrad(0.1),
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+        distillation_weight="auto",
+    )
+    cases.fit(model, servers.batches().repeat(), steps_per_epoch=60)
+    assert model.teachers.weight.end == 20
+
+
+def test_what_does_not_train_is_worth_hearing_at_once():
+    x, y = cases.data(16)
+    model = tfdistill.CodistillModel(
+        cases.linear(0),
+        teachers=tfdistill.teachers.FixedTeacher(cases.linear(1)),
+    )
+    assert _fit(model, x, y, steps_per_epoch=3) == [1.0] * 3
+
+
+def test_a_resumed_training_ends_it_at_the_same_step(tmp_path):
+    x, y = cases.data(16)
+
+    class _Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch + 1 == 33:
+                raise KeyboardInterrupt
+
+    def backup():
+        return tfdistill.callbacks.Backup(tmp_path / "backup", every_steps=16)
+
+    with pytest.raises(KeyboardInterrupt):
+        _fit(_model(tmp_path / "a"), x, y, backup(), _Stop())
+    resumed = _fit(_model(tmp_path / "a"), x, y, backup())
+    end = _expected_end(x, y, _LONG)
+    begin = _LONG - len(resumed)
+    assert 0 < begin < end
+    assert resumed == [0.0] * (end - begin) + [1.0] * (_LONG - end)

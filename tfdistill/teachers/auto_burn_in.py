@@ -1,0 +1,163 @@
+"""AutoBurnIn: the distillation weight 1 once the loss falls less steeply."""
+
+import copy
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.cluster import replicas
+from tfdistill.training import steps
+
+AUTO = "auto"
+# Steps between two looks at the loss, and how many are needed. After many in
+# which nothing fell, there is nothing to wait for.
+_EVERY_STEPS, _LEAST_LOOKS, _MOST_LOOKS = 5, 8, 40
+# The fall is over once the later half of the steps has at most this share of
+# it. An exponential fall is then at a ninth of its height. It is clear if it is
+# so many standard errors.
+_LATE_SHARE, _NUM_ERRORS = 0.25, 4.0
+# Of a training whose length is known, the burn-in takes at most so much.
+_LONGEST = 0.3
+_NEVER = np.iinfo(np.int64).max
+_STATE = ("end", "_losses", "_looked", "_before")
+
+
+class AutoBurnIn(steps.SteppedCallback):
+    """0 until the first steep fall of the task loss is over, then 1.
+
+    What `CodistillModel.compile(distillation_weight="auto")` makes. It is a
+    callback, too, which `fit` adds by itself.
+
+    While losses fall steeply, a version of another group that is some steps old
+    is much worse than the student, and pulls it back. So every five steps the
+    chief notes the mean task loss since the look before. The fall is over once
+    the later half of the steps so far has at most a quarter of it. Where no
+    fall is clear, as in a training that goes on, that is so after 40 looks. At
+    the latest, it is so after three tenths of the training, if its length is
+    known. The weight is in force from the next step on, on all workers alike.
+
+    Teachers that don't train, such as fixed ones, are worth hearing from the
+    first step on: with these alone the weight is 1 throughout.
+
+    Attributes:
+        end: The first step at which the weight is 1; the largest int64 until
+            that is known.
+    """
+
+    def __init__(self) -> None:
+        """Knows nothing yet."""
+        super().__init__()
+        self._owner: Any = None
+        self._variable: Any = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.end = _NEVER
+        # Of each look; the step of the last one; batches of this epoch until
+        # then, and the sum of their losses.
+        self._losses: list[float] = []
+        self._looked = 0
+        self._before = [0, 0.0]
+
+    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+        """Returns the weight at the step, float32 scalar tensor."""
+        end = self.end if self._variable is None else self._variable
+        over = tf.cast(step, tf.int64) >= tf.convert_to_tensor(end, tf.int64)
+        return tf.cast(over, tf.float32)
+
+    # ---- Keras' hooks ----
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begins at once if no teacher is trained."""
+        super().on_train_begin(logs)
+        strategy = self.codistilled.distribute_strategy
+        if self._owner is not self.model:
+            self._owner = self.model
+            with strategy.scope():
+                self._variable = tf.Variable(
+                    self.end,
+                    trainable=False,
+                    dtype=tf.int64,
+                    name="burn_in_end",
+                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+                )
+        self._values = replicas.WorkerValues(strategy)
+        if self.step == 0:
+            self._forget()
+        self._looked = self.step
+        if not self.codistilled.teachers.are_trained:
+            self.end = 0
+        self._variable.assign(self.end)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Looks at the loss when it is time, until the burn-in is over."""
+        super().on_train_batch_end(batch, logs)
+        if self.end < _NEVER or self.step - self._looked < _EVERY_STEPS:
+            return
+        self._looked = self.step
+        found = 0
+        if replicas.is_chief(self.model.distribute_strategy):
+            self._look(batch + 1, float((logs or {})["task_loss"]))
+            found = int(self._is_over())
+        if self._values.gathered(found)[0]:
+            self.end = self.step
+            self._variable.assign(self.end)
+
+    def _look(self, count: int, mean: float) -> None:
+        """Notes the mean since the last look, of that of an epoch so far."""
+        before, total = self._before
+        if count <= before:  # Another epoch.
+            before, total = 0, 0.0
+        self._before = [count, mean * count]
+        self._losses.append((mean * count - total) / (count - before))
+
+    def _is_over(self) -> bool:
+        length = (self.params.get("steps") or 0) * self.params["epochs"]
+        return has_fallen(self._losses) or 0 < _LONGEST * length <= self.step
+
+    # ---- for a backup ----
+
+    @property
+    def variables(self) -> Sequence[tf.Variable]:
+        """None: the end is in the state."""
+        return ()
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a resumed training goes on with."""
+        # Copies: a backup is written while the next steps are made.
+        return {name: copy.copy(vars(self)[name]) for name in _STATE}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned."""
+        self.__dict__.update({name: state[name] for name in _STATE})
+        self._variable.assign(self.end)
+
+
+def has_fallen(losses: Sequence[float]) -> bool:
+    """Returns whether the first steep fall of some losses is over.
+
+    Example:
+        >>> falling = [2.0 ** (-step / 10) for step in range(100)]
+        >>> has_fallen(falling[:20]), has_fallen(falling[:40])
+        (False, True)
+        >>> has_fallen([0.7] * 20), has_fallen([0.7] * 40)
+        (False, True)
+    """
+    size = len(losses)
+    if size < _LEAST_LOOKS:
+        return False
+    found = np.asarray(losses)
+    quarter = size // 4
+    middle = (size - quarter) // 2
+    now = found[-quarter:].mean()
+    then = found[middle : middle + quarter].mean()
+    fall = found[: max(1, size // 8)].mean() - now
+    # Of a mean over a quarter of the looks, by how much neighbours differ.
+    error = np.diff(found).std() / math.sqrt(2 * quarter)
+    if not fall > _NUM_ERRORS * error:
+        return size >= _MOST_LOOKS
+    return bool(then - now <= _LATE_SHARE * fall)
