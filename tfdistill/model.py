@@ -731,7 +731,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         self,
         *args: Any,
         distillation_loss: Any = None,
-        distillation_weight: Any = 1.0,
+        distillation_weight: Any = "auto",
         distillation_loss_weights: Any = None,
         distillation_sample_weights: bool = True,
         **kwargs: Any,
@@ -746,9 +746,9 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 With `loss=None` the student learns from them only.
             distillation_weight: A number or a callable of the global step
                 (int64 scalar tensor) that gives a float scalar, such as the
-                schedules of `tfdistill.schedules`. "auto": 0 until the first
-                steep fall of the task loss is over, then 1; see
-                `teachers.auto_burn_in`. Default 1.
+                schedules of `tfdistill.schedules`. Default "auto": 0 until
+                the first steep fall of the task loss is over, then 1; see
+                `teachers.auto_burn_in`.
             distillation_loss_weights: By output, as `distillation_loss`, a
                 number that its loss is multiplied by besides, as Keras'
                 `loss_weights` are of the task; or `"uncertainty"`, to learn

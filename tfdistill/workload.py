@@ -70,7 +70,7 @@ class Workload:
         distillation_loss: Default: `SoftTargetCrossEntropy` of logits.
         distillation_loss_weights: As `CodistillModel.compile` takes it.
         auxiliary_heads, agree_on: As `CodistillModel` takes them.
-        distillation_weight: Of `tfdistill.schedules`, or a number.
+        distillation_weight: As `CodistillModel.compile` takes it.
         every_steps: Steps between two exports.
         refresh_every_steps: Steps between two looks for newer versions.
         exporter: Further arguments of `StudentExporter`.
@@ -126,7 +126,7 @@ class Workload:
     distillation_loss_weights: Any = None
     auxiliary_heads: Mapping[str, str] | None = None
     agree_on: Any = "batch"
-    distillation_weight: Any = 1.0
+    distillation_weight: Any = "auto"
     every_steps: int = 50
     refresh_every_steps: int = 10
     exporter: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -154,6 +154,7 @@ def codistill(
         kwargs.setdefault(
             "distillation_loss", tfdistill.losses.SoftTargetCrossEntropy()
         )
+        kwargs.setdefault("distillation_weight", 1.0)
     model.compile(
         optimizer or keras.optimizers.SGD(0.1),
         loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True),

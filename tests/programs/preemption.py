@@ -127,6 +127,7 @@ def main(phase: str, directory: pathlib.Path) -> None:
             distillation_loss=tfdistill.losses.LogitsMeanSquaredError(
                 from_logits=True
             ),
+            distillation_weight=1.0,
         )
     callbacks = [Phase(slow)]
     if phase == "exchange":

@@ -139,6 +139,7 @@ def main(directory: pathlib.Path, num_steps: int) -> None:
             )
             if learns
             else None,
+            distillation_weight=1.0,
         )
     notes = Notes(directory)
     callbacks = [

@@ -61,16 +61,13 @@ def _expected_end(x, y, length):
     return end
 
 
-@pytest.mark.parametrize("place", ["one device", "two replicas"])
-def test_it_ends_when_the_steep_fall_does(tmp_path, place):
+def test_it_ends_when_the_steep_fall_does(tmp_path, two_replicas):
     x, y = cases.data(16)
-    strategy = None
-    if place == "two replicas":
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    weights = _fit(_model(tmp_path, strategy), x, y)
     end = _expected_end(x, y, _LONG)
     assert 40 < end < 0.3 * _LONG
-    assert weights == [0.0] * end + [1.0] * (_LONG - end)
+    for strategy in (None, two_replicas):
+        weights = _fit(_model(tmp_path, strategy), x, y)
+        assert weights == [0.0] * end + [1.0] * (_LONG - end)
 
 
 def test_it_takes_three_tenths_of_a_training_at_most(tmp_path):

@@ -309,6 +309,7 @@ def _codistill(directory, optimizer):
         optimizer,
         keras.losses.BinaryCrossentropy(from_logits=True),
         distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+        distillation_weight=1.0,
     )
     return model
 
