@@ -181,12 +181,15 @@ class Follower:
     ) -> tuple[publisher.Exchange, versions.Version]:
         """Opens a version where it is: a delta before a frame of its step.
 
-        So all workers take the same: the delta was there first.
+        So all workers take the same: the delta was there first. After two bad
+        ones, which all have rejected, they all take the frame.
         """
         if self._reads_deltas:
             with contextlib.suppress(versions.VersionNotFoundError):
                 place = self._exchange.deltas
-                return place, place.open(group, step)
+                delta = place.open(group, step)
+                if self._is_readable(delta):
+                    return place, delta
         return self._exchange, self._exchange.open(group, step)
 
     def _is_usable(self, version: versions.Version) -> bool:

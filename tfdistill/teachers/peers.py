@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -294,21 +295,39 @@ class Peer(teacher.Teacher):
         return values
 
     def _patched(self, delta: versions.Version) -> saved_model.Snapshot:
-        """Reads a delta, over the values in place or those of its key frame."""
-        frame: Any = deltas.frame_of(delta.manifest)
-        has_base = deltas.base_of(delta.manifest) is not None
-        if has_base or frame in self._frames:
+        """Reads a delta over the first values of which it gives its bits.
+
+        If it does over none, its version is read whole, if it is there.
+        """
+        fault: Any = None
+        for read_values in self._to_be_patched(delta):
             try:
-                return self._over(self._own_place.held, delta)
-            except versions.CorruptVersionError:
-                if whole := self._twin(delta):
-                    return self._whole(whole)
-                raise
-            except deltas.DeltaError as error:
-                if has_base:
-                    raise
-                _log.info("Reading key frame %d again: %s", frame, error)
-        return self._over(self._frame(delta.group, frame), delta)
+                return self._over(read_values(), delta)
+            except (deltas.DeltaError, *follower_lib.CONTRADICTIONS) as error:
+                _log.info("Delta %d is read otherwise: %s", delta.step, error)
+                fault = error
+        if whole := self._twin(delta):
+            return self._whole(whole)
+        raise fault
+
+    def _to_be_patched(
+        self, delta: versions.Version
+    ) -> list[Callable[[], saved_model.Snapshot]]:
+        """Returns what reads the values that a delta may be put over.
+
+        Those in place, if they are of its key frame; then this as it is. It
+        may hold more than the delta of its step, with a `choose`: a training
+        ended there, and the exporter's next one goes on from it.
+        """
+        frame: Any = deltas.frame_of(delta.manifest)
+        if deltas.base_of(delta.manifest) is not None:
+            return [self._held]
+        return [
+            self._held
+            if frame in self._frames
+            else functools.partial(self._frame_by_delta, delta.group, frame),
+            functools.partial(self._frame, delta.group, frame),
+        ]
 
     @property
     def _frames(self) -> set[int]:
@@ -317,6 +336,9 @@ class Peer(teacher.Teacher):
         if follower.frame is None:
             return set()
         return {follower.frame, follower.current}
+
+    def _held(self) -> saved_model.Snapshot:
+        return self._own_place.held
 
     def _over(
         self, held: saved_model.Snapshot, delta: versions.Version
@@ -337,15 +359,20 @@ class Peer(teacher.Teacher):
                 return whole
         return None
 
-    def _frame(self, group: int, step: int) -> saved_model.Snapshot:
-        """Reads a key frame, by the delta of its step if that is enough."""
+    def _frame_by_delta(self, group: int, step: int) -> saved_model.Snapshot:
+        """Reads a key frame by the delta of its step, if that is enough."""
         place = self.exchange.deltas
-        with contextlib.suppress(*follower_lib.CONTRADICTIONS, ValueError):
-            delta = place.open(group, step)
-            if deltas.frame_of(delta.manifest) in self._frames:
-                self._screen(delta)
-                with place.readable(delta) as readable:
-                    return self._over(self._own_place.held, readable)
+        delta = place.open(group, step)
+        if deltas.frame_of(delta.manifest) not in self._frames:
+            raise deltas.DeltaError("it is of a key frame that is not held.")
+        try:
+            self._screen(delta)
+            with place.readable(delta) as readable:
+                return self._over(self._held(), readable)
+        except ValueError as error:
+            raise deltas.DeltaError(str(error)) from error
+
+    def _frame(self, group: int, step: int) -> saved_model.Snapshot:
         return self._whole(self.exchange.open(group, step))
 
     def _whole(self, version: versions.Version) -> saved_model.Snapshot:
