@@ -36,11 +36,14 @@ def train(
     mixer: Any,
     num_epochs: int = NUM_EPOCHS,
     model: Any = None,
+    file_system: Any = None,
 ) -> tfdistill.CodistillModel:
     """Trains two steps an epoch, on this group's half of the rows."""
     model = model or cases.codistill(cases.deep(0))
     exporter = tfdistill.callbacks.StudentExporter(
-        tfdistill.Exchange(pathlib.Path(directory, "exchange")),
+        tfdistill.Exchange(
+            pathlib.Path(directory, "exchange"), file_system=file_system
+        ),
         every_steps=1000,
         group=group,
     )

@@ -4,6 +4,7 @@ import logging
 import shutil
 import struct
 import threading
+import time
 import zlib
 
 import keras
@@ -16,7 +17,9 @@ from tests.cases import backup as backup_cases
 from tests.cases import codistillation as cases
 from tests.cases import fragments
 from tests.cases import threads
+from tests.cases import waits
 from tfdistill import mixing
+from tfdistill.exchange import filesystem
 from tfdistill.mixing import outer_gradients
 
 
@@ -127,6 +130,54 @@ def test_a_group_that_missed_a_mix_is_told_of(tmp_path, caplog):
             ),
         )
     assert "do not have the same weights in common any more" in caplog.text
+
+
+class _Hanging(filesystem.LocalFileSystem):
+    """Files of outer gradients are written once they may be, or never."""
+
+    def __init__(self):
+        self.may_go_on, self.error = threading.Event(), None
+
+    def write(self, path, blocks):
+        if "outer_gradients" in path and path.endswith("manifest.json"):
+            self.may_go_on.wait()
+            if self.error:
+                raise self.error
+        super().write(path, blocks)
+
+
+def _slow(changes, residue):
+    time.sleep(0.05)
+    return tfdistill.contrib.TopOfChunks(chunk=4)(changes, residue)
+
+
+def test_own_storage_that_hangs_holds_up_no_mix(tmp_path):
+    """All is published in the end, and weights are the same to the bit."""
+    expected = fragments.train(tmp_path / "fine", 0, mixer=fragments.mixer())
+    hanging = _Hanging()
+    goes_on = backup_cases.AtStep(24, lambda _: hanging.may_go_on.set())
+    model = fragments.train(
+        tmp_path,
+        0,
+        goes_on,
+        mixer=fragments.mixer(choose=_slow, wait_secs=20.0),
+        file_system=hanging,
+    )
+    cases.assert_close(model, expected)
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    assert exchange.outer_gradients.steps(0) == list(range(2, 25, 2))
+
+
+def test_own_storage_that_fails_is_given_up_with_the_training(tmp_path):
+    hanging = _Hanging()
+    hanging.may_go_on.set()
+    hanging.error = OSError("the storage is away")
+    mixer = fragments.mixer(wait_secs=0.5)
+    fragments.train(tmp_path, 0, mixer=mixer, file_system=hanging)
+    assert mixer.num_mixes == 11
+    waits.until(
+        lambda: all(t.name != "tfdistill-mixing" for t in threading.enumerate())
+    )
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ _log = logging.getLogger(__name__)
 # Of a manifest's `extras`: the SHA-256 of what the fragment's weights have in
 # common, where this was taken.
 _ANCHOR_FIELD = "anchor"
+# How many outer gradients may wait for a storage that hangs.
+_MOST_UNPUBLISHED = 64
 _Own = futures.Future[tuple[list[np.ndarray], str]]
 
 
@@ -164,8 +166,10 @@ class FragmentMixer(mixer.WeightMixer):
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the threads that send and read."""
         self._encoder, self._publisher = (
-            background.OneJobThread(f"tfdistill-{name}", job="outer gradient")
-            for name in ("encoding", "mixing")
+            background.OneJobThread(
+                f"tfdistill-{name}", job="outer gradient", most=most
+            )
+            for name, most in (("encoding", 1), ("mixing", _MOST_UNPUBLISHED))
         )
         super().on_train_begin(logs)
 
@@ -247,6 +251,8 @@ class FragmentMixer(mixer.WeightMixer):
     def _mix(self) -> None:
         if self._sent_step is not None:
             super()._mix()
+            # It has what was taken before; also if there was no mix.
+            futures.wait([self._own[self._sent_step]])
         if not self.is_over:
             self._made.take(self._fragment_of(self.step))
             self._send(self.step)
@@ -266,7 +272,8 @@ class FragmentMixer(mixer.WeightMixer):
         self._rounds.want(step)
         exporter, ours = self._exporter, self._made
         is_chief = replicas.is_chief(self.codistilled.distribute_strategy)
-        index = self._fragment_of(step)
+        index, publisher = self._fragment_of(step), self._publisher
+        until = time.monotonic() + self._wait_secs
 
         def encode() -> None:
             spent.clear()
@@ -282,15 +289,22 @@ class FragmentMixer(mixer.WeightMixer):
                 own.set_exception(error)
                 return
             own.set_result((sent, anchor))
-            if is_chief and exporter.exchange.enabled:
-                self._publisher.submit(
-                    lambda: publish(blocks, anchor), wait_secs=self._wait_secs
+            if not is_chief or not exporter.exchange.enabled:
+                return
+            if not publisher.submit(
+                lambda: publish(blocks, anchor), wait_secs=0.0
+            ):
+                _log.warning(
+                    "The outer gradient of step %d is not published: %d before "
+                    "it are still to be. Is their storage out of reach?",
+                    step,
+                    _MOST_UNPUBLISHED,
                 )
 
         def publish(blocks: list[bytes], anchor: str) -> None:
             extras = {**self._described, _ANCHOR_FIELD: anchor}
             pause = background.Backoff(first_secs=0.1, longest_secs=5.0)
-            while True:
+            while self._publisher is publisher:  # Else it was given up.
                 try:
                     exporter.exchange.publish_outer_gradient(
                         blocks,
@@ -304,14 +318,15 @@ class FragmentMixer(mixer.WeightMixer):
                 except claim.ERRORS:
                     raise
                 except versions.ExportError as error:
-                    if self._sent_step != step:
+                    if self._sent_step != step and time.monotonic() >= until:
                         raise  # Nobody waits for it any more.
                     _log.warning("%s It is tried again.", error)
                     time.sleep(pause.failed())
                 else:
                     return
 
-        self._encoder.submit(encode, wait_secs=self._wait_secs)
+        # It only computes, so the one before has an end.
+        self._encoder.submit(encode, wait_secs=None)
 
     def _publish_own(self, timeout_secs: float) -> None:
         """Leaves it to the thread, which began when it was taken."""

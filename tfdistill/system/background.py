@@ -12,31 +12,45 @@ _log = logging.getLogger(__name__)
 
 
 class OneJobThread:
-    """Does a job in the background, if it is not busy with another."""
+    """Does one job at a time in the background, if it is not busy."""
 
-    def __init__(self, name: str, *, job: str = "export") -> None:
-        """Starts the thread; `job` says what it writes, for the log."""
+    def __init__(self, name: str, *, job: str = "export", most: int = 1):
+        """Starts the thread; `job` says what it writes, for the log.
+
+        It is busy with `most` jobs, of which all but one wait for their turn.
+        """
         self._job = job
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(1)
-        self._idle = threading.Semaphore(1)
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None]
+        self._jobs = queue.SimpleQueue()
+        self._most, self._free = most, threading.Semaphore(most)
         self._thread = threading.Thread(
             target=self._run, name=name, daemon=True
         )
         self._thread.start()
 
-    def submit(self, job: Callable[[], None], *, wait_secs: float) -> bool:
-        """Hands over a job, if the thread is idle within `wait_secs`."""
-        if not self._idle.acquire(timeout=wait_secs):
+    def submit(
+        self, job: Callable[[], None], *, wait_secs: float | None
+    ) -> bool:
+        """Hands over a job, if the thread is not busy within `wait_secs`.
+
+        With None it waits as long as the thread is busy.
+        """
+        if not self._free.acquire(timeout=wait_secs):
             return False
         self._jobs.put(job)
         return True
 
     def wait_idle(self, timeout_secs: float) -> bool:
         """Waits until no job is in progress; whether that is so in time."""
-        if not self._idle.acquire(timeout=timeout_secs):
-            return False
-        self._idle.release()
-        return True
+        deadline = time.monotonic() + timeout_secs
+        num_free = 0
+        while num_free < self._most and self._free.acquire(
+            timeout=max(deadline - time.monotonic(), 0.0)
+        ):
+            num_free += 1
+        if num_free:
+            self._free.release(num_free)
+        return num_free == self._most
 
     def close(self, timeout_secs: float) -> None:
         """Waits for the job in progress and ends the thread."""
@@ -57,7 +71,7 @@ class OneJobThread:
             except Exception:  # Training must not end for a file.
                 _log.exception("The %s failed; training goes on.", self._job)
             finally:
-                self._idle.release()
+                self._free.release()
 
 
 class Backoff:
