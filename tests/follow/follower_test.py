@@ -175,7 +175,8 @@ def test_a_bad_version_fails_for_good(where, error, caplog):
 @pytest.mark.parametrize(
     "error",
     [
-        versions.CorruptVersionError("weights are missing"),
+        versions.CorruptVersionError("weights are others"),
+        versions.IncompleteVersionError("weights are missing"),
         versions.VersionNotFoundError("not there yet"),
     ],
 )
@@ -190,10 +191,18 @@ def test_a_version_that_comes_into_sight_by_and_by_is_taken(error):
     assert reader.rejected == {}
 
 
-def test_storage_that_is_away_costs_no_version(clock, caplog):
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("stale handle"),
+        versions.IncompleteVersionError("weights are missing"),
+        versions.VersionNotFoundError("not there yet"),
+    ],
+)
+def test_storage_that_is_away_costs_no_version(clock, caplog, error):
     """A peer that has finished publishes no other one."""
     exchange = _Exchange(10)
-    exchange.errors = {("verify", 10): OSError("stale handle")}
+    exchange.errors = {("verify", 10): error}
     reader = _reader(exchange, clock=clock)
     for _ in range(3 * 10):
         _round(reader)
@@ -210,9 +219,18 @@ def test_storage_that_is_away_costs_no_version(clock, caplog):
     assert reader.rejected == {}
 
 
-def test_a_version_that_storage_never_reads_gives_way_to_a_newer_one(clock):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError("bad block"), "OSError: bad block"),
+        (versions.VersionNotFoundError("is lost"), "is lost"),
+    ],
+)
+def test_a_version_that_storage_never_reads_gives_way_to_a_newer_one(
+    clock, error, reason
+):
     exchange = _Exchange(10)
-    exchange.errors = {("verify", 10): OSError("bad block")}
+    exchange.errors = {("verify", 10): error}
     reader = _reader(exchange, clock=clock)
     for _ in range(200):
         clock.now += 1.0
@@ -223,7 +241,7 @@ def test_a_version_that_storage_never_reads_gives_way_to_a_newer_one(clock):
     _round(reader)
     assert reader.state == follower.FAILED
     reader.reject(10)
-    assert reader.rejected == {10: "OSError: bad block"}
+    assert reader.rejected == {10: reason}
     _round(reader)
     assert reader.take().version.step == 11
 

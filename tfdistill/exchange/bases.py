@@ -67,7 +67,8 @@ class Bases:
     def read(self, name: str, num_bytes: int) -> bytes:
         """Reads a base of a known size.
 
-        CorruptVersionError, which names it, if it is missing or another.
+        CorruptVersionError, which names it, if it is another;
+        IncompleteVersionError if it is missing, or of another size.
         """
         if not _NAME.fullmatch(name):
             raise versions.CorruptVersionError(
@@ -86,7 +87,11 @@ class Bases:
             state = (
                 "is missing" if found is None else f"has {len(found)} others"
             )
-            raise versions.CorruptVersionError(
+            raise (
+                versions.CorruptVersionError
+                if is_whole
+                else versions.IncompleteVersionError
+            )(
                 f"The base of the version, {path}, must be its {num_bytes} "
                 f"bytes of frozen weights, named by their SHA-256; it {state}. "
                 "Its group publishes a base that is missing again with its "

@@ -411,7 +411,7 @@ class Exchange:
             manifest.ManifestError,
             filesystem.NotRegularFileError,
         ) as error:
-            raise versions.CorruptVersionError(
+            raise versions.IncompleteVersionError(
                 f"{path}/{manifest.FILE_NAME} must be a valid manifest: {error}"
             ) from error
         if (found.group, found.step) != (group, step) or not found.files:

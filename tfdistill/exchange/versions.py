@@ -31,6 +31,10 @@ class CorruptVersionError(RuntimeError):
     """A version differs from what its manifest says, or has none to trust."""
 
 
+class IncompleteVersionError(CorruptVersionError):
+    """Something of a version is not there, or not all of it: it may come."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Version:
     """A published version: the SavedModel in `path`, local or a URL.
@@ -68,7 +72,7 @@ def checksum(
 
 
 def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
-    """Raises CorruptVersionError unless names, kinds and sizes are right."""
+    """Raises IncompleteVersionError unless names, kinds and sizes are right."""
     expected = {
         name: f"a file of {entry.size} bytes"
         for name, entry in version.manifest.files.items()
@@ -81,7 +85,7 @@ def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
             elif not seen.is_dir:
                 found[name] = "a link or a device"
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise CorruptVersionError(
+        raise IncompleteVersionError(
             f"{version.path} changed while it was listed: {error}"
         ) from error
     found.pop(manifest_lib.FILE_NAME, None)
@@ -90,7 +94,7 @@ def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
             each.get(name, "absent") for each in (expected, found)
         )
         if wanted != received:
-            raise CorruptVersionError(
+            raise IncompleteVersionError(
                 f"{version.path}/{name} must be {wanted} by the manifest; it "
                 f"is {received}."
             )
@@ -110,11 +114,13 @@ def check_content(
         try:
             received = checksum(file_system, path, keep)
         except (FileNotFoundError, filesystem.NotRegularFileError) as error:
-            raise CorruptVersionError(
+            raise IncompleteVersionError(
                 f"{path} must be a regular file: {error}"
             ) from error
         if received != expected:
-            raise CorruptVersionError(
+            is_whole = received.size == expected.size
+            kind = CorruptVersionError if is_whole else IncompleteVersionError
+            raise kind(
                 f"{path} must have {expected.size} bytes with SHA-256 "
                 f"{expected.sha256} by its manifest; received "
                 f"{received.size} bytes with {received.sha256}."

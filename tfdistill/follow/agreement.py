@@ -176,6 +176,7 @@ def _read_now(each: follower.Follower) -> None:
     deadline = time.monotonic() + _READ_TIMEOUT_SECS
     while True:
         each.stage()
-        if each.state != follower.PENDING or time.monotonic() > deadline:
+        is_over = each.is_absent or time.monotonic() > deadline
+        if each.state != follower.PENDING or is_over:
             return
         time.sleep(_RETRY_SECS)

@@ -28,6 +28,8 @@ PENDING, READY, FAILED = 0, 1, -1
 # one for a moment: what contradicts a version must be seen twice.
 _LOOKS_TO_BE_SURE = 2
 CONTRADICTIONS = versions.CorruptVersionError, versions.VersionNotFoundError
+# What is not in sight may come: it is no contradiction.
+_ABSENT = versions.IncompleteVersionError, versions.VersionNotFoundError
 # Of deltas of one key frame, how many bad ones are enough.
 _MOST_BAD_DELTAS = 2
 # How often reading a version is tried, and the pause between two tries while
@@ -96,8 +98,10 @@ class Follower:
         decides for itself, without workers beside it. A version is given up
         when reading it has failed five times. If it was the storage that
         failed, a newer version must be in sight, too: until then it is tried
-        again, after longer and longer pauses. `read` takes the deltas of the
-        graph with the fingerprint `deltas_of` as well.
+        again, after longer and longer pauses. So is one of which something is
+        not in sight, which gives way to a newer one after two looks.
+        `read` takes the deltas of the graph with the fingerprint `deltas_of`
+        as well.
         """
         self.group = group
         self.current = -1
@@ -117,6 +121,7 @@ class Follower:
         self._staged: Staged | None = None
         self._failure: str | None = None
         self._attempts = self._doubts = 0
+        self._is_absent = False
         # Of the thread that reads: what was read, and how long it takes.
         self.reads = background.WorkTimes()
         self.read_secs = 0.0
@@ -222,19 +227,23 @@ class Follower:
 
     def _judged(self, step: int, error: Exception) -> str | None:
         """Returns why a version is given up; None if it is tried again."""
-        if isinstance(error, CONTRADICTIONS):
+        is_absent = self._is_absent = isinstance(error, _ABSENT)
+        if isinstance(error, CONTRADICTIONS) and not is_absent:
             self._doubts += 1
             return str(error) if self._doubts >= _LOOKS_TO_BE_SURE else None
         if isinstance(error, ValueError):
             return str(error)
         self._attempts += 1
         _log.info("Reading version %d failed: %s", step, error)
-        if self._attempts < _MOST_TRIES:
+        tries = _LOOKS_TO_BE_SURE if is_absent else _MOST_TRIES
+        if self._attempts < tries:
             return None
-        if isinstance(error, OSError) and not self._has_newer(step):
-            self._put_off(step, error)
+        may_come = is_absent or isinstance(error, OSError)
+        if may_come and not self._has_newer(step):
+            if self._attempts >= _MOST_TRIES:
+                self._put_off(step, error)
             return None
-        return f"{type(error).__name__}: {error}"
+        return str(error) if is_absent else f"{type(error).__name__}: {error}"
 
     def _has_newer(self, step: int) -> bool:
         try:
@@ -243,7 +252,7 @@ class Follower:
             return False
         return newer is not None
 
-    def _put_off(self, step: int, error: OSError) -> None:
+    def _put_off(self, step: int, error: Exception) -> None:
         """Lets a version be tried again: its group may publish no other."""
         if self._attempts == _MOST_TRIES:
             _log.warning(
@@ -281,6 +290,11 @@ class Follower:
             if self._failure is not None:
                 return FAILED
             return READY if self._staged else PENDING
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the announced version was looked for in vain, five times."""
+        return self._attempts >= _MOST_TRIES and self._is_absent
 
     @property
     def staged(self) -> Staged | None:

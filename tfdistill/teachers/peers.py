@@ -353,7 +353,7 @@ class Peer(teacher.Teacher):
 
     def _twin(self, delta: versions.Version) -> versions.Version | None:
         """Finds a delta's version whole: of one publisher, the same bits."""
-        with contextlib.suppress(versions.VersionNotFoundError):
+        with contextlib.suppress(*follower_lib.CONTRADICTIONS):
             whole = self.exchange.open(delta.group, delta.step)
             if whole.manifest.incarnation == delta.manifest.incarnation:
                 return whole
