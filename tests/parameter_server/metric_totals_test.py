@@ -30,14 +30,19 @@ class _Biased(keras.metrics.Metric):
 
 
 class _Several(keras.metrics.Mean):
-    """Gives its results by name, which Keras puts among the others."""
+    """Gives results by name, an array too, which Keras puts among the others.
+
+    However deep they are.
+    """
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         super().update_state(y_pred)
 
     def result(self):
         mean = super().result()
-        return {"mean_of_outputs": mean, "twice_the_mean": 2 * mean}
+        both = keras.ops.stack([mean, 2 * mean])
+        deep = {"both": both, "one": both[:1]}
+        return {"mean_of_outputs": mean, "twice_the_mean": 2 * mean, "in": deep}
 
 
 def _model():
@@ -50,6 +55,7 @@ def _model():
         metrics=["accuracy", keras.metrics.AUC(num_thresholds=20), _Biased()],
         weighted_metrics=[
             keras.metrics.MeanSquaredError(name="weighted_mse"),
+            keras.metrics.F1Score(threshold=0.5),
             _Several(name="several"),
         ],
     )
@@ -110,8 +116,10 @@ def test_executions_add_up_to_what_keras_finds(model):
     assert {"loss", "accuracy", "auc", "weighted_mse"} < found.keys()
     assert "twice_the_mean" in found and "several" not in found
     assert found["biased"] == _Biased.START + 16
-    assert found == pytest.approx(expected, rel=1e-6)
-    assert all(type(value) is float for value in found.values())
+    assert found.keys() == expected.keys() > {"both", "one", "f1_score"}
+    for name, value in expected.items():
+        assert type(found[name]) is type(value), name
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
 
 
 def test_assign_gives_the_metrics_what_the_sums_stand_for(model):

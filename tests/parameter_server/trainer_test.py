@@ -75,6 +75,64 @@ def test_two_workers_in_turn_train_as_one_process(monkeypatch):
         model.predict(_validation().skip(9))
 
 
+class _Assigns(keras.layers.Layer):
+    """Counts its calls and limits a weight; and draws without a seed."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(
+            (2,), "zeros", dtype="int32", trainable=False
+        )
+        self.scale = self.add_weight(shape[-1:], "ones")
+        self.drawn = self.add_weight((), "zeros", trainable=False)
+
+    def call(self, x, training=False):
+        self.calls.assign_add([1, int(training)])
+        if training:
+            self.scale.assign(self.scale / keras.ops.norm(self.scale))
+        self.drawn.assign(self.drawn + keras.random.uniform(()))
+        return x * self.scale
+
+
+@pytest.mark.parametrize(
+    "repeats", [False, pytest.param(True, marks=pytest.mark.deep)]
+)
+def test_what_a_call_assigns_is_kept_as_keras_keeps_it(monkeypatch, repeats):
+    """In training, evaluation and prediction; also what is trained."""
+    x, y = np.random.default_rng(0).normal(size=[2, 12, 4]).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, y[:, :1])).batch(4)
+
+    def train():
+        keras.utils.set_random_seed(0)
+        keras.random.uniform(())  # Keras' own generator is made.
+        layers = [
+            keras.layers.SpectralNormalization(keras.layers.Dense(4)),
+            _Assigns(),
+            keras.layers.Dense(1),
+        ]
+        model = tfdistill.DistributedModel(
+            keras.Sequential([keras.Input((4,)), *layers])
+        )
+        num_steps = 3 if repeats else 2
+        model.compile("sgd", "mse", steps_per_execution=num_steps)
+        history = model.fit(
+            data.repeat() if repeats else data,
+            epochs=2,
+            steps_per_epoch=3 if repeats else None,
+            validation_data=data,
+            verbose=0,
+        )
+        model.predict(data, verbose=0)
+        calls = layers[1].calls.numpy().tolist()
+        return calls, model.get_weights(), history.history["val_loss"]
+
+    _, expected, expected_loss = train()
+    cases.pretend(monkeypatch)
+    calls, weights, loss = train()
+    assert calls == [6 + 6 + 3, 6]
+    cases.assert_same(weights, expected)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+
+
 class _Note(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()

@@ -70,7 +70,7 @@ def test_none_leaves_a_variable_as_it_is(absent, traced):
     assert [t is None for t in found] == [t is None for t in given]
 
     def assign():
-        packed.assign(given)
+        packed.assign(given, given)
 
     tf.function(assign)() if traced else assign()
     expected = [
@@ -78,6 +78,26 @@ def test_none_leaves_a_variable_as_it_is(absent, traced):
         for i, value in enumerate(_values(100))
     ]
     _assert_equal([tf.convert_to_tensor(v) for v in variables], expected)
+
+
+def test_workers_that_count_at_once_lose_nothing():
+    variables = [tf.Variable(v) for v in ([5, 5], 0.25, 7.0)]
+    counter = tf.Variable([3, 0], dtype=tf.uint32)
+    variables.append(counter)
+    packed = variables_lib.PackedVariables(variables)
+    first_read, second_read = packed.read(), packed.read()
+
+    @tf.function
+    def write(before, added):
+        count, total, last, seed = before
+        after = [1 + (count + added), total + 0.5, 2.0 * last, seed + [0, 1]]
+        packed.assign(after, before)
+
+    write(first_read, [1, 0])
+    write(second_read, 2)
+    found = [variable.numpy().tolist() for variable in variables]
+    # The last one is not counted but assigned: by whoever comes last.
+    assert found == [[10, 9], 1.25, 14.0, [3, 2]]
 
 
 def _state(num_shards=2):

@@ -245,13 +245,17 @@ class RowsAhead:
                 if changed is not None:
                     part.update(self._rule, changed, hyper)
 
-    def assigned(self, others: Sequence[tf.Tensor | None]) -> None:
-        """Changes what is pending of variables that a step assigned."""
+    def assigned(self, values: Sequence[tf.Tensor | None]) -> None:
+        """Changes what is pending of dense variables that a step assigned."""
         for fetched in self._pending:
-            fetched.others = [
+            count = len(fetched.dense)
+            found = [
                 old if new is None else new
-                for new, old in zip(others, fetched.others, strict=True)
+                for new, old in zip(
+                    values, [*fetched.dense, *fetched.others], strict=True
+                )
             ]
+            fetched.dense, fetched.others = found[:count], found[count:]
 
     def _fetch(self, batch: Any) -> _Fetched:
         values, scalars = self._variables.read()

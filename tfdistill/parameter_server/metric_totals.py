@@ -74,12 +74,16 @@ class MetricTotals:
         ):
             variable.assign(state)
 
-    def results(self) -> dict[str, float]:
-        """Returns the metrics' results for all that was added."""
+    def results(self) -> Logs:
+        """Returns the metrics' results for all that was added.
+
+        As Keras' own loops give them to callbacks: floats, and arrays.
+        """
         # On this task: the metrics' own variables are on servers.
         with tf.device("CPU:0"):
             found = self._results(tf.constant(self._sum))
-        return {key: float(value) for key, value in found.items()}
+        arrays = {key: value.numpy() for key, value in found.items()}
+        return {k: v if v.ndim else float(v) for k, v in arrays.items()}
 
     def _states(self, sums: tf.Tensor) -> list[tf.Tensor]:
         if not self.variables:

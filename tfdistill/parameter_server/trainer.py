@@ -297,15 +297,14 @@ class ServerTrainer(trainer.Trainer):
         )
         if arguments.get("return_dict", False):
             return found
-        values = list(found.values())
-        return values[0] if len(values) == 1 else values
+        return keras_internals.in_order_of_metrics(self._model, found)
 
     def _evaluated(
         self,
         source: worker_data.Source,
         num_batches: int | None,
         callbacks: keras.callbacks.CallbackList,
-    ) -> dict[str, float]:
+    ) -> Logs:
         function = self._evaluation(source, num_batches)
         totals = function.totals
         totals.reset()
@@ -352,11 +351,10 @@ class ServerTrainer(trainer.Trainer):
             self._predict = tf.function(
                 step.predict, autograph=False, reduce_retracing=True
             )
-        values = step.read()
-        batches = [
-            self._predict(element, values=values)
-            for element in data.take(arguments.get("steps") or -1)
-        ]
+        values, batches = step.read(), []
+        for element in data.take(arguments.get("steps") or -1):
+            predicted, values = self._predict(element, values=values)
+            batches.append(predicted)
         if not batches:
             raise fit_arguments.no_batch(0)
         return keras.tree.map_structure(

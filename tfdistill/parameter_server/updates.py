@@ -79,6 +79,7 @@ class RemoteUpdate:
             loss,
             [tape.values, self._shards, [part.value for part in tape.parts]],
         )
+        self._assign(tape)
         for part, gradient in zip(tape.parts, of_parts, strict=True):
             place = self._places[id(part.shard)]
             of_shards[place] = _with_rows(of_shards[place], gradient, part.rows)
@@ -118,6 +119,19 @@ class RemoteUpdate:
         if self.ahead is not None:
             by_shard = dict(zip(self._places, of_shards, strict=True))
             self.ahead.updated(dense, by_shard, hyper)
+
+    def _assign(self, tape: "StepTape") -> None:
+        """Writes what the step assigned to variables that it then updates."""
+        assigned = [
+            None if variable.value is old else variable.value
+            for variable, old in zip(
+                self._variables.trainable, tape.values, strict=True
+            )
+        ]
+        self._packed.assign(assigned, tape.values)
+        if self.ahead is not None:
+            others = [None] * len(self._variables.others)
+            self.ahead.assigned([*assigned, *others])
 
 
 class StepTape(tf.GradientTape):

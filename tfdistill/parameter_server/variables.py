@@ -7,7 +7,9 @@ layers lie on two servers.
 """
 
 import dataclasses
+import functools
 import math
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -95,13 +97,34 @@ class PackedVariables:
                 )
         return values, scalars_there
 
-    def assign(self, tensors: Sequence[tf.Tensor | None]) -> None:
-        """Assigns tensors to the variables; None leaves one as it is."""
-        there, _ = self.bring(tensors)
-        for variable, value in zip(self._variables, there, strict=True):
+    def assign(
+        self,
+        tensors: Sequence[tf.Tensor | None],
+        before: Sequence[tf.Tensor],
+    ) -> None:
+        """Assigns tensors to the variables; None leaves one as it is.
+
+        What a step adds to a value `before` it is added there, too, so that
+        nothing is lost of what several workers count at once.
+        """
+        added = [
+            None if new is None else _addend(new, old)
+            for new, old in zip(tensors, before, strict=True)
+        ]
+        sent = [
+            new if more is None else more
+            for new, more in zip(tensors, added, strict=True)
+        ]
+        there, _ = self.bring(sent)
+        for variable, value, more in zip(
+            self._variables, there, added, strict=True
+        ):
             if value is not None:
                 with tf.device(variable.device):
-                    variable.assign(value, read_value=False)
+                    change = (
+                        variable.assign if more is None else variable.assign_add
+                    )
+                    change(value, read_value=False)
 
 
 def _split(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
@@ -144,7 +167,9 @@ class RemoteVariables:
         self._packed = PackedVariables(
             [v.value for v in self.trainable + self.others + self.optimizer]
         )
-        self._packed_others = PackedVariables([v.value for v in self.others])
+        self._packed_dense = PackedVariables(
+            [v.value for v in self.trainable + self.others]
+        )
 
     def read(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Reads `trainable` and `others`, and the optimizer's scalars.
@@ -157,20 +182,81 @@ class RemoteVariables:
         count = len(self.trainable) + len(self.others)
         return values[:count], values[count:]
 
-    def assign_others(
-        self, scope: keras.StatelessScope, before: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor | None]:
-        """Writes back, and returns, what a step changed of `others`.
+    def step_scope(self, mapping: Iterable[Any]) -> "StepScope":
+        """Returns the scope of a step, with values by variable."""
+        return StepScope(mapping, trained=self.trainable)
 
-        They were read as `before`.
+    def assign(
+        self,
+        scope: "StepScope",
+        variables: Sequence[Any],
+        before: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor | None]:
+        """Writes back, and returns, what a step assigned to `variables`.
+
+        And to those that are not known here, as that of Keras' random numbers.
+        `before` is what `read` gave. Values are in the order of that, None for
+        what was not assigned.
         """
-        after = [scope.get_current_value(v) for v in self.others]
-        changed = [
-            None if new is old else tf.cast(new, old.dtype)
-            for new, old in zip(after, before, strict=True)
+        dense = [*self.trainable, *self.others]
+        chosen = scope.assigned.keys() & {id(v) for v in variables}
+        values = [
+            scope.get_current_value(v) if id(v) in chosen else None
+            for v in dense
         ]
-        self._packed_others.assign(changed)
-        return changed
+        self._packed_dense.assign(values, before)
+        known = [*dense, *self.metrics, *self.optimizer, self.iterations]
+        for key in scope.assigned.keys() - set(map(id, known)):
+            variable = scope.assigned[key]
+            variable.assign(scope.get_current_value(variable))
+        return values
+
+
+class StepScope(keras.StatelessScope):
+    """Keeps what a step assigns, by the variable."""
+
+    def __init__(self, mapping: Iterable[Any], trained: Sequence[Any]) -> None:
+        """Begins with the values of `mapping`; gradients are of `trained`."""
+        super().__init__(mapping, collect_losses=True)
+        self.assigned: dict[int, Any] = {}
+        self._trained = set(map(id, trained))
+
+    def add_update(self, update: tuple[Any, tf.Tensor]) -> None:
+        """Notes an assignment."""
+        variable, value = update
+        self.assigned[id(variable)] = variable
+        if id(variable) in self._trained:
+            value = _in_place_of(self.get_current_value(variable), value)
+        super().add_update((variable, value))
+
+
+@tf.custom_gradient
+def _in_place_of(old: tf.Tensor, new: tf.Tensor) -> Any:
+    """The new value of a variable; its gradient is the variable's."""
+    return tf.identity(new), lambda gradient: (gradient, None)
+
+
+def _addend(value: tf.Tensor, old: tf.Tensor) -> tf.Tensor | None:
+    """What was added to `old`, if a value was computed as such a sum."""
+    terms = None if tf.executing_eagerly() else _terms(value, old)
+    if not terms:
+        return None
+    return functools.reduce(
+        tf.add, [tf.broadcast_to(term, old.shape) for term in terms]
+    )
+
+
+def _terms(value: tf.Tensor, old: tf.Tensor) -> list[tf.Tensor] | None:
+    if value is old:
+        return []
+    if value.op.type != "AddV2":
+        return None
+    first, second = value.op.inputs
+    for own, other in ((first, second), (second, first)):
+        terms = _terms(own, old)
+        if terms is not None:
+            return [*terms, other]
+    return None
 
 
 # Begins the names of a checkpoint's files.

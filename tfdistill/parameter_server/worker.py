@@ -8,8 +8,9 @@ again elsewhere if its worker is lost.
 The step is a pure function of values: dense variables are read in packets
 before it, metric states are handed in and out, and Keras sees all of them
 through a `keras.StatelessScope`. So nothing is read twice over the network,
-and no counter or metric is ever updated by two workers at once. Only the
-tables of `ShardedEmbedding` are looked up where they are.
+and no metric is ever updated by two workers at once. What a step assigns is
+written back after it (`variables.StepScope`). Only the tables of
+`ShardedEmbedding` are looked up where they are.
 """
 
 import contextlib
@@ -17,7 +18,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -61,10 +61,11 @@ class RemoteStep:
         ]
         with (
             contextlib.nullcontext() if fetched is None else fetched.lookups(),
-            keras.StatelessScope(mapping, collect_losses=True) as scope,
+            found.step_scope(mapping) as scope,
         ):
             logs = self._model.train_step(data)
-        assigned = found.assign_others(scope, values[len(found.trainable) :])
+        # What is trained was assigned before its update: `RemoteUpdate.apply`.
+        assigned = found.assign(scope, found.others, values)
         if fetched is not None:
             fetched.assigned(assigned)
         return [scope.get_current_value(v) for v in found.metrics], logs
@@ -79,27 +80,35 @@ class RemoteStep:
         *,
         values: Sequence[tf.Tensor],
         metrics: Sequence[tf.Tensor],
-    ) -> tuple[list[tf.Tensor], list[str]]:
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[str]]:
         """Runs one evaluation step on what `read` gave.
 
-        Returns the states of the metrics after it, and the names of its logs.
+        Returns the states of the metrics and what `read` would give after it,
+        and the names of its logs.
         """
         found = self._variables
+        dense = [*found.trainable, *found.others]
         mapping = [
-            *zip([*found.trainable, *found.others], values, strict=True),
+            *zip(dense, values, strict=True),
             *zip(found.metrics, metrics, strict=True),
         ]
-        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+        with found.step_scope(mapping) as scope:
             logs = self._model.test_step(data)
+        found.assign(scope, dense, values)
         states = [scope.get_current_value(v) for v in found.metrics]
-        return states, list(logs)
+        values = [scope.get_current_value(v) for v in dense]
+        return states, values, list(steps.flat(logs))
 
-    def predict(self, data: Any, *, values: Sequence[tf.Tensor]) -> Any:
-        """Runs inference on what `read` gave."""
+    def predict(
+        self, data: Any, *, values: Sequence[tf.Tensor]
+    ) -> tuple[Any, list[tf.Tensor]]:
+        """Runs inference on what `read` gave; returns that after it, too."""
         found = self._variables
-        mapping = zip([*found.trainable, *found.others], values, strict=True)
-        with keras.StatelessScope(mapping):
-            return self._model.predict_step(data)
+        dense = [*found.trainable, *found.others]
+        with found.step_scope(zip(dense, values, strict=True)) as scope:
+            predictions = self._model.predict_step(data)
+        found.assign(scope, dense, values)
+        return predictions, [scope.get_current_value(v) for v in dense]
 
 
 def _nothing() -> tf.Tensor:
@@ -181,6 +190,7 @@ class TrainFunction:
         examples = logs.pop(steps.EXAMPLES, None)
         if examples is None:
             examples = worker_data.num_rows(data)
+        logs = steps.flat(logs)
         kept = {k: v for k, v in logs.items() if k not in self._metric_names}
         values = [tf.cast(value, tf.float64) for value in kept.values()]
         self._log_shapes = {
@@ -310,28 +320,29 @@ class EvaluateFunction:
         self.function = tf.function(self._evaluate, autograph=False)
 
     def _evaluate(self, index: tf.Tensor) -> tf.Tensor:
-        values = self._step.read()
         dataset = self._data.share(
             index, self._num_shares, num_batches=self._num_batches
         )
         iterator = iter(dataset)
 
-        def turn(_: tf.Tensor, states: Any) -> Any:
+        def turn(_: tf.Tensor, states: Any, values: Any) -> Any:
             element = iterator.get_next_as_optional()
 
             def run() -> Any:
-                new, self.log_names = self._step.test(
+                states_after, values_after, self.log_names = self._step.test(
                     element.get_value(), values=values, metrics=states
                 )
-                return tf.constant(True), new
+                return tf.constant(True), states_after, values_after
 
             return tf.cond(
-                element.has_value(), run, lambda: (tf.constant(False), states)
+                element.has_value(),
+                run,
+                lambda: (tf.constant(False), states, values),
             )
 
-        _, states = tf.while_loop(
-            lambda goes_on, _: goes_on,
+        _, states, _ = tf.while_loop(
+            lambda goes_on, *_: goes_on,
             turn,
-            (tf.constant(True), self.totals.initial()),
+            (tf.constant(True), self.totals.initial(), self._step.read()),
         )
         return self.totals.added(states)

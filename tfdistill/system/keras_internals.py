@@ -288,6 +288,11 @@ def distributed_element_spec(epoch_iterator: Any) -> Any:
     return epoch_iterator._distributed_dataset.element_spec
 
 
+def in_order_of_metrics(model: keras.Model, logs: dict[str, Any]) -> Any:
+    """Returns what `evaluate` makes of its logs if it is to return a list."""
+    return model._flatten_metrics_in_order(logs)
+
+
 def jobs_of(strategy: tf.distribute.Strategy) -> dict[str, list[str]]:
     """Returns the addresses of a strategy's tasks by job; none for one process.
 

@@ -267,10 +267,10 @@ def hidden(name: str, values: Sequence[tf.Tensor]) -> Logs:
 
 
 def flat(logs: Logs) -> Logs:
-    """Logs as Keras shows them: a metric may have several results."""
+    """Logs as Keras shows them: a metric may have results by name."""
     found: Logs = {}
     for key, value in logs.items():
-        found.update(value if isinstance(value, dict) else {key: value})
+        found.update(flat(value) if isinstance(value, dict) else {key: value})
     return found
 
 
