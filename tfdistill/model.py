@@ -511,6 +511,7 @@ class DistributedModel(steps.Trained, keras.Model):
         On several workers it answers in a dtype that collectives can gather,
         which `predict` turns back.
         """
+        self.trainer.begin_step()
         is_own = "predict_step" in self._own
         step = self.model.predict_step if is_own else super().predict_step
         return self.trainer.sendable(step(self.bare(data)))

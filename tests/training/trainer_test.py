@@ -113,6 +113,48 @@ def test_a_replica_without_rows_contributes_nothing(two_replicas):
         np.testing.assert_array_equal(one[1], other[1])
 
 
+class _OnlyInTraining(keras.layers.Layer):
+    """Draws without a seed, and has a layer that only training calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(3)
+
+    def call(self, x, training=False):
+        if training:
+            return self.inner(x) * keras.random.uniform(())
+        return x + keras.random.uniform(())
+
+
+@pytest.mark.parametrize(
+    "draws_before", [True, pytest.param(False, marks=pytest.mark.deep)]
+)
+@pytest.mark.filterwarnings("ignore:`build..` was called on layer")
+def test_what_keras_makes_when_it_is_first_used(two_replicas, draws_before):
+    x = np.random.default_rng(0).normal(size=(16, 5)).astype("float32")
+    y = x[:, :1]
+
+    def trained(wrap, strategy):
+        keras.utils.set_random_seed(1)
+        keras.utils.clear_session(free_memory=False)
+        if draws_before:
+            keras.random.uniform(())
+        with strategy.scope():
+            layers = [_OnlyInTraining(), keras.layers.Dense(1)]
+            model = wrap(keras.Sequential([keras.layers.Dense(3), *layers]))
+            model.compile("sgd", "mse")
+        fit = {"batch_size": 8, "epochs": 2, "verbose": 0, "shuffle": False}
+        history = model.fit(x, y, validation_data=(x, y), **fit).history
+        predicted = model.predict(x, batch_size=8, verbose=0)
+        return history["loss"], history["val_loss"], predicted[:, 0]
+
+    one = tf.distribute.get_strategy()
+    expected = np.concatenate(trained(lambda model: model, one))
+    for strategy in (one, two_replicas):
+        found = trained(tfdistill.DistributedModel, strategy)
+        np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("outside", ["student", "optimizer"])
 def test_what_was_made_outside_of_the_scope_is_refused(two_replicas, outside):
     student, optimizer = cases.linear(), keras.optimizers.Adam(0.1)

@@ -16,9 +16,11 @@ from typing import NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from keras.src.export import export_utils
 from keras.src.losses import loss as loss_module
 from keras.src.losses import losses as losses_module
+from keras.src.random import seed_generator
 from keras.src.trainers import compile_utils
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import values as distributed_values
@@ -261,6 +263,7 @@ def build_from_spec(
             if build_optimizer:
                 optimizer.built = True
             model._symbolic_build(data_batch=batch)
+            _build_for_training(model, batch)
         finally:
             if build_optimizer:
                 optimizer.built = False
@@ -269,6 +272,53 @@ def build_from_spec(
                 optimized(model) if optimized else model.trainable_variables
             )
     return keras.utils.unpack_x_y_sample_weight(batch)[0]
+
+
+def _build_for_training(model: keras.Model, batch: Any) -> None:
+    """Builds layers that are only called in training.
+
+    Keras builds by a call with `training=False`, and leaves the others to the
+    step, where it is too late for the optimizer and for replicas.
+    """
+    if all(layer.built for layer in all_layers(model)):
+        return
+    x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+    model(
+        keras.tree.map_structure(
+            lambda v: keras.KerasTensor(
+                v.shape, keras.backend.standardize_dtype(v.dtype)
+            ),
+            x,
+        ),
+        training=True,
+    )
+
+
+def random_state(
+    strategy: tf.distribute.Strategy,
+) -> keras.random.SeedGenerator:
+    """Returns what Keras draws from in this thread where it is given no seed.
+
+    Keras makes it, a variable, when it first draws. In a step of several
+    replicas none can be made, and each of them runs in a thread of its own:
+    `draw_from`. One that was made outside of the strategy's scope would be
+    moved on by each replica, so that it is replaced.
+    """
+    with strategy.scope():
+        found = seed_generator.global_seed_generator()
+        variable = found.state.value
+        if not strategy.extended.variable_created_in_scope(variable):
+            found = keras.random.SeedGenerator(seed=0)
+            found.state.assign(variable.numpy())
+            draw_from(found)
+    return found
+
+
+def draw_from(state: keras.random.SeedGenerator) -> None:
+    """Makes this thread draw from the `random_state` of another."""
+    global_state.set_global_attribute(
+        seed_generator.GLOBAL_SEED_GENERATOR, state
+    )
 
 
 def _first_replica(spec: Any) -> Any:

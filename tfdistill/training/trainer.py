@@ -81,6 +81,9 @@ class Trainer:
         """Returns what `evaluate` calls for each execution."""
         return keras_own
 
+    def begin_step(self) -> None:
+        """Prepares the thread in which a replica's step runs."""
+
     def sendable(self, predictions: Any) -> Any:
         """Returns what replicas predict in dtypes that can be gathered."""
         return predictions
@@ -105,6 +108,8 @@ class ReplicaTrainer(Trainer):
         super().__init__(model)
         self._tables: updates.TableUpdates | None = None
         self._average: Callable[[], Any] | None = None
+        # Of the thread that calls `fit`: replicas run in others.
+        self._random_state: Any = None
         self._metrics = metric_states.MetricStates(model)
         # Of predictions, whose dtypes only a trace shows: what has arrived no
         # longer does. All traces of a model have the same ones.
@@ -139,6 +144,8 @@ class ReplicaTrainer(Trainer):
             scope=self._strategy.scope,
             optimized=updates.dense_variables,
         )
+        if self._has_replicas:
+            self._random_state = keras_internals.random_state(self._strategy)
         if self.auto_steps is not None and iterator is not None:
             keras_internals.group_steps(iterator, self.auto_steps.for_opened())
         if self.backup is not None and iterator is not None:
@@ -185,7 +192,12 @@ class ReplicaTrainer(Trainer):
 
     def test_function(self, step: Step, keras_own: Any) -> Any:
         """Runs the step on each replica, or what Keras would."""
-        execution = _Execution(self._model, step)
+
+        def begun(data: Any) -> Logs:
+            self.begin_step()
+            return step(data)
+
+        execution = _Execution(self._model, begun)
 
         def execute(iterator: Any) -> Logs:
             iterator, num_steps = self._asked(iterator)
@@ -205,6 +217,11 @@ class ReplicaTrainer(Trainer):
             return iterator
         number = self._model.steps_per_execution
         return keras_internals.Steps(iterator, number)
+
+    def begin_step(self) -> None:
+        """Draws random numbers from what was made before the step."""
+        if self._random_state is not None:
+            keras_internals.draw_from(self._random_state)
 
     def sendable(self, predictions: Any) -> Any:
         """Casts what workers will gather; `predict` casts it back."""
