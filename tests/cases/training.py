@@ -561,7 +561,15 @@ CASES: dict[str, Case] = {
         optimizer=lambda: sgd(0.1, momentum=0.9),
         data=lambda: signs(48),
         feed="share",
-        compiled=lambda: _signs(metrics=["mae", "AUC", Counted()])(),
+        compiled=lambda: _signs(
+            metrics=[
+                "mae",
+                "AUC",
+                Counted(),
+                keras.metrics.RootMeanSquaredError(),
+                keras.metrics.F1Score(threshold=0.5),
+            ]
+        )(),
         steps_per_execution=3,
         steps_per_epoch=6,
         callbacks=_rates,
@@ -765,11 +773,12 @@ def run(case: Case, strategy: Any, *, is_reference: bool = False) -> Results:
     keras.config.set_dtype_policy(case.policy)
     data = case.data()
     teacher = case.teacher() if case.teacher else None
+    # Above the scope, as the metrics at the top of a script.
+    compiled = {"loss": "mse", "metrics": ["mae"], **case.compiled()}
     with strategy.scope():
         student = model = case.student()
         if not (is_reference and case.is_plain):
             model = _wrapped(case, student, teacher)
-        compiled = {"loss": "mse", "metrics": ["mae"], **case.compiled()}
         model.compile(
             case.optimizer(),
             steps_per_execution=1 if is_reference else case.steps_per_execution,

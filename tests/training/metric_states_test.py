@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfdistill
@@ -39,17 +40,22 @@ class _AtEpochs(keras.callbacks.Callback):
         self._read()
 
     def _read(self):
+        in_scope = self.model.distribute_strategy.extended
+        for metric in self.model.metrics:
+            for variable in metric.variables:
+                assert in_scope.variable_created_in_scope(variable.value)
         found = steps.flat(self.model.get_metrics_result())
         self.read.append({key: float(value) for key, value in found.items()})
 
 
-def _read(strategy):
+def _read(strategy, *, above=False):
     keras.utils.set_random_seed(0)
+    metric = _AlsoTold() if above else None
     with strategy.scope():
         model = tfdistill.DistributedModel(
             keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         )
-        model.compile("sgd", "mse", metrics=["mae", _AlsoTold()])
+        model.compile("sgd", "mse", metrics=["mae", metric or _AlsoTold()])
     x = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
     at_epochs = _AtEpochs()
     model.fit(
@@ -65,9 +71,13 @@ def _read(strategy):
     return at_epochs.read
 
 
-def test_callbacks_read_what_one_device_has(two_replicas):
+@pytest.mark.parametrize(
+    "above", [True, pytest.param(False, marks=pytest.mark.deep)]
+)
+def test_callbacks_read_what_one_device_has(two_replicas, above):
+    """Also of a metric that was made above the scope."""
     expected = _read(tf.distribute.get_strategy())
-    actual = _read(two_replicas)
+    actual = _read(two_replicas, above=above)
     assert [read["count"] for read in expected] == [4, 10, 4, 10]
     for one, other in zip(actual, expected, strict=True):
         assert one.keys() == other.keys()

@@ -155,16 +155,30 @@ def test_what_keras_makes_when_it_is_first_used(two_replicas, draws_before):
         np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("outside", ["student", "optimizer"])
-def test_what_was_made_outside_of_the_scope_is_refused(two_replicas, outside):
+@pytest.mark.parametrize(
+    ("outside", "message"),
+    [
+        ("student", "the layer 'dense', whose variable '.*kernel' was created"),
+        ("layer", "the layer 'noise', whose variable 'seed_.*' was created"),
+        ("optimizer", "the optimizer, whose variable 'adam/iteration' was"),
+    ],
+)
+def test_what_was_made_outside_of_the_scope_is_refused(
+    two_replicas, outside, message
+):
     student, optimizer = cases.linear(), keras.optimizers.Adam(0.1)
+    noise = keras.layers.GaussianNoise(0.1, name="noise")
     with two_replicas.scope():
+        if outside == "layer":
+            student = keras.Sequential([keras.Input((4,)), noise])
+            student.add(keras.layers.Dense(3))
+        elif outside == "optimizer":
+            student = cases.linear()
         model = cases.codistill(
-            student if outside == "student" else cases.linear(),
+            student,
             optimizer=optimizer if outside == "optimizer" else None,
         )
-    name = "kernel" if outside == "student" else "iteration"
-    with pytest.raises(ValueError, match=f"{name}.*created outside it"):
+    with pytest.raises(ValueError, match=message):
         cases.fit(model, *cases.data())
 
 

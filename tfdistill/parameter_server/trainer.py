@@ -151,6 +151,7 @@ class ServerTrainer(trainer.Trainer):
             # Fused updates keep their own slots, beside the variables.
             optimized=lambda model: [],
         )
+        trainer.adopt_metrics(self._model)
 
     # ---- one step ----
 

@@ -294,6 +294,14 @@ def _build_for_training(model: keras.Model, batch: Any) -> None:
     )
 
 
+def make_again(variable: keras.Variable) -> None:
+    """Makes a variable once more, in the scope here, with the value it has.
+
+    Whoever holds the object of Keras then has the new one.
+    """
+    variable._initialize(variable.value.numpy())
+
+
 def random_state(
     strategy: tf.distribute.Strategy,
 ) -> keras.random.SeedGenerator:

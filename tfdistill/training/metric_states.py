@@ -57,7 +57,7 @@ class MetricStates:
             keras_own()
         share = self._strategy.num_replicas_in_sync
         added_up = set(map(id, _added_up(self._model)))
-        for variable in _variables(self._model):
+        for variable in variables_of(self._model):
             value = scope.get_current_value(variable)
             if value is None:
                 continue
@@ -71,7 +71,8 @@ class MetricStates:
         return self._strategy.experimental_local_results(value)
 
 
-def _variables(model: keras.Model) -> list[Any]:
+def variables_of(model: keras.Model) -> list[Any]:
+    """Returns the variables of all of a model's metrics."""
     return [v for metric in model.metrics for v in metric.variables]
 
 
@@ -79,7 +80,7 @@ def _added_up(model: keras.Model) -> list[Any]:
     """Those of which each replica has its own, and the sum is what counts."""
     return [
         variable
-        for variable in _variables(model)
+        for variable in variables_of(model)
         if variable.aggregation == "sum"
         and isinstance(variable.value, tf.distribute.DistributedValues)
     ]

@@ -145,6 +145,7 @@ class ReplicaTrainer(Trainer):
             optimized=updates.dense_variables,
         )
         if self._has_replicas:
+            adopt_metrics(self._model)
             self._random_state = keras_internals.random_state(self._strategy)
         if self.auto_steps is not None and iterator is not None:
             keras_internals.group_steps(iterator, self.auto_steps.for_opened())
@@ -366,21 +367,47 @@ class ReplicaTrainer(Trainer):
             _agree_on_seed(self._strategy)
 
 
+def adopt_metrics(model: keras.Model) -> None:
+    """Makes variables of metrics again that were made outside of the scope.
+
+    Such as those of a list at the top of a script. Workers would each add up
+    their own rows there, and report these only. The model knows its metrics
+    once it is built.
+    """
+    strategy = model.distribute_strategy
+    with strategy.scope():
+        for variable in metric_states.variables_of(model):
+            if not strategy.extended.variable_created_in_scope(variable.value):
+                keras_internals.make_again(variable)
+
+
 def check_scope(model: keras.Model) -> None:
-    """Checks that a model and its optimizer were made under their strategy."""
+    """Checks that a model and its optimizer were made under their strategy.
+
+    Its metrics need not: `adopt_metrics`.
+    """
     extended = model.distribute_strategy.extended
     optimizer = model.optimizer
+    owners = {
+        id(variable): f"the layer {layer.name!r}"
+        for layer in keras_internals.all_layers(model)  # The inner ones last.
+        for variable in layer.variables
+    }
+    of_metrics = {id(v) for v in metric_states.variables_of(model)}
     for variable in (
         *model.variables,
         *(optimizer.variables if optimizer else ()),
     ):
+        if id(variable) in of_metrics:
+            continue
         if not extended.variable_created_in_scope(variable.value):
+            owner = owners.get(id(variable), "the optimizer")
             raise ValueError(
                 "The model, its student and its optimizer must be created in "
                 "the scope of the strategy, which places and shares their "
-                f"variables; received {variable.path!r} created outside it. "
-                "Create all of them, and call `compile`, in `with "
-                "strategy.scope():`."
+                f"variables; received {owner}, whose variable "
+                f"{variable.path!r} was created outside it. Create all of "
+                "them, and call `compile`, in `with strategy.scope():`."
             )
 
 
