@@ -48,6 +48,22 @@ def test_a_training_without_a_teacher_says_so(
     assert last["event"] == "end" and last["untaught"].startswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({}, "the first version of group_1, 40, came at the end"),
+        ({"step": -1}, "group_1 gave no answer that counts"),
+        (
+            {"health": "too_stale", "reason": "It is old."},
+            "group_1 is too stale (It is old)",
+        ),
+    ],
+)
+def test_a_good_teacher_is_not_named_as_the_reason(status, said):
+    teacher = {"name": "group_1", "step": 40, "health": "good", "reason": ""}
+    assert run_log._described({**teacher, **status}) == said
+
+
 def test_steps_with_a_teacher_are_counted(tmp_path, caplog):
     told, last = _train(tmp_path, caplog)
     (teacher,) = last["teachers"]

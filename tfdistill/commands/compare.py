@@ -1,6 +1,6 @@
 """Does codistillation help this model? Runs it against its controls.
 
-tfdistill compare my_workload.py --methods=independent,codistill --trials=4
+tfdistill compare my_workload.py --methods=independent,own_past --trials=4
 tfdistill compare my_train.py --held-out=NAME
 
 The same command resumes where it was stopped, and adds more methods and trials
@@ -25,7 +25,7 @@ from tfdistill.recipes import recipes
 from tfdistill.system import extras
 from tfdistill.system import programs
 
-_METHODS = "independent,codistill"
+_METHODS = "independent,codistill_shared"
 # Where comparisons without --workdir go.
 _HERE = "comparisons"
 EXIT_FAILURE, EXIT_OPTIONS, EXIT_INTERRUPTED = 1, 2, 130
