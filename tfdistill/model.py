@@ -339,7 +339,8 @@ class DistributedModel(steps.Trained, keras.Model):
         Args:
             *args: As for `keras.Model.fit`.
             **kwargs: As for `keras.Model.fit`. Every worker passes the same
-                arguments. Callbacks that write files run on the chief only;
+                arguments. Callbacks that write files run on the chief only,
+                and `fit` returns on all workers once they are done;
                 `batch_size` and the batches of a data set are global.
 
         Returns:
@@ -382,6 +383,8 @@ class DistributedModel(steps.Trained, keras.Model):
             with guards.over(arguments, strategy):
                 history = self.trainer.fit(arguments, super().fit)
         self.average_statistics()
+        # What the chief's callbacks write is complete then, for all to read.
+        replicas.meet(strategy, "fit to its end")
         return history
 
     def _callbacks(self, arguments: Mapping[str, Any]) -> list[Any]:

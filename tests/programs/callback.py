@@ -3,6 +3,7 @@
 import json
 import pathlib
 import sys
+import time
 
 import keras
 import numpy as np
@@ -42,6 +43,20 @@ class Monitor(keras.callbacks.RemoteMonitor):
 
     def on_epoch_end(self, epoch, logs=None):
         self.epochs.append(epoch)
+
+
+class LateFile(keras.callbacks.Callback):
+    """Writes a file on the chief, long after the last step."""
+
+    chief_only = True
+
+    def __init__(self, path: pathlib.Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def on_train_end(self, logs=None):
+        time.sleep(2.0)
+        self._path.write_text("complete")
 
 
 def main(directory: str) -> None:
@@ -93,9 +108,11 @@ def main(directory: str) -> None:
             keras.callbacks.TerminateOnNaN(),
             monitor,
             notes,
+            LateFile(out / "late.txt"),
         ],
     )
     result = {
+        "saw_late_file": (out / "late.txt").exists(),
         "history": {k: list(map(float, v)) for k, v in history.history.items()},
         "batches": notes.batches,
         "epochs": notes.epochs,

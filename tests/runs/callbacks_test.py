@@ -66,6 +66,11 @@ def test_only_the_chief_wrote_files(workers):
     assert any(name.startswith("board/validation/events") for name in names)
 
 
+def test_what_the_chief_writes_is_there_when_fit_returns(workers):
+    _, notes, _ = workers
+    assert [each["saw_late_file"] for each in notes] == [True, True]
+
+
 def test_the_checkpoint_is_the_plain_student(workers):
     directory, (notes, _), _ = workers
     student = keras.models.load_model(directory / "files_0" / "best.keras")

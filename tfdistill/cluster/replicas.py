@@ -84,7 +84,7 @@ def _gather_of(strategy: Any) -> Any:
 
 
 # What all workers of a group do together; the end of the program is the first.
-_CALLS = ("leave", "fit", "evaluate", "predict")
+_CALLS = ("leave", "fit", "evaluate", "predict", "fit to its end")
 # The strategies whose workers check that they are together.
 _MEETING: weakref.WeakSet[tf.distribute.Strategy] = weakref.WeakSet()
 
@@ -111,7 +111,10 @@ def meet(strategy: tf.distribute.Strategy, call: str) -> None:
     found = [_CALLS[code] for code in codes]
     others = sorted({other for other in found if other != call})
     if others:
-        said = {"leave": "ended their program"}
+        said = {
+            "leave": "ended their program",
+            "fit to its end": "came to the end of `fit`",
+        }
         raise NotTogetherError(
             f"`{call}` must be called by all workers of a group together; "
             f"received it while others "
