@@ -1,6 +1,8 @@
 """Workers that meet, come late, twice, or not at all; no TensorFlow."""
 
 import concurrent.futures
+import errno
+import functools
 import json
 import socket
 import threading
@@ -16,15 +18,22 @@ from tfdistill.system import processes
 NAMES = ("worker:0", "worker:1", "worker:2")
 
 
-def _address():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
+def _address(host="127.0.0.1"):
+    with processes.listener(0) as server:
+        return f"{host}:{server.getsockname()[1]}"
+
+
+@functools.cache
+def _others(address):
+    """Of the other workers beside a chief's address: the same for all."""
+    del address
+    return _address(), _address()
 
 
 def _cluster(name, address, group=0):
     return identity.Cluster(
         task_index=int(name[-1]),
-        spec={"worker": (address, "other:1", "other:2")},
+        spec={"worker": (address, *_others(address))},
         group=group,
         num_groups=2,
     )
@@ -58,6 +67,37 @@ def test_nobody_goes_before_the_last_has_come(pool, late):
     # The address is free again for TensorFlow.
     port = int(address.rpartition(":")[2])
     socket.create_server(("127.0.0.1", port)).close()
+
+
+@pytest.mark.parametrize("host", ["[::1]", "localhost", "127.0.0.1"])
+def test_they_meet_at_an_address_of_each_form(pool, host):
+    if host == "[::1]" and not socket.has_dualstack_ipv6():
+        pytest.skip("without IPv6")
+    address = _address(host)
+    for future in [pool.submit(_meet, name, address) for name in NAMES]:
+        future.result()
+
+
+def test_a_name_that_is_not_known_is_told_of_soon(monkeypatch, capsys):
+    def unknown(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(rendezvous, "_WORD_SECS", 0.1)
+    address = _address("chief.invalid")
+    with pytest.raises(rendezvous.MissingWorkersError, match="no address is"):
+        _meet(NAMES[1], address, limit_secs=1.4)
+    word = f"tfdistill: worker:1 still waits for worker:0 at {address}: no addr"
+    assert capsys.readouterr().err.count(word) == 1
+
+
+def test_a_worker_whose_own_port_is_taken_says_so_before_it_meets(pool):
+    """TensorFlow would find it out when the others no longer count time."""
+    address = _address()
+    port = int(_others(address)[0].rpartition(":")[2])
+    with processes.listener(port), pytest.raises(OSError) as caught:
+        _meet(NAMES[1], address)
+    assert caught.value.errno == errno.EADDRINUSE
 
 
 def test_the_chief_names_who_is_missing(pool):

@@ -10,7 +10,11 @@ address to TensorFlow. The doctor has them meet on each task's address.
 import contextlib
 import json
 import socket
+import sys
+import threading
 import time
+from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +23,8 @@ from tfdistill.system import processes
 from tfdistill.system import untrusted
 
 _RETRY_SECS = 0.2
+# After which a task says what it waits for.
+_WORD_SECS = 10.0
 _REPLY_SECS = 5.0
 _LINE_BYTES = 4096
 
@@ -42,12 +48,41 @@ def meet(
 
     `host` is the name of a task, by default the chief. Unless `together`, the
     others need not wait for each other. `limit_secs` of 0 means no limit.
+    OSError if this task cannot listen on its own address.
     """
     host = host or next(iter(cluster.addresses))
+    if together:
+        # Once TensorFlow finds that out, the others wait for it without limit.
+        processes.listener(_port(cluster, cluster.task_name)).close()
     if host == cluster.task_name:
         _gather(cluster, limit_secs, together)
     else:
         _report(cluster, host, limit_secs)
+
+
+def say_later(what: Callable[[], str]) -> threading.Timer:
+    """Prints what is waited for after ten seconds, unless it is cancelled."""
+
+    def say() -> None:
+        print(f"tfdistill: {what()}", file=sys.stderr, flush=True)
+
+    timer = threading.Timer(_WORD_SECS, say)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+@contextlib.contextmanager
+def _told(what: Callable[[], str]) -> Iterator[None]:
+    timer = say_later(what)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _port(cluster: identity.Cluster, task: str) -> int:
+    return int(cluster.addresses[task].rpartition(":")[2])
 
 
 def await_servers(
@@ -63,20 +98,25 @@ def await_servers(
     name = cluster.task_name
     servers = {k: v for k, v in cluster.addresses.items() if k != name}
     deadline = time.monotonic() + (limit_secs or float("inf"))
-    while missing := {
-        server: answer
-        for server, address in servers.items()
-        if (answer := processes.ask(address)) is not processes.Answer.OPEN
-    }:
-        if time.monotonic() > deadline:
-            found = [
-                f"{server} ({servers[server]} {answer.value})"
-                for server, answer in missing.items()
-            ]
-            raise MissingWorkersError(
-                f"{name} waited {limit_secs:.0f} s for {', '.join(found)}."
-            )
-        time.sleep(_RETRY_SECS)
+    missing: dict[str, processes.Answer] = {}
+
+    def named() -> str:
+        return ", ".join(
+            f"{server} ({servers[server]} {answer.value})"
+            for server, answer in missing.items()
+        )
+
+    with _told(lambda: f"{name} still waits for {named()}."):
+        while missing := {
+            server: answer
+            for server, address in servers.items()
+            if (answer := processes.ask(address)) is not processes.Answer.OPEN
+        }:
+            if time.monotonic() > deadline:
+                raise MissingWorkersError(
+                    f"{name} waited {limit_secs:.0f} s for {named()}."
+                )
+            time.sleep(_RETRY_SECS)
 
 
 def _gather(
@@ -87,10 +127,15 @@ def _gather(
     host = cluster.task_name
     missing = set(cluster.addresses) - {host}
     arrived: dict[str, socket.socket] = {}
-    port = int(cluster.addresses[host].rpartition(":")[2])
     with (
-        socket.create_server(("", port), backlog=128) as server,
+        processes.listener(_port(cluster, host), backlog=128) as server,
         contextlib.ExitStack() as connections,
+        _told(
+            lambda: (
+                f"{host} still waits for {', '.join(sorted(missing))}, "
+                f"which did not connect to {cluster.addresses[host]} yet."
+            )
+        ),
     ):
         server.settimeout(_RETRY_SECS)
         while missing:
@@ -191,28 +236,36 @@ def _report(cluster: identity.Cluster, host: str, limit_secs: float) -> None:
     """Tells the host that this task is there, and waits for its word."""
     deadline = time.monotonic() + (limit_secs or float("inf"))
     name, address = cluster.task_name, cluster.addresses[host]
-    name_of_host, _, port = address.rpartition(":")
+    peer = address.rpartition(":")[0].strip("[]"), _port(cluster, host)
     message = {"cluster": _text(cluster), "host": host, "task": name}
-    seen = "no task answers there"
-    while time.monotonic() <= deadline:
+    seen = ""
+
+    def asked() -> dict[str, Any] | None:
+        nonlocal seen
         try:
             with socket.create_connection(
-                (name_of_host.strip("[]"), int(port)), timeout=_REPLY_SECS
+                peer, timeout=_REPLY_SECS
             ) as connection:
+                seen = "its other workers have not all come, or it has started"
                 _send(connection, **message)
                 remaining = min(deadline - time.monotonic(), 1e6)
-                answer = receive(connection, limit_secs=max(remaining, 0.1))
+                return receive(connection, limit_secs=max(remaining, 0.1))
+        except socket.gaierror as error:
+            seen = f"no address is known of that name, {error.strerror}"
         except OSError:
-            answer = None
-        else:
-            seen = "its other workers have not all come, or it has started"
-        if answer and answer.get("go"):
-            return
-        if answer and "refused" in answer:
-            raise RefusedError(
-                f"{host} at {address} refused {name}: {answer['refused']}"
-            )
-        time.sleep(_RETRY_SECS)
+            seen = "no task answers there"
+        return None
+
+    with _told(lambda: f"{name} still waits for {host} at {address}: {seen}."):
+        while time.monotonic() <= deadline:
+            answer = asked()
+            if answer and answer.get("go"):
+                return
+            if answer and "refused" in answer:
+                raise RefusedError(
+                    f"{host} at {address} refused {name}: {answer['refused']}"
+                )
+            time.sleep(_RETRY_SECS)
     raise MissingWorkersError(
         f"{name} waited {limit_secs:.0f} s for {host} at {address}: {seen}."
     )

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfdistill.cluster import ending
 from tfdistill.cluster import identity
+from tfdistill.cluster import rendezvous
 from tfdistill.cluster import signs
 from tfdistill.system import processes
 
@@ -116,11 +117,18 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
     server = _start(cluster)
     address = cluster.spec["chief"][0]
     coordinator = Presence(limit_secs=limit_secs, now=time.monotonic())
+    word = rendezvous.say_later(
+        lambda: (
+            f"{cluster.task_name} still waits for chief:0 at {address}, "
+            f"which {answer.value}."
+        )
+    )
     while True:
         answer, was_seen = processes.ask(address), coordinator.was_seen
         if coordinator.is_over(answer, now=time.monotonic()):
             break
         if coordinator.was_seen and not was_seen:
+            word.cancel()
             print(f"tfdistill: {server.target} serves chief:0", flush=True)
             signs.announce(signs.READY)
         for _ in range(2):

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import socket
 import sys
 import threading
 import uuid
@@ -23,6 +22,7 @@ from tfdistill.cluster import identity
 from tfdistill.cluster import rendezvous
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import signing
+from tfdistill.system import processes
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
@@ -217,7 +217,7 @@ def of_group(
         return
     port = int(cluster.address.rpartition(":")[2])
     try:
-        socket.create_server(("", port)).close()
+        processes.listener(port).close()
     except OSError as error:
         yield failed(
             ADDRESS,

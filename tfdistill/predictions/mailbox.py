@@ -35,6 +35,7 @@ from tfdistill.exchange import signing
 from tfdistill.predictions import addresses
 from tfdistill.predictions import message as message_lib
 from tfdistill.system import background
+from tfdistill.system import processes
 
 # Steps of a sender that are kept, each way: how far it may be ahead.
 MAX_KEPT = 16
@@ -207,12 +208,7 @@ class Mailbox:
         """Opens the mailbox, and looks for those of the peers."""
         if self._is_open or not self._exchange.enabled:
             return
-        is_dual = socket.has_dualstack_ipv6()
-        listener = socket.create_server(
-            ("", 0),
-            family=socket.AF_INET6 if is_dual else socket.AF_INET,
-            dualstack_ipv6=is_dual,
-        )
+        listener = processes.listener(0)
         self.port = listener.getsockname()[1]
         self._incarnation = secrets.token_bytes(16)
         self._loop = asyncio.new_event_loop()

@@ -4,6 +4,7 @@
 """
 
 import enum
+import errno
 import os
 import pathlib
 import socket
@@ -37,6 +38,25 @@ class Answer(enum.Enum):
     OPEN = "takes connections"
     REFUSED = "refuses connections"
     SILENT = "does not answer"
+
+
+def listener(port: int, *, backlog: int | None = None) -> socket.socket:
+    """Listens on a port of all of this machine's addresses, IPv4 and IPv6.
+
+    As TensorFlow's server does. 0 is any free port. OSError if that cannot be.
+    """
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("", port),
+                family=socket.AF_INET6,
+                backlog=backlog,
+                dualstack_ipv6=True,
+            )
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:  # IPv6 is turned off.
+                raise
+    return socket.create_server(("", port), backlog=backlog)
 
 
 def ask(address: str, *, timeout_secs: float = _CONNECT_SECS) -> Answer:
