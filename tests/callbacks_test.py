@@ -61,15 +61,8 @@ class _Waiting(keras.callbacks.Callback):
         self._exporter = exporter
 
     def on_train_batch_end(self, batch, logs=None):
-        worker = self._exporter._worker
-        worker.submit(lambda: None, wait_secs=_WAIT_SECS)
         # Idle again, so that the next export is not skipped.
-        done = threading.Event()
-        worker.submit(done.set, wait_secs=_WAIT_SECS)
-        assert done.wait(_WAIT_SECS)
-        while not worker._idle.acquire(timeout=_WAIT_SECS):
-            raise AssertionError("the writing thread is stuck")
-        worker._idle.release()
+        assert self._exporter._worker.wait_idle(_WAIT_SECS)
 
 
 def _train(model, exporter, *, epochs=1, batch_size=4, more=()):
