@@ -13,6 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill.system import keras_internals
+
 # Around a message, to find it in what TensorFlow makes of an error.
 _MARKED = re.compile(r"<data>(.*?)</data>", re.DOTALL)
 _SPARSE_LABEL = re.compile(
@@ -64,7 +66,9 @@ def checked(
     targets = [
         name
         for name, value in _named(dataset.element_spec)
-        if name.startswith("y") and value.dtype.is_integer
+        if name.startswith("y")
+        and not keras_internals.is_none(value)
+        and value.dtype.is_integer
     ]
     if num_classes is not None and (num_classes < 1 or not targets):
         raise ValueError(
@@ -76,6 +80,7 @@ def checked(
         faults = [
             fault
             for name, value in _named(element)
+            if value is not None
             for fault in _faults(
                 name, value, num_classes if name in targets else None
             )
@@ -83,7 +88,9 @@ def checked(
         checks = [_refuse(number, *fault) for fault in faults]
         with tf.control_dependencies(checks):
             return tf.nest.map_structure(
-                tf.identity, element, expand_composites=True
+                lambda leaf: None if leaf is None else tf.identity(leaf),
+                element,
+                expand_composites=True,
             )
 
     return dataset.enumerate().map(check, num_parallel_calls=tf.data.AUTOTUNE)

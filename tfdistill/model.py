@@ -517,6 +517,7 @@ class DistributedModel(steps.Trained, keras.Model):
         self.trainer.begin_step()
         is_own = "predict_step" in self._own
         step = self.model.predict_step if is_own else super().predict_step
+        data = keras_internals.with_none(data)
         return self.trainer.sendable(step(self.bare(data)))
 
     def compute_loss(

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import servers as server_cases
 from tfdistill.training import trainer
 
 
@@ -153,6 +154,53 @@ def test_what_keras_makes_when_it_is_first_used(two_replicas, draws_before):
     for strategy in (one, two_replicas):
         found = trained(tfdistill.DistributedModel, strategy)
         np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-5)
+
+
+class _Optional(keras.layers.Layer):
+    def call(self, x, more=None):
+        return x if more is None else x + more
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "replicas",
+        pytest.param("device", marks=pytest.mark.deep),
+        pytest.param("servers", marks=pytest.mark.deep),
+    ],
+)
+def test_data_may_hold_none(two_replicas, monkeypatch, place):
+    """As Keras has it: for an optional input, and for the weights."""
+    x = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
+    # Its last batch is smaller than the others.
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(5)
+    data = data.map(lambda x, y: ({"x": x, "more": None}, y, None))
+
+    def trained(wrap, strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            inputs = {
+                "x": keras.Input((3,), name="x"),
+                "more": keras.Input((3,), optional=True, name="more"),
+            }
+            hidden = _Optional()(inputs["x"], inputs["more"])
+            model = wrap(keras.Model(inputs, keras.layers.Dense(1)(hidden)))
+            model.compile("sgd", "mse", metrics=["mae"])
+        fit = {"epochs": 2, "shuffle": False, "verbose": 0}
+        history = model.fit(data, validation_data=data, **fit)
+        logs = np.transpose([history.history[key] for key in ("mae", "loss")])
+        values = model.evaluate(data, verbose=0), *logs
+        return np.concatenate([*values, model.predict(data, verbose=0)[:, 0]])
+
+    one = tf.distribute.get_strategy()
+    expected = trained(lambda model: model, one)
+    if place == "servers":
+        server_cases.pretend(monkeypatch)
+    strategy = two_replicas if place == "replicas" else one
+    found = trained(tfdistill.DistributedModel, strategy)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    (first,) = tfdistill.data.checked(data).take(1)
+    assert first[0]["more"] is first[2] is None
 
 
 @pytest.mark.parametrize(

@@ -107,14 +107,23 @@ class StudentGraph:
         """Traces a built student in inference mode.
 
         `input_spec` is a structure of `tf.TensorSpec` or tensors, as the
-        student is called with. ValueError if the student is not built, or
-        keeps variables that Keras does not know.
+        student is called with. ValueError if the student is not built, keeps
+        variables that Keras does not know, or gets None for an input.
         """
         if not student.built:
             raise ValueError(
                 f"The student {student.name!r} must be built before it is "
                 "traced; received one without variables. Call it once on a "
                 "batch, or give it an Input."
+            )
+        absent = [
+            n for n, v in named(input_spec, "inputs").items() if v is None
+        ]
+        if absent:
+            raise ValueError(
+                "An export and its teachers must get each input of the "
+                f"student; received None for {absent} in the data. Pass zeros "
+                "there, or make the student without that input."
             )
         self._student = student
         self.variables = layer.variables_of(student)

@@ -25,6 +25,7 @@ from keras.src.trainers import compile_utils
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.framework import config as framework_config
+from tensorflow.python.framework import none_tensor
 
 # By tests/lowest_versions.sh and tests/next_versions.sh: CONTRIBUTING.md.
 _TESTED_KERAS = (3, 12), (3, 16)
@@ -285,8 +286,11 @@ def _build_for_training(model: keras.Model, batch: Any) -> None:
     x = keras.utils.unpack_x_y_sample_weight(batch)[0]
     model(
         keras.tree.map_structure(
-            lambda v: keras.KerasTensor(
-                v.shape, keras.backend.standardize_dtype(v.dtype)
+            lambda v: (
+                v
+                and keras.KerasTensor(
+                    v.shape, keras.backend.standardize_dtype(v.dtype)
+                )
             ),
             x,
         ),
@@ -333,8 +337,56 @@ def _first_replica(spec: Any) -> Any:
     if isinstance(spec, tf.distribute.DistributedValues) or hasattr(
         spec, "_value_specs"
     ):
-        return spec._value_specs[0]
-    return spec
+        spec = spec._value_specs[0]
+    return None if is_none(spec) else spec
+
+
+# Of no data: what stands for None in those of replicas.
+_NONE_DTYPE = tf.qint8
+
+
+def is_none(spec: Any) -> bool:
+    """Whether data have None where they have such a spec, or such a value.
+
+    As for an input that is optional. Keras makes an `Optional` of those in
+    arrays.
+    """
+    kinds = none_tensor.NoneTensorSpec | tf.OptionalSpec
+    if isinstance(spec, kinds | tf.experimental.Optional):
+        return True
+    return getattr(spec, "dtype", None) == _NONE_DTYPE
+
+
+def with_none(data: Any) -> Any:
+    """Returns data, of a step, as their user made them."""
+    return keras.tree.map_structure(lambda v: None if is_none(v) else v, data)
+
+
+def without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a batched data set that strategies can hand out to replicas.
+
+    They need a shape of everything in it.
+    """
+    if not any(map(is_none, keras.tree.flatten(dataset.element_spec))):
+        return dataset
+
+    def fill(*element: Any) -> Any:
+        element = element if len(element) > 1 else element[0]
+        (size, *_) = [
+            v.bounding_shape(0)
+            if isinstance(v, tf.RaggedTensor)
+            else v.dense_shape[0]
+            if isinstance(v, tf.SparseTensor)
+            else tf.shape(v)[0]
+            for v in keras.tree.flatten(element)
+            if v is not None
+        ]
+        none = tf.bitcast(tf.zeros([size], tf.int8), _NONE_DTYPE)
+        return keras.tree.map_structure(
+            lambda v: none if v is None else v, element
+        )
+
+    return dataset.map(fill)
 
 
 def distributed_element_spec(epoch_iterator: Any) -> Any:

@@ -196,7 +196,7 @@ class ReplicaTrainer(Trainer):
 
         def begun(data: Any) -> Logs:
             self.begin_step()
-            return step(data)
+            return step(keras_internals.with_none(data))
 
         execution = _Execution(self._model, begun)
 
@@ -282,6 +282,8 @@ class ReplicaTrainer(Trainer):
         self._prepare(arguments)
         validation = arguments.get("validation_data")
         if isinstance(validation, tf.data.Dataset):
+            if self._has_replicas:
+                validation = keras_internals.without_none(validation)
             arguments["validation_data"] = data.by_element(validation)
         if replicas.num_workers(self._strategy) > 1:
             fit_arguments.check_alike(arguments, self._strategy)
@@ -360,7 +362,7 @@ class ReplicaTrainer(Trainer):
         # All workers read the same batches, each its own rows of them.
         x = arguments.get("x")
         if isinstance(x, tf.data.Dataset):
-            arguments["x"] = data.by_element(x)
+            arguments["x"] = data.by_element(keras_internals.without_none(x))
         elif arguments.get("shuffle", False) and not isinstance(
             x, tf.distribute.DistributedDataset
         ):
@@ -495,11 +497,7 @@ class _Execution:
         )
 
     def _run(self, data: Any) -> Logs:
-        # What Keras makes of a None in its data.
-        data = keras.tree.map_structure(
-            lambda v: None if isinstance(v, tf.experimental.Optional) else v,
-            data,
-        )
+        data = keras_internals.with_none(data)  # XLA could not.
         with _after(data):
             logs = self._strategy.run(self._in_replica, args=(data,))
         return self._of_first_replica(logs)
