@@ -125,7 +125,7 @@ class Workload:
     distillation_loss: Any = None
     distillation_loss_weights: Any = None
     auxiliary_heads: Mapping[str, str] | None = None
-    agree_on: Any = "batch"
+    agree_on: str = "batch"
     distillation_weight: Any = "auto"
     every_steps: int = 50
     refresh_every_steps: int = 10

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import pathlib
 import re
 import types
 
@@ -39,6 +40,14 @@ def test_seeds_differ_between_trials_and_members():
     setup = trials.Setup(recipe=recipe)
     (run,) = trials.Variant(method="independent").trial(setup, 3).runs
     assert run.recipe.settings["seed"] == 103
+
+
+def test_pages_say_how_many_methods_there_are():
+    root = pathlib.Path(__file__).parents[2]
+    number = len(trials.DESCRIPTIONS)
+    assert f"up to {number} methods" in (root / "README.md").read_text()
+    page = (root / "docs/tutorial_compare.md").read_text()
+    assert f"| all {number}, also" in page
 
 
 @pytest.mark.parametrize("name", trials.DESCRIPTIONS)

@@ -32,13 +32,17 @@ EXIT_FAILURE, EXIT_OPTIONS, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def _notes() -> str:
-    swept = ", ".join([*trials.ALIASES, trials.NUM_GROUPS])
+    short = " and ".join(
+        f"{name} for {field}" for name, field in trials.ALIASES.items()
+    )
     return (
         recipe_options.listing("methods", trials.DESCRIPTIONS)
         + "\n\nmethods for a training script:\n  "
         f"{', '.join(method.METHODS)}, ensemble"
-        + f"\n\nfields for --sweep:\n  {swept},\nor any argument of the "
-        "recipe; for a script only exchange_interval, num_groups"
+        + f"\n\nfields for --sweep:\n  {trials.NUM_GROUPS}, and what the "
+        "recipe has as an argument; short names are\n  "
+        f"{short};\n  for a script only exchange_interval and "
+        f"{trials.NUM_GROUPS}"
     )
 
 

@@ -436,7 +436,7 @@ def _checked(name: str, value: Any, default: Any) -> Any:
 
 
 def _unknown(name: str, recipe: str, known: Mapping[str, Any]) -> str:
-    names = [*known, *workload_lib.SETTINGS]
+    names = dict.fromkeys([*known, *workload_lib.SETTINGS])
     near = difflib.get_close_matches(
         name.rpartition(".")[2], names, n=3, cutoff=0.5
     )
