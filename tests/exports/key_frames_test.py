@@ -570,7 +570,7 @@ def test_a_fit_follows_adapters_by_its_own_callbacks(exchange):
 def test_the_first_version_may_be_a_delta_of_a_frame_of_the_burn_in(exchange):
     model, values = _following(exchange), {}
     (peer,) = model.teachers
-    peer.follower.wanted = lambda step: step > 1
+    peer.follower.wanted = lambda version: version.step > 1
     kept = cases.quarantined(model)
 
     def follow(step, now):

@@ -145,6 +145,17 @@ def _following(teachers, weight):
     return model
 
 
+def test_a_version_of_its_group_s_burn_in_is_not_taken(exchange):
+    """Though the student's own is over."""
+    model = cases.following(exchange)
+    cases.publish(exchange, cases.linear(1), step=10)
+    extras = {"burn_in": True}
+    cases.publish(exchange, cases.linear(2), step=20, extras=extras)
+    (peer,) = model.teachers
+    peer.follower.look()
+    assert peer.follower.newest == 10
+
+
 def test_a_version_of_the_burn_in_is_not_taken(exchange):
     model = _following(cases.peers(exchange), _BURN_IN)
     (peer,) = model.teachers

@@ -105,8 +105,8 @@ class Follower:
         """
         self.group = group
         self.current = -1
-        # Of the steps of versions, which may be proposed at present.
-        self.wanted: Callable[[int], bool] = lambda step: True
+        # Which versions may be proposed at present.
+        self.wanted: Callable[[versions.Version], bool] = lambda version: True
         self.rejected: dict[int, str] = {}
         self._exchange = exchange
         self._read = read
@@ -200,7 +200,7 @@ class Follower:
     def _is_usable(self, version: versions.Version) -> bool:
         step = version.step
         is_new = step > self.current and step not in self.rejected
-        return is_new and version.group == self.group and self.wanted(step)
+        return is_new and version.group == self.group and self.wanted(version)
 
     def stage(self) -> None:
         """Reads the announced version, if there is one still to read."""

@@ -23,6 +23,7 @@ from tfdistill.exports import student_graph
 # own group hears a version of each of the others.
 SCHEMA_FIELD, INTERVAL_FIELD = "schema", "every_steps"
 COUNT_FIELD, HEARS_FIELD = "versions", "hears_secs"
+BURN_IN_FIELD = "burn_in"
 
 
 class Refused(ValueError):  # noqa: N818

@@ -124,7 +124,7 @@ class Rounds:
         """From now on takes versions of a step, or perhaps earlier ones."""
         for each in self._followers:
             each.wanted = lambda found: (
-                found == step or (found < step and not self._is_exact)
+                found.step == step or (found.step < step and not self._is_exact)
             )
 
     def look_ahead(self) -> None:

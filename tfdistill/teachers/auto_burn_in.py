@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill.cluster import replicas
+from tfdistill.follow import screen
 from tfdistill.training import steps
 
 AUTO = "auto"
@@ -106,6 +107,10 @@ class AutoBurnIn(steps.SteppedCallback):
         if self._values.gathered(found)[0]:
             self.end = self.step
             self._variable.assign(self.end)
+
+    def manifest_extras(self) -> dict[str, Any]:
+        """Says of a version that nobody is to learn from it."""
+        return {screen.BURN_IN_FIELD: True} if self.end == _NEVER else {}
 
     def _look(self, count: int, mean: float) -> None:
         """Notes the mean since the last look, of that of an epoch so far."""

@@ -252,7 +252,12 @@ class Peer(teacher.Teacher):
             deltas_of=graph.fingerprint,
             alone=student.num_workers == 1,
         )
-        self.follower.wanted = lambda step: not student.in_burn_in(step)
+        self.follower.wanted = lambda version: (
+            not (
+                version.manifest.extras.get(screen.BURN_IN_FIELD)
+                or student.in_burn_in(version.step)
+            )
+        )
         self.places.followers.append(self.follower)
 
     def compiled_again(self) -> None:
