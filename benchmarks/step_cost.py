@@ -124,6 +124,7 @@ class _Workload:
             distillation_loss=tfdistill.losses.ForwardKL(
                 temperature=_TEMPERATURE
             ),
+            distillation_weight=1.0,
             jit_compile=False,
         )
         deadline = time.monotonic() + _WAIT_FOR_TEACHER_SECS

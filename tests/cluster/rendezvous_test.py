@@ -25,15 +25,20 @@ def _address(host="127.0.0.1"):
 
 @functools.cache
 def _others(address):
-    """Of the other workers beside a chief's address: the same for all."""
     del address
     return _address(), _address()
 
 
+# A cache may let two threads find different addresses for one chief's.
+_ONE_AT_A_TIME = threading.Lock()
+
+
 def _cluster(name, address, group=0):
+    with _ONE_AT_A_TIME:
+        others = _others(address)
     return identity.Cluster(
         task_index=int(name[-1]),
-        spec={"worker": (address, *_others(address))},
+        spec={"worker": (address, *others)},
         group=group,
         num_groups=2,
     )

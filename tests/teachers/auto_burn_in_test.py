@@ -77,6 +77,15 @@ def test_it_takes_three_tenths_of_a_training_at_most(tmp_path):
     assert weights == [0.0] * 20 + [1.0] * 40
 
 
+def test_it_ends_in_a_loop_of_short_trainings(tmp_path):
+    x, y = cases.data(16)
+    model = _model(tmp_path)
+    _fit(model, x, y, steps_per_epoch=2)
+    for _ in range(3):
+        cases.fit(model, x, y, batch_size=8)
+    assert model.teachers.weight.end == 5
+
+
 def test_it_ends_on_parameter_servers_too(tmp_path, monkeypatch):
     servers.pretend(monkeypatch)
     model = tfdistill.CodistillModel(

@@ -89,7 +89,6 @@ class AutoBurnIn(steps.SteppedCallback):
         self._values = replicas.WorkerValues(strategy)
         if self.step == 0:
             self._forget()
-        self._looked = self.step
         if not self.codistilled.teachers.are_trained:
             self.end = 0
         self._variable.assign(self.end)
