@@ -126,11 +126,12 @@ def test_a_training_script_is_compared_by_its_environment(
     _page("my_train.py")
     options = ["my_train.py", "--held-out=digits", "--trials=2"]
     assert compare.main(options) == 0
-    assert "codistillation: 2 trial(s)" in capsys.readouterr().out
+    assert "codistillation on shared data: 2 trial(s)" in capsys.readouterr().out
     made = tmp_path / "comparisons" / "last"
     methods = json.loads((made / "report.json").read_text())["methods"]
-    assert list(methods) == ["independent", "codistill"]
-    for name, teachers in {"independent": [], "codistill": ["group_1"]}.items():
+    assert list(methods) == ["independent", "codistill_shared"]
+    heard = {"independent": [], "codistill_shared": ["group_1"]}
+    for name, teachers in heard.items():
         trials = methods[name]["trials"]
         paths = [made / run for trial in trials for run in trial["runs"]]
         found = [

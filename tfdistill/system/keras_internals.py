@@ -328,9 +328,9 @@ def random_state(
 
 def draw_from(state: keras.random.SeedGenerator) -> None:
     """Makes this thread draw from the `random_state` of another."""
-    global_state.set_global_attribute(
-        seed_generator.GLOBAL_SEED_GENERATOR, state
-    )
+    # keras/src/random/seed_generator.py, `global_seed_generator`; later
+    # versions have the name as a constant.
+    global_state.set_global_attribute("global_seed_generator", state)
 
 
 def _first_replica(spec: Any) -> Any:
