@@ -126,7 +126,8 @@ def test_a_training_script_is_compared_by_its_environment(
     _page("my_train.py")
     options = ["my_train.py", "--held-out=digits", "--trials=2"]
     assert compare.main(options) == 0
-    assert "codistillation on shared data: 2 trial(s)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "codistillation on shared data: 2 trial(s)" in said
     made = tmp_path / "comparisons" / "last"
     methods = json.loads((made / "report.json").read_text())["methods"]
     assert list(methods) == ["independent", "codistill_shared"]
