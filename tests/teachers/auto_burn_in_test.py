@@ -61,6 +61,7 @@ def _expected_end(x, y, length):
     return end
 
 
+@pytest.mark.slow("400 steps, on one device and on two replicas")
 def test_it_ends_when_the_steep_fall_does(tmp_path, two_replicas):
     x, y = cases.data(16)
     end = _expected_end(x, y, _LONG)

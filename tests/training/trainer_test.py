@@ -164,7 +164,9 @@ class _Optional(keras.layers.Layer):
 @pytest.mark.parametrize(
     "place",
     [
-        "replicas",
+        pytest.param(
+            "replicas", marks=pytest.mark.slow("replicas trace three times")
+        ),
         pytest.param("device", marks=pytest.mark.deep),
         pytest.param("servers", marks=pytest.mark.deep),
     ],
