@@ -28,6 +28,7 @@ the_place()
 """
 
 
+@pytest.mark.slow("a run of pytest that waits, and one that hangs")
 def test_slow_progress_ends_nothing_and_a_hang_is_told_with_its_place(
     tmp_path, monkeypatch
 ):

@@ -115,6 +115,7 @@ def _run(*arguments):
     return json.loads(found.stdout)
 
 
+@pytest.mark.slow("a writer that dies at each of its file operations")
 @pytest.mark.parametrize(
     ("storage", "scenario"),
     [
