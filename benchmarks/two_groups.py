@@ -206,7 +206,7 @@ def train(
     alone: bool = False,
     validated: bool = True,
 ) -> list[Result]:
-    """Trains both groups; returns what became of each.
+    """Trains both groups; returns what became of each that did not fail.
 
     Args:
         workload: What both train, `workload.seed` included.
@@ -236,4 +236,6 @@ def train(
             thread.start()
         for thread in threads:
             thread.join()
-    return [found[0], found[1]]
+    if 0 not in found:
+        raise RuntimeError("Group 0 failed; its thread has said why.")
+    return [found[group] for group in sorted(found)]
