@@ -649,7 +649,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         | Sequence[teacher_lib.Teacher]
         | None = None,
         auxiliary_heads: Mapping[str, str] | None = None,
-        agree_on: str | Callable[[Any], Any] | None = None,
+        agree_on: str | Callable[[Any], Any] = rows_lib.BATCH,
         name: str | None = None,
     ) -> None:
         """Wraps a student. Make both inside the strategy's scope.

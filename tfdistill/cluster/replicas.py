@@ -42,6 +42,22 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
     return max(1, sum(len(jobs.get(job, ())) for job in ("chief", "worker")))
 
 
+def told(
+    strategy: tf.distribute.Strategy, value: tf.Tensor, *, name: str
+) -> tf.Variable:
+    """Makes a variable by which traced steps hear of what is settled outside.
+
+    All workers assign the same to it, between steps; no step does.
+    """
+    with strategy.scope():
+        return tf.Variable(
+            value,
+            trainable=False,
+            name=name,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+
 class WorkerValues:
     """Gathers numbers over one group; traced once for a strategy."""
 

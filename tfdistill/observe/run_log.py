@@ -43,13 +43,11 @@ class TeachingWatch(keras.callbacks.Callback):
         """Forgets a previous training."""
         self.untaught = None
         self._is_taught, self._num_epochs = False, 0
-        self._has_begun = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Lets the teachers know at which step the training begins."""
-        if not self._has_begun:  # A backup has been restored by now.
+        if not self._num_epochs:  # A backup has been restored by now.
             self.model.teachers.count(self._step(), begins=True)
-        self._has_begun = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Sees whether any step so far had a teacher."""

@@ -78,14 +78,9 @@ class AutoBurnIn(steps.SteppedCallback):
         strategy = self.codistilled.distribute_strategy
         if self._owner is not self.model:
             self._owner = self.model
-            with strategy.scope():
-                self._variable = tf.Variable(
-                    self.end,
-                    trainable=False,
-                    dtype=tf.int64,
-                    name="burn_in_end",
-                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-                )
+            self._variable = replicas.told(
+                strategy, tf.constant(self.end, tf.int64), name="burn_in_end"
+            )
         self._values = replicas.WorkerValues(strategy)
         if self.step == 0:
             self._forget()
@@ -120,15 +115,10 @@ class AutoBurnIn(steps.SteppedCallback):
         self._losses.append((mean * count - total) / (count - before))
 
     def _is_over(self) -> bool:
-        length = (self.params.get("steps") or 0) * self.params["epochs"]
-        return has_fallen(self._losses) or 0 < _LONGEST * length <= self.step
+        longest = _LONGEST * self.planned_steps
+        return has_fallen(self._losses) or 0 < longest <= self.step
 
     # ---- for a backup ----
-
-    @property
-    def variables(self) -> Sequence[tf.Variable]:
-        """None: the end is in the state."""
-        return ()
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed training goes on with."""

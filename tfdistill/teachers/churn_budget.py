@@ -173,14 +173,9 @@ class ChurnBudget(steps.SteppedCallback):
         strategy = model.distribute_strategy
         if self._owner is not model:
             self._owner = model
-            with strategy.scope():
-                self._variable = tf.Variable(
-                    self._initial,
-                    trainable=False,
-                    dtype=tf.float32,
-                    name="churn_weight",
-                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-                )
+            self._variable = replicas.told(
+                strategy, tf.constant(self._initial), name="churn_weight"
+            )
         self._due = steps.EverySteps(self._every_steps or self._default_steps())
         self._due.start(self.step)
         self._writer = saved_model.SavedModelWriter(model.graph)
@@ -198,14 +193,9 @@ class ChurnBudget(steps.SteppedCallback):
         self._take(self._measured(self._snapshot()))
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
-    @property
-    def _num_steps(self) -> int:
-        """Of the whole training; 0 if that is not known."""
-        return (self.params.get("steps") or 0) * self.params["epochs"]
-
     def _default_steps(self) -> int:
-        return self._num_steps // _NUM_MEASUREMENTS or (
-            1 if self._num_steps else _DEFAULT_STEPS
+        return self.planned_steps // _NUM_MEASUREMENTS or (
+            1 if self.planned_steps else _DEFAULT_STEPS
         )
 
     def _anchored(
@@ -238,7 +228,7 @@ class ChurnBudget(steps.SteppedCallback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Uses the measurement of the last due step, and begins another."""
         super().on_train_batch_end(batch, logs)
-        if self.step == self._num_steps:
+        if self.step == self.planned_steps:
             self._keep()
         if not self._due.due(self.step):
             return
@@ -310,7 +300,7 @@ class ChurnBudget(steps.SteppedCallback):
         error = self.churn / (_AIM * self.target) - 1
         if not math.isfinite(error) or (error < 0 and self.churn > before):
             return
-        done = self.step / (self._num_steps or self.step or 1)
+        done = self.step / (self.planned_steps or self.step or 1)
         self._dual += _RATE * done * min(max(error, -1.0), 1.0)
         self._dual = min(self._dual, math.log(self._most))
         self.weight = math.exp(self._dual)

@@ -51,7 +51,7 @@ def checked(agree_on: Any) -> Any:
     Raises:
         ValueError: It is neither a name nor a function.
     """
-    if agree_on is None or agree_on in KINDS or callable(agree_on):
+    if agree_on in KINDS or callable(agree_on):
         return agree_on
     raise ValueError(
         f"`agree_on` must be one of {', '.join(map(repr, KINDS))} or a "
@@ -69,7 +69,7 @@ def asked(
     """Returns the rows that teachers are asked about, in place of a batch.
 
     Args:
-        agree_on: As `checked` returned it, but not None.
+        agree_on: As `checked` returned it.
         batch: The batch as it was trained on.
         run: Returns a student's outputs for inputs, and those that are taught.
         step: The student's step, an integer scalar tensor.
@@ -80,19 +80,13 @@ def asked(
     if agree_on == BATCH:
         return batch
     if callable(agree_on):
-        inputs = agree_on(batch.inputs)
-        return Rows(
-            inputs=inputs,
-            **dict(zip(("outputs", "taught"), run(inputs), strict=True)),
-            sample_weight=None,
-            targets=None,
-            count=global_batch.GlobalBatch.of(inputs),
-        )
-    _check(batch.inputs)
-    inputs = mixed(batch.inputs, step)
+        inputs, weight = agree_on(batch.inputs), None
+    else:
+        _check(batch.inputs)
+        inputs = mixed(batch.inputs, step)
+        weight = _of(_mean_of_pairs, batch.sample_weight)
     outputs, taught = run(inputs)
-    weight = _of(_mean_of_pairs, batch.sample_weight)
-    if agree_on == MIXED:
+    if agree_on != BOTH:
         return Rows(
             inputs=inputs,
             outputs=outputs,
@@ -131,21 +125,13 @@ def mixed(inputs: Any, step: tf.Tensor) -> Any:
     return keras.tree.pack_sequence_as(inputs, found)
 
 
-def can_be_mixed(inputs: Any) -> bool:
-    """Whether all inputs, or their specs, are dense tensors of rows."""
-    return all(
-        isinstance(each, tf.Tensor | tf.TensorSpec) and each.shape.rank
-        for each in keras.tree.flatten(inputs)
-    )
-
-
 def _check(inputs: Any) -> None:
-    if not can_be_mixed(inputs):
-        kinds = [type(each).__name__ for each in keras.tree.flatten(inputs)]
+    flat = keras.tree.flatten(inputs)
+    if not all(isinstance(v, tf.Tensor) and v.shape.rank for v in flat):
         raise ValueError(
             "Only dense tensors can be mixed; received inputs of the kinds "
-            f"{', '.join(kinds)}. Pass agree_on='batch', or a function that "
-            "returns rows of its own."
+            f"{', '.join(type(each).__name__ for each in flat)}. Pass "
+            "agree_on='batch', or a function that returns rows of its own."
         )
 
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdistill import losses as losses_lib
 from tfdistill.cluster import identity
 from tfdistill.cluster import method
+from tfdistill.cluster import replicas
 from tfdistill.follow import agreement
 from tfdistill.follow import follower
 from tfdistill.teachers import canary
@@ -213,11 +214,10 @@ class TeacherList:
             student.remote = self.remote
         with student.strategy.scope():
             if not self.remote:
-                self._standings = tf.Variable(
+                self._standings = replicas.told(
+                    student.strategy,
                     tf.zeros([len(self._teachers), 3], tf.float64),
-                    trainable=False,
                     name="standings",
-                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                 )
             for each in self._teachers:
                 if each.is_attached:
@@ -237,13 +237,13 @@ class TeacherList:
         """Returns on which rows to ask; ValueError if a teacher cannot say."""
         found = rows_lib.checked(agree_on)
         bound = [each.name for each in self if not each.answers_every_row]
-        if bound and found not in (None, rows_lib.BATCH):
+        if bound and found != rows_lib.BATCH:
             raise ValueError(
                 f"`agree_on` must be 'batch' beside {', '.join(bound)}, which "
                 "may have no answer about other rows; received "
                 f"{agree_on!r:.100}."
             )
-        return rows_lib.BATCH if found is None else found
+        return found
 
     def term(
         self,

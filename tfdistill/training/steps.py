@@ -169,6 +169,11 @@ class SteppedCallback(keras.callbacks.Callback):
         return ()
 
     @property
+    def planned_steps(self) -> int:
+        """Of the whole `fit`, by its arguments; 0 if that is not known."""
+        return (self.params.get("steps") or 0) * self.params["epochs"]
+
+    @property
     def codistilled(self) -> Any:
         """The model that `fit` trains, which must be a `CodistillModel`."""
         if not isinstance(self.model, Codistilled):
