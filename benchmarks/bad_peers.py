@@ -58,10 +58,12 @@ def _change(kind: str) -> two_groups.Change:
 
 def _one(workload: Any, kind: str, *, validated: bool) -> dict[str, Any]:
     """Trains both groups; returns what became of group 0."""
+    alone = kind == "alone"
     found = two_groups.train(
         workload,
-        other=None if kind == "alone" else _change(kind),
-        alone=kind == "alone",
+        other=None if alone else _change(kind),
+        alone=alone,
+        groups=(0,) if alone else (0, 1),
         validated=validated,
     )[0]
     return {

@@ -105,7 +105,7 @@ def _share(churn: np.ndarray, of: np.ndarray) -> dict[str, Any]:
     seeds = np.arange(len(of))
 
     def ratio(rows: np.ndarray, axis: int) -> Any:
-        mean = bootstrap._mean_of_pairs
+        mean = bootstrap.mean_of_pairs
         return mean(churn, rows) / mean(of, rows) - 1
 
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -141,11 +141,12 @@ def _study(name: str, options: programs.Options) -> dict[str, Any]:
         return [float(np.mean([g.loss for g in groups])) for groups in runs]
 
     alone = trained(True)
+    alone_losses = losses(alone)
     of = _of_groups(predicted(alone))
     ensembles = [[np.mean(pair, 0)] for pair in predicted(alone)]
     found: dict[str, Any] = {
         "independent": {
-            "loss": float(np.mean(losses(alone))),
+            "loss": float(np.mean(alone_losses)),
             **{kind: bootstrap.over_pairs(m)["mean"] for kind, m in of.items()},
         },
         "ensemble": {
@@ -156,7 +157,7 @@ def _study(name: str, options: programs.Options) -> dict[str, Any]:
     measure.log(f"{name}: {found}")
     for candidate in options.candidates:
         runs = trained(False, **_CANDIDATES[candidate](workload))
-        costs = np.subtract(losses(runs), losses(alone))
+        costs = np.subtract(losses(runs), alone_losses)
         found[candidate] = {
             **{
                 kind: _share(churn, of[kind])

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -204,6 +205,7 @@ def train(
     *,
     other: Change | None = None,
     alone: bool = False,
+    groups: Sequence[int] = (0, 1),
     validated: bool = True,
 ) -> list[Result]:
     """Trains both groups; returns what became of each that did not fail.
@@ -212,15 +214,18 @@ def train(
         workload: What both train, `workload.seed` included.
         other: What group 1 does. Default: as group 0.
         alone: Whether they have no teachers.
+        groups: Which are trained.
         validated: Whether `fit` gets validation data.
     """
     turn, found = _Lock(), dict[int, Result]()
     with tempfile.TemporaryDirectory() as root:
         changes = Change(), other or Change()
-        made = [
-            _made(workload, group, root, change, alone=alone)
-            for group, change in enumerate(changes)
-        ]
+        made = {
+            group: _made(workload, group, root, changes[group], alone=alone)
+            for group in groups
+        }
+        for group in {0, 1}.difference(groups):
+            turn.end(group)
 
         def run(group: int) -> None:
             model, arguments = made[group]
@@ -231,7 +236,7 @@ def train(
                 model, arguments, workload, group, turn, root, held_out
             )
 
-        threads = [threading.Thread(target=run, args=(g,)) for g in (0, 1)]
+        threads = [threading.Thread(target=run, args=(g,)) for g in made]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -46,12 +46,12 @@ def over_pairs(matrix: np.ndarray) -> Estimate:
     error, found = None, None
     if size > 2:
         left_out = [
-            _mean_of_pairs(matrix, np.delete(np.arange(size), index))
+            mean_of_pairs(matrix, np.delete(np.arange(size), index))
             for index in range(size)
         ]
         error = float(np.sqrt((size - 1) * np.var(left_out)))
         found = interval(
-            lambda rows, axis: _mean_of_pairs(matrix, rows), np.arange(size)
+            lambda rows, axis: mean_of_pairs(matrix, rows), np.arange(size)
         )
     return {
         "mean": float(upper.mean()),
@@ -107,7 +107,7 @@ def ratio_of_pairs(
     sizes = len(matrix), len(other)
     value, found = _compared(
         lambda ours, theirs, axis: (
-            _mean_of_pairs(matrix, ours) / _mean_of_pairs(other, theirs)
+            mean_of_pairs(matrix, ours) / mean_of_pairs(other, theirs)
         ),
         *map(np.arange, sizes),
     )
@@ -124,7 +124,7 @@ def _compared(
         return value, interval(statistic, *arrays)
 
 
-def _mean_of_pairs(matrix: np.ndarray, rows: np.ndarray) -> Any:
+def mean_of_pairs(matrix: np.ndarray, rows: np.ndarray) -> Any:
     """Mean over the pairs of drawn trials `[..., trials]`; NaN without one."""
     rows = rows.astype(np.int64)
     one, other = rows[..., :, np.newaxis], rows[..., np.newaxis, :]

@@ -191,7 +191,7 @@ class Finished:
     copies: tuple[dict[str, float], ...]
     curve: Curve | None
     resumed: bool = False
-    least_taught: "Taught | None" = None
+    least_taught: Taught | None = None
 
 
 def collect(
@@ -235,13 +235,13 @@ def collect(
         resumed=any(group.was_resumed for group in groups),
         least_taught=None
         if len(trial.students) > 1
-        else _least_taught([group.results for group in groups]),
+        else min(_taught_of(group.results for group in groups), default=None),
     )
 
 
-def _least_taught(results: Sequence[Mapping[str, Any]]) -> Taught | None:
-    found = [Taught.of(result) for result in results]
-    return min((each for each in found if each), default=None)
+def _taught_of(results: Iterable[Mapping[str, Any]]) -> list[Taught]:
+    """Of the groups that have teachers."""
+    return [each for r in results if (each := Taught.of(r)) is not None]
 
 
 def churn_matrices(trials: Sequence[Finished]) -> dict[str, np.ndarray]:
@@ -406,7 +406,7 @@ def _taught(
 
 def _shares(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """In what share of steps groups had a teacher, and how many never had."""
-    found = [each for r in results if (each := Taught.of(r)) is not None]
+    found = _taught_of(results)
     if not found:
         return {}
     return {
