@@ -362,31 +362,9 @@ def with_none(data: Any) -> Any:
     return keras.tree.map_structure(lambda v: None if is_none(v) else v, data)
 
 
-def without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a batched data set that strategies can hand out to replicas.
-
-    They need a shape of everything in it.
-    """
-    if not any(map(is_none, keras.tree.flatten(dataset.element_spec))):
-        return dataset
-
-    def fill(*element: Any) -> Any:
-        element = element if len(element) > 1 else element[0]
-        (size, *_) = [
-            v.bounding_shape(0)
-            if isinstance(v, tf.RaggedTensor)
-            else v.dense_shape[0]
-            if isinstance(v, tf.SparseTensor)
-            else tf.shape(v)[0]
-            for v in keras.tree.flatten(element)
-            if v is not None
-        ]
-        none = tf.bitcast(tf.zeros([size], tf.int8), _NONE_DTYPE)
-        return keras.tree.map_structure(
-            lambda v: none if v is None else v, element
-        )
-
-    return dataset.map(fill)
+def column_of_none(num_rows: tf.Tensor) -> tf.Tensor:
+    """Returns what stands for None in a batch of so many rows."""
+    return tf.bitcast(tf.zeros([num_rows], tf.int8), _NONE_DTYPE)
 
 
 def distributed_element_spec(epoch_iterator: Any) -> Any:

@@ -283,7 +283,7 @@ class ReplicaTrainer(Trainer):
         validation = arguments.get("validation_data")
         if isinstance(validation, tf.data.Dataset):
             if self._has_replicas:
-                validation = keras_internals.without_none(validation)
+                validation = _without_none(validation)
             arguments["validation_data"] = data.by_element(validation)
         if replicas.num_workers(self._strategy) > 1:
             fit_arguments.check_alike(arguments, self._strategy)
@@ -362,11 +362,32 @@ class ReplicaTrainer(Trainer):
         # All workers read the same batches, each its own rows of them.
         x = arguments.get("x")
         if isinstance(x, tf.data.Dataset):
-            arguments["x"] = data.by_element(keras_internals.without_none(x))
+            arguments["x"] = data.by_element(_without_none(x))
         elif arguments.get("shuffle", False) and not isinstance(
             x, tf.distribute.DistributedDataset
         ):
             _agree_on_seed(self._strategy)
+
+
+def _without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a batched data set that strategies can hand out to replicas.
+
+    They need a shape of everything in it.
+    """
+    if not any(
+        map(keras_internals.is_none, keras.tree.flatten(dataset.element_spec))
+    ):
+        return dataset
+
+    def fill(*element: Any) -> Any:
+        element = element if len(element) > 1 else element[0]
+        num_rows, _ = global_batch.num_rows(element)
+        none = keras_internals.column_of_none(num_rows)
+        return keras.tree.map_structure(
+            lambda v: none if v is None else v, element
+        )
+
+    return dataset.map(fill)
 
 
 def adopt_metrics(model: keras.Model) -> None:
