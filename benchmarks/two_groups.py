@@ -73,7 +73,8 @@ class _Turns(keras.callbacks.Callback):
             is_taught = float(logs["distillation_weight"]) > 0
             self.num_taught += (self._step - before) * is_taught
             self.is_doubted |= any(
-                each.record.doubt(each.label) for each in self.model.teachers
+                each.record.doubt(each.label, each.waits)
+                for each in self.model.teachers
             )
         if self._exporter._last_step == self._published:
             return

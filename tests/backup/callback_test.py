@@ -14,7 +14,7 @@ from tests.cases import codistillation as peers
 from tests.cases import references
 from tests.cases import servers
 from tfdistill.parameter_server import variables
-from tfdistill.teachers import on_batches
+from tfdistill.teachers import worth
 from tfdistill.training import auto_steps
 from tfdistill.training import steps
 
@@ -302,7 +302,7 @@ def test_a_silent_teacher_fades_as_if_training_had_never_stopped(
     tmp_path, exchange, monkeypatch
 ):
     # Whatever its weights are worth.
-    monkeypatch.setattr(on_batches, "_LEAST_PREDICTIONS", 10**9)
+    monkeypatch.setattr(worth, "_LEAST_PREDICTIONS", 10**9)
     peers.publish(exchange, cases.student(), step=1, extras={"every_steps": 1})
     case = cases.Case(
         epochs=5,

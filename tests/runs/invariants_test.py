@@ -16,7 +16,7 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill import losses
 from tfdistill import schedules
-from tfdistill.teachers import on_batches
+from tfdistill.teachers import worth
 
 _X, _Y = cases.data()
 _WAIT_SECS = 60.0
@@ -255,7 +255,7 @@ def _traced(seed):
 
 def test_04_a_refresh_never_retraces(exchange, two_replicas, monkeypatch):
     # Whatever the peer's weights are worth.
-    monkeypatch.setattr(on_batches, "_LEAST_PREDICTIONS", 10**9)
+    monkeypatch.setattr(worth, "_LEAST_PREDICTIONS", 10**9)
     with two_replicas.scope():
         model = cases.codistill(
             _traced(0),

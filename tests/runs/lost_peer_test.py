@@ -14,7 +14,7 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tests.programs import commands
 from tests.programs import lost_peer as program
-from tfdistill.teachers import on_batches
+from tfdistill.teachers import worth
 
 pytestmark = pytest.mark.multiprocess
 _MOST_STEPS = 20
@@ -76,7 +76,7 @@ def test_a_lost_peer_fades_away_and_counts_again_when_it_is_back(
     tmp_path, monkeypatch
 ):
     # Whatever its weights are worth.
-    monkeypatch.setattr(on_batches, "_LEAST_PREDICTIONS", 10**9)
+    monkeypatch.setattr(worth, "_LEAST_PREDICTIONS", 10**9)
     x, y = cases.data()
     peers = cases.peers(
         tfdistill.Exchange(tmp_path), max_staleness_steps=_MOST_STEPS

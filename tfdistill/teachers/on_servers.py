@@ -394,6 +394,10 @@ class RemoteTeachers:
         )
         return self._copies[name]
 
+    def runner(self, graph: student_graph.StudentGraph) -> Any:
+        """Returns what runs the student with the values of a snapshot."""
+        return student_runner(graph)
+
     def publish(self) -> None:
         """Makes the teachers' present state that of executions from now on."""
         copies = [self._copies.get(each.name) for each in self._teachers]

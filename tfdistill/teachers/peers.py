@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdistill.cluster import identity
@@ -27,11 +28,10 @@ from tfdistill.follow import places as places_lib
 from tfdistill.follow import screen
 from tfdistill.system import run_files
 from tfdistill.teachers import canary as canary_lib
-from tfdistill.teachers import merit as merit_lib
-from tfdistill.teachers import on_batches
 from tfdistill.teachers import scale
 from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher
+from tfdistill.teachers import worth
 
 _log = logging.getLogger(__name__)
 # Of the quarantined versions, how many of the newest a status holds.
@@ -193,7 +193,11 @@ class Peer(teacher.Teacher):
         self._options, self._first_group = options, group
         self._num_waits = 0
         self._silence = staleness.Silence()
-        self._merit: merit_lib.Merit | None = None
+        # On a chief: what compares versions on held-out rows; their losses, by
+        # step; and the newest that was worse than the student.
+        self._held_out: worth.HeldOut | None = None
+        self._losses: dict[int, np.ndarray] = {}
+        self._worse_step = -1
         self._reading = threading.Lock()
         # Of a graph that is loaded for the version to come.
         self._next: Any = None
@@ -232,12 +236,12 @@ class Peer(teacher.Teacher):
             # Traced here: the reading thread must not run the student's code.
             self._own_place.try_out(self._writer.snapshot(), self.canary.inputs)
             if student.is_chief:
-                self._merit = student.merits.get(self.canary)
-                self._merit = self._merit or merit_lib.Merit(
-                    self.canary, student
-                )
-                student.merits[self.canary] = self._merit
-        self.is_judged = not self._merit or not self._merit.can_compare
+                known = student.held_out_losses
+                if self.canary not in known:
+                    known[self.canary] = worth.HeldOut(self.canary, student)
+                if known[self.canary].can_compare:
+                    self._held_out = known[self.canary]
+        self.is_judged = self._held_out is None
         may_differ = self._options.allow_other_graphs
         self._screen = screen.Screen(
             graph,
@@ -390,8 +394,25 @@ class Peer(teacher.Teacher):
         if self.canary is None:
             return
         outputs = self.canary.check(predict, self._graph.output_spec)
-        if self._merit is not None:
-            self._merit.check(self.label, outputs, step=step)
+        if self._held_out is not None:
+            self._check(self._held_out, outputs[0], step)
+
+    def _check(self, held_out: worth.HeldOut, output: Any, step: int) -> None:
+        """Refuses a version that is clearly worse than the student was then.
+
+        Models with batch normalization may be much worse for the time of one
+        version: the losses of the version before are averaged in.
+        """
+        known, losses = self._losses, held_out.losses(output)
+        before = known[max(known)] if known else losses
+        least = min(losses, (losses + before) / 2, key=np.mean)
+        current = self.follower.current
+        in_use = {current: known[current]} if current in known else {}
+        self._losses = {**in_use, step: losses}
+        held_out.look()
+        if why := held_out.doubt(least, step, since=step):
+            self._worse_step = step
+            raise screen.Refused(why)
 
     # ---- between steps, on all workers at the same step ----
 
@@ -492,13 +513,19 @@ class Peer(teacher.Teacher):
 
     def doubt(self) -> str:
         """Returns why the version in use should not count, or ""."""
-        if self._merit and self.label in self._merit.outgrown:
-            return self._merit.outgrown[self.label]
         version, now = self.follower.current, self._now or 0
-        late = self._silence.intervals(now, version=version) >= _LATE_INTERVALS
-        if not self.is_judged and not late:
+        is_late = (
+            self._silence.intervals(now, version=version) >= _LATE_INTERVALS
+        )
+        if self._held_out is None:
+            return self.record.doubt(self.label, self.waits, is_late=is_late)
+        if version not in self._losses or not (
+            is_late or self._worse_step > version
+        ):
             return ""
-        return self.record.doubt(self.label, before=self.on_trial, is_late=late)
+        # There is no better one: it is compared with what the student is now.
+        since = now - int(self._silence.interval or 0)
+        return self._held_out.doubt(self._losses[version], now, since=since)
 
     def refresh(self, step: int | None) -> None:
         """Notes the student's step; logs each change of health, once."""
@@ -517,7 +544,7 @@ class Peer(teacher.Teacher):
         num_refused = sum(each > current for each in self.follower.rejected)
         is_free = self._num_waits > _PATIENCE or num_refused >= _MOST_REFUSED
         is_free |= current >= 0 and self.standing().share < 1
-        if is_free or self.on_trial:
+        if is_free or self.waits:
             return self.places.best(newer_than=-1)
         if current < 0 or interval is None:
             return -1
@@ -529,13 +556,13 @@ class Peer(teacher.Teacher):
         """Makes room for another group, which teaches once it is read."""
         before, found = self.label, self.standing()
         self.places.move(self.follower, group)
-        why = self.on_trial or found.reason or f"{found.health}, but behind"
+        why = self.waits or found.reason or f"{found.health}, but behind"
         why = why.rstrip(".")
         _log.warning("%s replaces %s: %s.", self.label, before, why)
         self._silence, self._logged = staleness.Silence(), (teacher.GOOD, False)
         self._count, self.hears_secs = None, 0.0
-        self._drop_reason, self.on_trial, self._num_waits = "", "", 0
-        self.record = on_batches.Record()
+        self._drop_reason, self.waits, self._num_waits = "", "", 0
+        self.record, self._losses, self._worse_step = worth.Record(), {}, -1
 
     # ---- what the version counts ----
 

@@ -11,6 +11,7 @@ batch gives the same rows however it is shared among replicas.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,10 @@ import tensorflow as tf
 from tfdistill.training import global_batch
 
 BATCH, MIXED, BOTH = KINDS = "batch", "mixed", "both"
+# The name of what a step reports of them: of how many predictions, and of how
+# many sequences of unknown length.
+REPORT = "rows"
+_MOST_ROWS, _FEW_ROWS = 256, 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,6 +128,39 @@ def mixed(inputs: Any, step: tf.Tensor) -> Any:
     flat = keras.tree.flatten(inputs)
     found = [_mixed(values, step, index) for index, values in enumerate(flat)]
     return keras.tree.pack_sequence_as(inputs, found)
+
+
+def reported(
+    y: Any,
+    y_pred: Any,
+    weight: Any,
+    asked: tf.Tensor,
+    answers: Sequence[Sequence[tf.Tensor]],
+) -> list[tf.Tensor]:
+    """Returns what a step reports of one replica; empty for several outputs.
+
+    Which teachers were `asked`; the labels, which the first rows have; what
+    the student and each teacher predict; and of a mask, or else of weights,
+    which predictions count.
+    """
+    labels, own, weights = map(keras.tree.flatten, (y, y_pred, weight))
+    is_one = len(labels) == len(own) == 1 and len(weights) <= 1
+    if not is_one or not isinstance(labels[0], tf.Tensor):
+        return []
+    counts = [w for w in weights if w is not None]
+    mask = getattr(own[0], "_keras_mask", None)
+    if mask is not None:
+        counts = [mask]
+    sizes = own[0].shape[1:-1]
+    num_rows = _FEW_ROWS
+    if sizes.is_fully_defined():
+        num_rows = max(1, _MOST_ROWS // math.prod(sizes.as_list()))
+    found = [labels[0], own[0], *answers[0], *counts]
+    lengths = {value.shape[0] for value in found}
+    if len(lengths) == 1 and 0 < (own[0].shape[0] or 0) <= num_rows:
+        return [asked, *found]  # Each operation costs time.
+    num_rows = tf.minimum(num_rows, tf.shape(labels[0])[0])
+    return [asked, *(value[:num_rows] for value in found)]
 
 
 def _check(inputs: Any) -> None:

@@ -20,7 +20,7 @@ class SoftTargets:
         weights: float32 `[num_teachers, batch]`; 0 if a teacher is absent,
             too stale, or not finite.
         shares: float32 `[num_teachers]` in [0, 1]: what each teacher counts
-            by its age and its standing; 0 if it is not asked, or on trial.
+            by its age and its standing; 0 if it is not asked, or waits.
         steps: int64 `[num_teachers]`: the version of each, -1 for none.
         staleness: float32 scalar, mean steps since the versions in use; NaN
             if no teacher that has versions is in use.
@@ -68,12 +68,12 @@ def standings(teachers: Sequence[teacher_lib.Teacher]) -> np.ndarray:
     """Returns what a step is to know of the teachers, float64 `[teachers, 3]`.
 
     The version, what it counts, and the last step at which it does. The share
-    of a teacher on trial is negative: it is asked, and counts nothing.
+    of a teacher that waits is negative: it is asked, and counts nothing.
     """
     rows = []
     for teacher in teachers:
         found = teacher.standing()
-        share = -found.share if teacher.on_trial else found.share
+        share = -found.share if teacher.waits else found.share
         rows.append([found.step, share, found.last_step])
     return np.array(rows, np.float64).reshape([-1, 3])
 

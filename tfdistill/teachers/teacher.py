@@ -22,7 +22,7 @@ from tfdistill.cluster import replicas
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.teachers import copies
-from tfdistill.teachers import on_batches
+from tfdistill.teachers import worth
 from tfdistill.teachers import yardstick as yardstick_lib
 from tfdistill.training import steps
 
@@ -101,7 +101,7 @@ class Student:
         last: What the last execution reported.
         names: The names of its teachers, in order.
         yardstick: The task loss of single predictions, if there is one loss.
-        merits: By canary, what compares versions with the student on it.
+        held_out_losses: By canary, what compares versions with the student.
         remote: What makes places on parameter servers, and tells workers.
         held_out: The canary of peers that were given none, if there is one.
     """
@@ -116,7 +116,9 @@ class Student:
     )
     names: Sequence[str] = ()
     yardstick: yardstick_lib.Yardstick | None = None
-    merits: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    held_out_losses: dict[Any, worth.HeldOut] = dataclasses.field(
+        default_factory=dict
+    )
     remote: Any = None
     held_out: Any = None
 
@@ -210,8 +212,8 @@ class Teacher:
         answers_every_row: False for a kind that often has no answer, and is
             never dropped for that. Default True.
         is_attached: Whether it has a student, which it keeps.
-        on_trial: Why it counts nothing for now although it is asked: it was
-            found to be worse than no teacher. Empty (default) if it counts.
+        waits: Why it counts nothing for now although it is asked: it is
+            clearly worse than the student. Empty (default) if it counts.
         is_judged: Whether it is, by the student's own batches. Default False;
             True for other groups without a labelled canary.
         record: What is known of it by these batches.
@@ -237,7 +239,7 @@ class Teacher:
     answers_every_row = True
     is_attached = False
     is_judged = False
-    on_trial = ""
+    waits = ""
     num_due = num_taught = 0
 
     def __init__(self, *, name: str | None = None, weight: float = 1.0) -> None:
@@ -260,7 +262,7 @@ class Teacher:
         self.name = name or kind.lower()
         self.weight = float(weight)
         self._drop_reason = ""
-        self.record = on_batches.Record()
+        self.record = worth.Record()
 
     @property
     def label(self) -> str:
@@ -335,10 +337,10 @@ class Teacher:
         """Ends what it does beside training; `fit` ends."""
 
     def doubt(self) -> str:
-        """Returns why it should be on trial, as the chief sees it; or ""."""
+        """Returns why it should wait, as the chief sees it; or ""."""
         if not self.is_judged:
             return ""
-        return self.record.doubt(self.label, before=self.on_trial)
+        return self.record.doubt(self.label, self.waits)
 
     def refresh(self, step: int | None) -> None:
         """Takes what changed since the last refresh.
@@ -387,9 +389,9 @@ class Teacher:
             beside the student's `own_loss`, and the `base_loss` of a guess.
         """
         found = self.standing()
-        if self.on_trial:
+        if self.waits:
             found = dataclasses.replace(
-                found, health=DROPPED, reason=self.on_trial, share=0.0
+                found, health=DROPPED, reason=self.waits, share=0.0
             )
         return {
             "name": self.label,

@@ -20,7 +20,6 @@ from tfdistill.follow import follower
 from tfdistill.teachers import canary
 from tfdistill.teachers import fixed
 from tfdistill.teachers import labels as labels_lib
-from tfdistill.teachers import on_batches
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import own_past
 from tfdistill.teachers import peers as peers_lib
@@ -30,6 +29,7 @@ from tfdistill.teachers import scale
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.teachers import term as term_lib
+from tfdistill.teachers import worth
 from tfdistill.teachers import yardstick
 from tfdistill.training import steps
 
@@ -115,7 +115,7 @@ class TeacherList:
         self._report: Any = None
         self._num_bad = [0] * len(self._teachers)
         self._task_loss: Any = None
-        self._reports: on_batches.Reports | None = None
+        self._reports: worth.Reports | None = None
         # Up to which step of the student its teachers were counted.
         self._counted = 0
 
@@ -134,6 +134,11 @@ class TeacherList:
     def needs_versions(self) -> bool:
         """Whether other groups teach by their versions."""
         return bool(self._peers)
+
+    @property
+    def lacks_versions(self) -> bool:
+        """Whether another group has taught nothing yet."""
+        return any(peer.follower.current < 0 for peer in self._peers)
 
     @property
     def swaps_predictions(self) -> bool:
@@ -206,7 +211,7 @@ class TeacherList:
             scale.check_own_ends(student.graph.ends, student.losses)
         student.yardstick = yardstick.of_task(self._task_loss)
         if student.yardstick and student.is_chief:
-            self._reports = on_batches.Reports(student.yardstick)
+            self._reports = worth.Reports(student.yardstick)
         if any(peer.canary is None for peer in self._peers):
             student.held_out = canary.of_validation(self.validation_data)
         if student.on_servers:
@@ -282,7 +287,7 @@ class TeacherList:
             )
             report = []
             if self._student.yardstick and rows.targets is not None:
-                report = on_batches.rows(
+                report = rows_lib.reported(
                     rows.targets,
                     rows.outputs,
                     rows.sample_weight,
@@ -295,7 +300,7 @@ class TeacherList:
         return loss, {
             "distillation_weight": weight,
             "teacher_staleness": soft.staleness,
-            **steps.hidden(on_batches.ROWS, report),
+            **steps.hidden(rows_lib.REPORT, report),
             **steps.hidden(_TAUGHT, [soft.taught_rows]),
             **steps.hidden(_VERSIONS, [soft.steps]),
         }
@@ -326,7 +331,7 @@ class TeacherList:
             return
         for each in self._teachers:
             each.num_due += since
-            counts = each.standing().share > 0 and not each.on_trial
+            counts = each.standing().share > 0 and not each.waits
             each.num_taught += since * counts
 
     def start(self) -> None:
@@ -338,8 +343,8 @@ class TeacherList:
     def _start_following(self) -> None:
         if self._student is None or not self._peers or self._following:
             return
-        for merit in self._student.merits.values():
-            merit.take()
+        for held_out in self._student.held_out_losses.values():
+            held_out.take()
         self._following = follower.Following(
             [peer.follower for peer in self._peers],
             proposes=self._student.is_chief,
@@ -349,8 +354,8 @@ class TeacherList:
 
     def _look_further(self) -> None:
         if self._student.is_chief:
-            for merit in self._student.merits.values():
-                merit.look()
+            for held_out in self._student.held_out_losses.values():
+                held_out.look()
             for places in {peer.places for peer in self._peers}:
                 places.look()
 
@@ -381,13 +386,11 @@ class TeacherList:
         """
         if step is not None:
             self.count(step)
-        for merit in self._student.merits.values():
-            merit.take(step)
-        self._count_bad()
+        for held_out in self._student.held_out_losses.values():
+            held_out.take(step)
+        self._read_report(step or 0)
         bad = [count >= _MAX_BAD for count in self._num_bad]
         doubts = [each.doubt() for each in self._teachers]
-        for peer in self._peers:
-            peer.record.check_clicks(peer.label)
         decides = self._student.is_chief
         doubted = [decides and bool(doubt) for doubt in doubts]
         moves = [peer.next_group() + 1 for peer in self._peers]
@@ -401,7 +404,7 @@ class TeacherList:
         shown = np.int32(loss).view(np.float32)
         self._student.last.also["teacher_loss"] = float(shown)
         for index, each in enumerate(self._teachers):
-            self._put_on_trial(
+            self._doubt(
                 each, (doubts[index] or _CHIEFS) if doubted[index] else ""
             )
             if bad[index]:
@@ -430,7 +433,7 @@ class TeacherList:
         self._publish()
         return [self._peers[index].label for index in ready]
 
-    def _count_bad(self) -> None:
+    def _read_report(self, step: int) -> None:
         """Looks at what the last step said of the versions in use."""
         last = self._student.last
         rows, versions = last.detail(_TAUGHT), last.detail(_VERSIONS)
@@ -438,9 +441,9 @@ class TeacherList:
             return
         self._report, shares = rows, np.asarray(rows[0])
         in_use = np.asarray(versions[0]) == [t.standing().step for t in self]
-        report = last.detail(on_batches.ROWS)
+        report = last.detail(rows_lib.REPORT)
         if report and self._reports:
-            self._reports.read(report, self._teachers, in_use)
+            self._reports.read(report, self._teachers, in_use, step)
         for index in map(int, np.flatnonzero(in_use & ~np.isnan(shares))):
             each = self._teachers[index]
             # Rows that somebody else did not send are no fault of a version.
@@ -458,16 +461,16 @@ class TeacherList:
         known = [loss for loss in found if loss is not None]
         return np.float32(np.mean(known) if known else np.nan)
 
-    def _put_on_trial(self, each: teacher_lib.Teacher, doubt: str) -> None:
-        if doubt and not each.on_trial:
+    def _doubt(self, each: teacher_lib.Teacher, doubt: str) -> None:
+        if doubt and not each.waits:
             _log.warning(
                 "The teacher %s gets no weight until it improves: %s",
                 each.label,
                 doubt,
             )
-        elif each.on_trial and not doubt:
+        elif each.waits and not doubt:
             _log.info("The teacher %s has its weight back.", each.label)
-        each.on_trial = doubt
+        each.waits = doubt
 
     def _load_graphs(self, ready: Sequence[int]) -> Sequence[int]:
         """Loads the graphs that versions need, on all workers or on none."""
@@ -534,8 +537,8 @@ class TeacherList:
         return {
             each.name: {
                 **each.state(),
-                "on_trial": each.on_trial,
-                "record": each.record.state(),
+                "on_trial": each.waits,
+                "record": {"reports": each.record.reports.tolist()},
                 "num_steps": [each.num_taught, each.num_due],
             }
             for each in self._teachers
@@ -556,8 +559,8 @@ class TeacherList:
         was_following = self._following is not None
         self._stop_following()
         # What was good enough then is good enough now.
-        for merit in self._student.merits.values():
-            merit.forget()
+        for held_out in self._student.held_out_losses.values():
+            held_out.forget()
         wanted = {
             index: peer.recall(state[peer.name])
             for index, peer in enumerate(self._peers)
@@ -568,9 +571,11 @@ class TeacherList:
         for each in self._teachers:
             if each.name in state:
                 each.restore(state[each.name])
-                each.on_trial = state[each.name].get("on_trial", "")
+                each.waits = state[each.name].get("on_trial", "")
                 if "record" in state[each.name]:
-                    each.record.restore(state[each.name]["record"])
+                    each.record = worth.Record(
+                        state[each.name]["record"]["reports"]
+                    )
                 each.num_taught, each.num_due = state[each.name].get(
                     "num_steps", (0, 0)
                 )

@@ -7,23 +7,9 @@ import tensorflow as tf
 
 from tfdistill.teachers import scale
 
-# A model is worse than the student if it surely saves less than this share of
-# what the student saves of a guess's loss. On digits an honest peer has 0.98 of
-# it, and one that learns from labels of which half are wrong 0.58 to 0.77,
-# which a student that learns from it makes more. Of clicks, where little is
-# saved, honest peers have less by chance: hence so many standard errors of the
-# differences by prediction.
-_LEAST_SHARE, _NUM_ERRORS = 0.9, 2.0
-# A student that saves less than this share of a guess's loss is no yardstick;
-# a model whose loss is so many times that of the guess needs none.
-_LEAST_SKILL, _WORSE_THAN_GUESS = 0.05, 1.5
-
 
 class Yardstick:
-    """The loss of each prediction of a model's one output.
-
-    Attributes:
-        is_binary: Whether predictions are of a thing that is so or not.
+    """The task loss of each prediction of a model's one output.
 
     Example:
         >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -36,7 +22,7 @@ class Yardstick:
         """Takes the task loss, of whatever reduction."""
         self._loss, self._takes_logits = loss, scale.gives_logits(loss)
         kind = f"{type(loss).__name__} {loss.name}".lower()
-        self.is_binary = "binary" in kind
+        self._is_binary = "binary" in kind
         self._of_classes = "categorical" in kind
 
     def losses(self, targets: Any, outputs: Any) -> tf.Tensor:
@@ -49,7 +35,7 @@ class Yardstick:
         outputs = tf.cast(outputs, tf.float32)
         if not self._takes_logits:
             return outputs
-        to_shares = tf.sigmoid if self.is_binary else tf.nn.softmax
+        to_shares = tf.sigmoid if self._is_binary else tf.nn.softmax
         return to_shares(outputs)
 
     def guess(self, outputs: Any) -> tf.Tensor:
@@ -61,7 +47,7 @@ class Yardstick:
         axes = list(range(found.shape.rank - 1)) if self._of_classes else [0]
         mean = tf.reduce_mean(found, axis=axes, keepdims=True)
         if self._takes_logits:
-            rest = 1 - mean if self.is_binary else tf.ones_like(mean)
+            rest = 1 - mean if self._is_binary else tf.ones_like(mean)
             mean = tf.math.log(mean) - tf.math.log(rest)
         return tf.broadcast_to(mean, tf.shape(outputs))
 
@@ -71,23 +57,3 @@ def of_task(loss: Any) -> Yardstick | None:
     found = [scale.inner(each) for each in keras.tree.flatten(loss)]
     is_one = len(found) == 1 and isinstance(found[0], keras.losses.Loss)
     return Yardstick(found[0]) if is_one else None
-
-
-def is_worse(
-    loss: float,
-    own: float,
-    base: float,
-    error: float,
-    *,
-    least_share: float = _LEAST_SHARE,
-    num_errors: float = _NUM_ERRORS,
-) -> bool:
-    """Whether a mean loss is clearly worse than the student's `own`.
-
-    `base` is that of the guess, and `error` the standard error of the mean
-    difference by prediction.
-    """
-    saved = base - own
-    if saved < _LEAST_SKILL * base:
-        return loss > _WORSE_THAN_GUESS * base > 0
-    return loss - own - num_errors * error > (1 - least_share) * saved
