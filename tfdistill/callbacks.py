@@ -60,6 +60,9 @@ _LOOK_SECS = 0.01
 # it, and how much longer it is than the others take to hear a version.
 _AUTO, _FIRST_STEPS, _LEAST_STEPS, _REFRESH_STEPS = "auto", 100, 20, 5
 _MARGIN = 1.5
+# So often a group looks for the first versions of others once its burn-in is
+# over, for so many of its intervals.
+_SOON_STEPS, _SOON_INTERVALS = 5, 2
 # Of a manifest's `extras`: an early step and the loss of the steps until then.
 _BEGAN_FIELD = "began"
 _log = logging.getLogger(__name__)
@@ -223,6 +226,7 @@ class StudentExporter(steps.Exporter):
         self._last_step = -1
         self._looks_for_earlier = self._looks_for_twins = False
         self._began: list[float] | None = None
+        self._burn_in: Any = None
         self._others: list[steps.SteppedCallback] = []
         # Of the training, whoever began it: what was counted, and what the
         # device may still be at.
@@ -258,6 +262,7 @@ class StudentExporter(steps.Exporter):
         self._others = [
             c for c in callbacks if isinstance(c, steps.SteppedCallback)
         ]
+        self._burn_in = steps.first(callbacks, steps.BurnIn)
 
     def find_place(self, cluster: identity.Cluster) -> None:
         """Settles where it publishes, and whose versions these are."""
@@ -343,11 +348,20 @@ class StudentExporter(steps.Exporter):
             self._began = [self.step, loss] if math.isfinite(loss) else None
         if self._claim is not None:
             self._claim.check()
-        if self._schedule.due(self.step):
+        is_due = self._schedule.due(self.step)
+        if is_due or self._is_first:
             with self.blocked.measured():
-                if self._adapts:
+                if self._adapts and is_due:
                     self._adapt()
                 self._export(wait=False)
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether this is the first version that others may learn from."""
+        if self._burn_in is None or self._is_mixed:
+            return False
+        is_over: bool = self._burn_in.end == self.step > 0
+        return is_over
 
     def on_train_end(self, logs: Any = None) -> None:
         """Publishes the last step and waits until it is written."""
@@ -586,10 +600,15 @@ class TeacherLoader(steps.Loader):
         own = steps.EverySteps(every_steps).every_steps
         # To look less often than there is news would hide the interval.
         self._schedule = steps.EverySteps(min(own, method.every_steps(own)))
-        self.num_refreshes = 0
+        self.num_refreshes = self._refreshed = 0
+        self._burn_in: Any = None
         self.blocked = background.WorkTimes()
         # Of the last refresh, and from the one before.
         self._last_time, self._pause_secs = time.monotonic(), 0.0
+
+    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds what ends the burn-in."""
+        self._burn_in = steps.first(callbacks, steps.BurnIn)
 
     def manifest_extras(self) -> dict[str, Any]:
         """Returns how long this group takes to hear a version of each peer."""
@@ -622,8 +641,10 @@ class TeacherLoader(steps.Loader):
         super().on_train_batch_end(batch, logs)
         teachers = self.model.teachers
         # Fixed teachers bring no news, but may have to be dropped.
-        if not len(teachers) or not self._schedule.due(self.step):
+        is_due = self._schedule.due(self.step) or self._waits_for_first
+        if not len(teachers) or not is_due:
             return
+        self._refreshed = self.step
         now, then = time.monotonic(), self._last_time
         self._last_time, self._pause_secs = now, now - then
         generation = teachers.generation
@@ -635,6 +656,18 @@ class TeacherLoader(steps.Loader):
             self.num_refreshes += len(swapped)
             if teachers.generation != generation:
                 self.model.make_train_function(force=True)
+
+    @property
+    def _waits_for_first(self) -> bool:
+        """Whether the burn-in is just over, and a peer has no version yet.
+
+        Groups end theirs at different steps, and publish a version at once.
+        """
+        if self._burn_in is None or not self.model.teachers.lacks_versions:
+            return False
+        since = self.step - self._burn_in.end
+        is_soon = 0 <= since < _SOON_INTERVALS * self._schedule.every_steps
+        return is_soon and self.step - self._refreshed >= _SOON_STEPS
 
     def on_train_end(self, logs: Any = None) -> None:
         """Stops the reading thread."""

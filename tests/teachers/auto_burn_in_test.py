@@ -1,5 +1,7 @@
 """When the burn-in ends by itself."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -8,12 +10,13 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import servers
+from tfdistill.follow import follower
 from tfdistill.teachers import auto_burn_in
 
 _LONG, _RATE = 400, 0.05
 
 
-def _fit(model, x, y, *callbacks, **kwargs):
+def _fit(model, x, y, *callbacks, loader=None, **kwargs):
     """Trains; returns the weight in force at each step."""
     weights = []
     with model.distribute_strategy.scope():
@@ -30,9 +33,8 @@ def _fit(model, x, y, *callbacks, **kwargs):
     )
     kwargs = {"steps_per_epoch": _LONG, "epochs": 1, **kwargs}
     data = tf.data.Dataset.from_tensors((x, y)).repeat()
-    cases.fit(
-        model, data, callbacks=[cases.never(), each, *callbacks], **kwargs
-    )
+    loader = loader or cases.never()
+    cases.fit(model, data, callbacks=[loader, each, *callbacks], **kwargs)
     return weights
 
 
@@ -76,6 +78,41 @@ def test_it_takes_three_tenths_of_a_training_at_most(tmp_path):
     x, y = cases.data(16)
     weights = _fit(_model(tmp_path), x, y, steps_per_epoch=12, epochs=5)
     assert weights == [0.0] * 20 + [1.0] * 40
+
+
+def test_teaching_begins_when_it_ends_whatever_the_intervals(tmp_path):
+    """A version is published at once, and those of others are looked for."""
+    x, y = cases.data(16)
+    exchange = tfdistill.Exchange(tmp_path)
+    cases.publish(exchange, cases.linear(1), step=40)
+    model = _model(tmp_path)
+    (peer,) = model.teachers
+
+    class _Patient(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 14:
+                while (
+                    peer.follower.current < 0
+                    and peer.follower.state != follower.READY
+                ):
+                    time.sleep(0.01)
+
+    _fit(
+        model,
+        x,
+        y,
+        tfdistill.callbacks.StudentExporter(
+            every_steps=50, offset_steps=0, exchange=exchange, group=0
+        ),
+        _Patient(),
+        loader=tfdistill.callbacks.TeacherLoader(every_steps=50),
+        steps_per_epoch=40,
+    )
+    assert model.teachers.weight.end == 15
+    assert exchange.steps(0) == [15, 40]
+    # What was read by then is in use five steps later at the latest.
+    assert peer.num_due == 40 - 15
+    assert peer.num_taught >= 40 - 20
 
 
 def test_it_ends_in_a_loop_of_short_trainings(tmp_path):

@@ -27,7 +27,7 @@ _NEVER = np.iinfo(np.int64).max
 _STATE = ("end", "_losses", "_looked", "_before")
 
 
-class AutoBurnIn(steps.SteppedCallback):
+class AutoBurnIn(steps.BurnIn):
     """0 until the first steep fall of the task loss is over, then 1.
 
     What `CodistillModel.compile(distillation_weight="auto")` makes. It is a

@@ -238,6 +238,16 @@ class Loader(SteppedCallback):
     """The role of what brings news of teachers between steps."""
 
 
+class BurnIn(SteppedCallback):
+    """The role of what decides when a student begins to learn from teachers.
+
+    Others ask it for `end`, the first step at which it does: a large number
+    until that is known, and alike on all workers.
+    """
+
+    end = 0
+
+
 class Mixer(SteppedCallback):
     """The role of what mixes the groups' versions of one step.
 
