@@ -134,6 +134,7 @@ def test_it_ends_on_parameter_servers_too(tmp_path, monkeypatch):
         keras.losses.BinaryCrossentropy(from_logits=True),
         distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
         distillation_weight="auto",
+        steps_per_execution=1,
     )
     cases.fit(model, servers.batches().repeat(), steps_per_epoch=60)
     assert model.teachers.weight.end == 20
