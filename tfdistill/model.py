@@ -27,6 +27,7 @@ import tensorflow as tf
 from tfdistill import schedules
 from tfdistill.backup import callback as backup
 from tfdistill.cluster import identity
+from tfdistill.cluster import outputs
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exports import saved_model
@@ -149,12 +150,14 @@ class DistributedModel(steps.Trained, keras.Model):
 
     def save(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
         """Saves the model inside as `.keras`; see `keras.Model.save`."""
+        self._take(filepath, "save")
         self.model.save(filepath, **kwargs)
 
     def save_weights(
         self, filepath: str | os.PathLike[str], **kwargs: Any
     ) -> None:
         """Saves the weights inside; see `keras.Model.save_weights`."""
+        self._take(filepath, "save_weights")
         self.model.save_weights(filepath, **kwargs)
 
     def load_weights(
@@ -165,7 +168,12 @@ class DistributedModel(steps.Trained, keras.Model):
 
     def export(self, filepath: str | os.PathLike[str], **kwargs: Any) -> Any:
         """Exports the model inside for inference; see `keras.Model.export`."""
+        self._take(filepath, "export")
         saved_model.export_for_inference(self.model, filepath, **kwargs)
+
+    def _take(self, path: str | os.PathLike[str], what: str) -> None:
+        """Warns if another group writes to a path, too."""
+        outputs.take(os.fspath(path), what, self._cluster)
 
     # Of a functional model; `compile` finds losses and metrics by the names.
     inputs, outputs, input_shape, output_shape, output_names = map(
@@ -377,6 +385,9 @@ class DistributedModel(steps.Trained, keras.Model):
         for callback in callbacks:
             if isinstance(callback, steps.SteppedCallback):
                 callback.meet(callbacks)
+        if replicas.is_chief(strategy):
+            for path, kind in outputs.of_callbacks(callbacks).items():
+                outputs.take(path, kind, self._cluster)
         with backup.session(self, arguments):
             fit_arguments.check_strategy(strategy)
             replicas.meet(strategy, "fit")
