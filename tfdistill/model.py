@@ -47,6 +47,7 @@ from tfdistill.teachers import rows as rows_lib
 from tfdistill.teachers import scale
 from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.teachers import teacher_list
+from tfdistill.training import auto_steps
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
 from tfdistill.training import guards
@@ -284,12 +285,11 @@ class DistributedModel(steps.Trained, keras.Model):
             keras_internals.lend_compiled_loss(self, self.model)
         self.trainer.compiled()
         self.trainer.rows_ahead = rows_ahead
-        is_default = num_steps is None and replicas.on_servers(strategy)
-        auto = None
-        if is_default or num_steps == "auto":
-            auto = self.trainer.new_auto_steps()
-            auto.is_default = is_default
-        self.trainer.auto_steps = auto
+        is_auto = num_steps is None and replicas.on_servers(strategy)
+        is_auto |= num_steps == "auto"
+        self.trainer.auto_steps = (
+            self.trainer.new_auto_steps() if is_auto else None
+        )
 
     def _learned_weights(self, loss: Any) -> Any:
         """Returns learned weights of the task's losses, by output."""
@@ -367,8 +367,9 @@ class DistributedModel(steps.Trained, keras.Model):
         # order of callbacks, those in brackets only if they are needed:
         #
         #     [_Before], _DataWatch, TerminateOnNonFinite, [FitBackup],
-        #     [TeachingWatch], yours, [RunLogger], [CodistillTensorBoard],
-        #     [Backup], [AutoSteps], [StepWatchdog], [_After]
+        #     [TensorBoardBatches], [TeachingWatch], yours, [RunLogger],
+        #     [CodistillTensorBoard], [Backup], [AutoSteps], [StepWatchdog],
+        #     [_After]
         if self.model.built and not self.model.trainable_weights:
             warnings.warn(
                 f"Nothing of {self.model.name!r} will be trained: it has no "
@@ -380,7 +381,7 @@ class DistributedModel(steps.Trained, keras.Model):
         arguments = fit_arguments.of_loop(super().fit, args, kwargs, strategy)
         callbacks = self._callbacks(arguments)
         if self.trainer.auto_steps is not None:
-            callbacks.append(self.trainer.auto_steps)
+            callbacks = auto_steps.added(callbacks, self.trainer.auto_steps)
         arguments["callbacks"] = callbacks
         for callback in callbacks:
             if isinstance(callback, steps.SteppedCallback):

@@ -21,7 +21,14 @@ class Stopped(Exception):
     """A training was stopped on purpose, as a crash would."""
 
 
-class StopAt(keras.callbacks.Callback):
+class _EachExecution(keras.callbacks.Callback):
+    """Acts where executions end, however long they are."""
+
+    def next_due(self, step: int) -> None:
+        del step
+
+
+class StopAt(_EachExecution):
     def __init__(self, after: int) -> None:
         super().__init__()
         self._left = after
@@ -42,7 +49,7 @@ class AtStep(keras.callbacks.Callback):
             self._function(self.model)
 
 
-class Patient(keras.callbacks.Callback):
+class Patient(_EachExecution):
     """Waits for the backup in progress, so that none is left out."""
 
     def __init__(self, backup: Any) -> None:
@@ -54,7 +61,7 @@ class Patient(keras.callbacks.Callback):
         assert writer is None or writer.wait_idle(60.0)
 
 
-class Logs(keras.callbacks.Callback):
+class Logs(_EachExecution):
     """Keeps the logs of each step and epoch, by step; NaN equals NaN."""
 
     def __init__(self) -> None:

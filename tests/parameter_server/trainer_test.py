@@ -182,7 +182,7 @@ def test_fit_goes_on_and_tells_its_callbacks(monkeypatch):
     [
         (None, False, True),
         pytest.param(None, True, False, marks=pytest.mark.deep),
-        pytest.param("auto", True, True, marks=pytest.mark.deep),
+        pytest.param("auto", True, False, marks=pytest.mark.deep),
         pytest.param(1, False, False, marks=pytest.mark.deep),
     ],
 )

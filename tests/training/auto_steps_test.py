@@ -66,6 +66,20 @@ class _EachBatch(keras.callbacks.Callback):
         pass
 
 
+class _Says(_EachBatch):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def next_due(self, step):
+        return (step // 151 + 1) * 151  # Steps go on in a second `fit`.
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(batch + 1)
+        if batch + 1 == 151:
+            self.model.stop_training = True
+
+
 def test_callbacks_that_act_by_batches_are_known(exchange):
     def nothing(*args):
         pass
@@ -73,8 +87,11 @@ def test_callbacks_that_act_by_batches_are_known(exchange):
     for callback, acts in (
         (_EachBatch(), True),
         (keras.callbacks.LambdaCallback(on_train_batch_begin=nothing), True),
-        (keras.callbacks.ModelCheckpoint("a.keras", save_freq=5), True),
-        (keras.callbacks.TensorBoard(update_freq="batch"), True),
+        (_Says(), False),
+        (keras.callbacks.BackupAndRestore("a", save_freq=5), True),
+        (keras.callbacks.BackupAndRestore("a"), False),
+        (keras.callbacks.ModelCheckpoint("a.keras", save_freq=5), False),
+        (keras.callbacks.TensorBoard(update_freq="batch"), False),
         (keras.callbacks.LambdaCallback(on_epoch_end=nothing), False),
         (keras.callbacks.ModelCheckpoint("a.keras"), False),
         (keras.callbacks.TensorBoard(), False),
@@ -82,3 +99,51 @@ def test_callbacks_that_act_by_batches_are_known(exchange):
         (tfdistill.callbacks.StudentExporter(exchange, every_steps=7), False),
     ):
         assert auto_steps.acts_by_batches(callback) is acts, callback
+
+
+def _written(directory, num_steps):
+    """What callbacks do in two trainings of 190 steps, and when."""
+    model = tfdistill.DistributedModel(cases.linear())
+    model.compile("sgd", "mse", steps_per_execution=num_steps)
+    saved = []
+
+    def save(*args, **kwargs):
+        saved.append(int(model.optimizer.iterations))
+
+    model.save = save
+    says = _Says()
+    data = tf.data.Dataset.from_tensors((tf.ones([2, 4]), tf.ones([2, 3])))
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(directory / "a.keras", save_freq=100),
+        keras.callbacks.TensorBoard(directory, update_freq=50),
+        says,
+    ]
+    for _ in range(2):
+        cases.fit(
+            model,
+            data.repeat(),
+            steps_per_epoch=190,
+            callbacks=callbacks,
+        )
+    written = sorted(
+        event.step
+        for file in (directory / "train").glob("events.*")
+        for event in tf.compat.v1.train.summary_iterator(str(file))
+        for value in event.summary.value
+        if value.tag == "batch_loss"
+    )
+    return saved, written, says.seen
+
+
+def test_keras_callbacks_act_at_the_same_batches(tmp_path, monkeypatch):
+    # It grows as soon as it can.
+    monkeypatch.setattr(auto_steps, "_LEAST_SECS", 0.0)
+    monkeypatch.setattr(auto_steps, "_LEAST_GAIN", 0.0)
+    single, found = (_written(tmp_path / str(n), n) for n in (1, "auto"))
+    assert found[:2] == single[:2]
+    assert found[:2] == ([100, 200, 300], [50, 50, 100, 100, 150, 150])
+    # Two trainings end where the user's own callback says.
+    assert single[2] == [*range(1, 152)] * 2
+    assert len(found[2]) < 150
+    assert found[2].count(151) == 2
+    assert max(found[2]) == 151

@@ -482,6 +482,28 @@ class Steps(NamedTuple):
     number: int
 
 
+def count_batches(board: keras.callbacks.TensorBoard, count: int) -> None:
+    """Has a TensorBoard count more batches than it was called for.
+
+    keras/src/callbacks/tensorboard.py: `on_train_batch_begin` adds one, and
+    opens the writer for that step, which asks whether it is to be recorded.
+    """
+    if not count:
+        return
+    board._global_train_batch += count
+    if board.update_freq != "epoch":
+        board._pop_writer()
+        board._push_writer(board._train_writer, board._global_train_batch)
+
+
+def profiled_batches(board: keras.callbacks.TensorBoard) -> tuple[int, int]:
+    """Returns the first and the last batch that a TensorBoard profiles.
+
+    Counted from 1; both are 0 or less if there is none.
+    """
+    return board._start_batch, board._stop_batch
+
+
 def group_steps(epoch_iterator: Any, next_count: Callable[[], int]) -> None:
     """Has a `TFEpochIterator` ask for other numbers of steps each time.
 

@@ -6,7 +6,9 @@ computes is the same, and where executions end is for callbacks to say, so the
 number changes nothing but the speed.
 """
 
+import logging
 import time
+import weakref
 import zlib
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -16,8 +18,10 @@ import keras
 import tensorflow as tf
 
 from tfdistill.cluster import replicas
+from tfdistill.system import keras_internals
 from tfdistill.training import steps
 
+_log = logging.getLogger(__name__)
 # Four times as many at once: what each trial gains is more than a busy machine
 # takes, and where each number has its own graph, there are few.
 _GROWTH = 4
@@ -32,15 +36,54 @@ _BATCH_HOOKS = (
 
 
 def acts_by_batches(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback of the user's acts by batches, or one of Keras'."""
+    """Whether a callback acts by batches, and does not say at which.
+
+    A callback of the user's may say so by `next_due(step)`, the next step after
+    which it acts, as callbacks of this package do. What Keras' own count is
+    known, but for the batches of a `BackupAndRestore`, which counts one less an
+    epoch when executions are longer.
+    """
+    if hasattr(callback, "next_due"):
+        return False
     for name in _BATCH_HOOKS:
         home = getattr(getattr(callback, name), "__module__", None) or ""
         if home.partition(".")[0] not in ("keras", "tfdistill"):
             return True
-    return any(
-        getattr(callback, name, "epoch") != "epoch"
-        for name in ("save_freq", "update_freq")
-    )
+    is_backup = isinstance(callback, keras.callbacks.BackupAndRestore)
+    return is_backup and callback.save_freq != "epoch"
+
+
+def _every(callback: keras.callbacks.Callback) -> int | None:
+    """Returns after how many batches one of Keras' callbacks acts, if by any.
+
+    `ModelCheckpoint` and `OrbaxCheckpoint` by `save_freq`, `TensorBoard` by
+    `update_freq`.
+    """
+    found = [getattr(callback, n, None) for n in ("save_freq", "update_freq")]
+    return next((each for each in found if type(each) is int), None)
+
+
+class TensorBoardBatches(steps.SteppedCallback):
+    """Has Keras' TensorBoard count batches, where it counts executions.
+
+    It stands before them, so that they write the values of an execution at its
+    last batch.
+    """
+
+    # They are not run elsewhere.
+    chief_only = True
+
+    def __init__(self, boards: Sequence[keras.callbacks.TensorBoard]) -> None:
+        """Takes the callbacks."""
+        super().__init__()
+        self._boards = boards
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Adds the batches that they have not counted."""
+        before = self.step
+        super().on_train_batch_end(batch, logs)
+        for board in self._boards:
+            keras_internals.count_batches(board, self.step - before - 1)
 
 
 class AutoSteps(steps.SteppedCallback):
@@ -54,8 +97,6 @@ class AutoSteps(steps.SteppedCallback):
     Attributes:
         count: Steps of an execution, unless a callback is due before.
         sizes: The numbers up to `count` that were tried.
-        is_default: Whether nobody asked for it. Then it stays at one in a `fit`
-            with a callback that `acts_by_batches`.
     """
 
     def __init__(
@@ -82,8 +123,13 @@ class AutoSteps(steps.SteppedCallback):
         self._strategy = strategy
         self._most, self._longest_secs = most, longest_secs
         self._num_unsteady, self._clock = num_unsteady, clock
-        self.is_default = self._is_held = False
-        self._is_found = False
+        self._is_held = self._is_found = False
+        # Keras' callbacks that count batches: the steps at which they act; and
+        # what they have counted since, from one `fit` to the next.
+        self._counting: list[keras.callbacks.Callback] = []
+        self._schedules: list[steps.EverySteps] = []
+        self._once: list[int] = []
+        self._counted: Any = weakref.WeakKeyDictionary()
         self._best = 0.0
         self._window_length = 4  # Executions.
         self._others: list[steps.SteppedCallback] = []
@@ -113,24 +159,34 @@ class AutoSteps(steps.SteppedCallback):
         return self.next_count if is_training else lambda: self.count
 
     def _due_after(self, step: int) -> list[int]:
-        found = (callback.next_due(step) for callback in self._others)
+        found = [callback.next_due(step) for callback in self._others]
+        found += [schedule.next(step) for schedule in self._schedules]
+        found += [due for due in self._once if due > step]
         return [due for due in found if due is not None]
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Finds those which say where executions end."""
         self._opens_training = True
-        self._is_held = self.is_default and any(
-            acts_by_batches(each) for each in callbacks
-        )
+        acting = [type(c).__name__ for c in callbacks if acts_by_batches(c)]
+        self._is_held = bool(acting)
+        if acting:
+            _log.info(
+                "Each execution has one step, for %s, which acts by batches. "
+                "Give it a method `next_due(step)`, or pass a number as "
+                "`steps_per_execution`.",
+                ", ".join(acting),
+            )
         self._others = [
             each
             for each in callbacks
-            if isinstance(each, steps.SteppedCallback) and each is not self
+            if hasattr(each, "next_due") and each is not self
         ]
+        self._counting = [c for c in callbacks if _every(c) is not None]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Checks that executions will end at the same steps on all workers."""
         super().on_train_begin(logs)
+        self._count_with_keras()
         self._last: float | None = None
         self._workers = replicas.WorkerValues(self._strategy)
         if self._is_alone:
@@ -143,6 +199,26 @@ class AutoSteps(steps.SteppedCallback):
                 f"intervals, here the next steps {due}. Pass all callbacks on "
                 "every worker: `fit` runs those that write on the chief only."
             )
+
+    def _count_with_keras(self) -> None:
+        """Finds when Keras' callbacks act, in a `fit` that begins here."""
+        self._begin, self._schedules, self._once = self.step, [], []
+        for callback in self._counting:
+            begin = self.step
+            if isinstance(callback, keras.callbacks.TensorBoard):
+                first, last = keras_internals.profiled_batches(callback)
+                self._once += [begin + first - 1, begin + last]
+            else:
+                begin -= self._counted.get(callback, 0)
+            every: Any = _every(callback)
+            self._schedules.append(steps.EverySteps(every, offset_steps=begin))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Notes what Keras' callbacks have counted since they last acted."""
+        for callback in self._counting:
+            every: Any = _every(callback)
+            counted = self._counted.get(callback, 0) + self.step - self._begin
+            self._counted[callback] = counted % every
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Does not count the time since the last epoch."""
@@ -210,3 +286,16 @@ class AutoSteps(steps.SteppedCallback):
         self.sizes.append(count)
         self._window_length = max(1, self._window_length // _GROWTH)
         self._try()
+
+
+def added(
+    callbacks: Sequence[keras.callbacks.Callback], auto: AutoSteps
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks of a `fit` with `auto`, and what it needs."""
+    boards = [
+        each
+        for each in callbacks
+        if isinstance(each, keras.callbacks.TensorBoard)
+    ]
+    before = [TensorBoardBatches(boards)] if boards else []
+    return [*before, *callbacks, auto]
