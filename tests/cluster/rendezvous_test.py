@@ -90,9 +90,13 @@ def test_a_name_that_is_not_known_is_told_of_soon(monkeypatch, capsys):
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     monkeypatch.setattr(rendezvous, "_WORD_SECS", 0.1)
     address = _address("chief.invalid")
-    with pytest.raises(rendezvous.MissingWorkersError, match="no address is"):
+    with pytest.raises(
+        rendezvous.MissingWorkersError, match="no known address"
+    ):
         _meet(NAMES[1], address, limit_secs=1.4)
-    word = f"tfdistill: worker:1 still waits for worker:0 at {address}: no addr"
+    word = (
+        f"tfdistill: worker:1 still waits for worker:0 at {address}: the name "
+    )
     assert capsys.readouterr().err.count(word) == 1
 
 

@@ -115,7 +115,7 @@ def test_a_model_over_some_days(place, gate, capsys):
     assert second == (
         "2 day_2 - 0.4200 0.0100 0.0200 1,000 yes 0.9000 promote rolled back"
     )
-    assert "Version 1 is promoted since 20" in page
+    assert "Version 1 has been promoted since 20" in page
     shown = event_accumulator.EventAccumulator(f"{place}/tensorboard/promoted")
     shown.Reload()
     points = [(p.step, p.value) for p in shown.Scalars("line/log_loss")]
@@ -128,11 +128,11 @@ def test_what_is_held_stale_or_of_another_model_is_refused(
     _day(place, 1)
     assert _call("retrain", place, "--span=day_2") == 0
     assert _call("promote", place) == 1
-    assert "it was not judged" in caplog.text
+    assert "was not judged" in caplog.text
     gate.verdict = "hold"
     assert _call("judge", place) == 3
     assert _call("promote", place) == 1
-    assert "was judged 'hold': 2 is what it is." in caplog.text
+    assert "Candidate 2 was held: 2 is what it is." in caplog.text
     gate.verdict = "promote"
     assert _call("judge", place) == 0
     assert _call("retrain", place, "--span=day_3", "--again") == 0

@@ -67,7 +67,7 @@ def test_no_run_there(tmp_path, capsys):
     with pytest.raises(SystemExit) as raised:
         command.main([str(tmp_path)])
     assert raised.value.code == 2
-    assert "There must be a run in" in capsys.readouterr().err
+    assert "contains no run" in capsys.readouterr().err
 
 
 def test_check_tells_by_the_exit_code(tmp_path, capsys):

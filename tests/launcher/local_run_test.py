@@ -284,7 +284,7 @@ def test_a_run_ends_with_a_result_and_a_finished_one_says_so(
         ("--num-groups=2", "expected a script such as my_train.py"),
         ("--resume -- true", "there is no run to resume in runs/"),
         ("--workdir=W --workers=2 -- true", "unknown arguments: --workers=2"),
-        ("--workdir=W python my.py", "A script needs no `python`"),
+        ("--workdir=W python my.py", "Pass a script without `python`"),
     ],
 )
 def test_wrong_options(tmp_path, monkeypatch, capsys, arguments, message):

@@ -30,4 +30,4 @@ def test_a_worker_that_is_done_early_does_not_fail_the_others(tmp_path):
         log = tmp_path / "logs" / f"group_0_worker_{index}.log"
         said = log.read_text(errors="replace")
         assert f"done {index}" in said
-        assert "left before this one was done" not in said
+        assert "ended before this worker was done" not in said

@@ -171,7 +171,7 @@ def test_near_the_time_limit_the_tasks_end_and_the_job_is_requeued(
     assert _starts(fake) == 1
     said = caplog.text
     assert "group 1: SIGUSR1: the tasks must end" in said
-    assert "group 1: back to the queue" in said
+    assert "group 1: requeued" in said
 
 
 def test_a_job_that_is_preempted_or_lost_a_node_is_requeued_at_once(
@@ -196,7 +196,7 @@ def test_a_job_that_slurm_ends_is_left_to_slurm(fake, caplog, state):
 def test_requeues_come_to_an_end_and_may_fail(fake, caplog):
     assert _told(_group(fake, UNTIL_TOLD, max_requeues=2), fake) == 75
     said = caplog.text
-    assert "its 2 requeues (--max-requeues) are over" in said
+    assert "its 2 requeues (--max-requeues) are used up" in said
     assert "Submit the script again" in said
     assert not (fake / "requeued").exists()
 

@@ -210,4 +210,4 @@ def test_a_peer_that_misses_many_batches_is_told_of_once(missed, told):
     note = f"group_1: no predictions for {missed} of {100 + missed} batches"
     assert (note in text) == told
     assert text.count("no predictions") == told
-    assert text.count("messages of strangers: 2") == 1
+    assert text.count("messages from outside the run: 2") == 1

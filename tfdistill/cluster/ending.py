@@ -191,7 +191,7 @@ def limit_from_env(name: str, default: float) -> float:
         secs = -1.0
     if not 0 <= secs < float("inf"):
         raise ValueError(
-            f"{name} must be a number of seconds >= 0 (0 for no limit); "
-            f"received {text!r}."
+            f"{name} must be a number of seconds >= 0 (0: no limit); received "
+            f"{text!r}."
         )
     return secs

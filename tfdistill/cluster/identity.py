@@ -16,11 +16,11 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 _EVALUATOR = (
     "TensorFlow waits for an evaluator forever. Remove it, and run the "
-    "evaluation as a program of its own without TF_CONFIG."
+    "evaluation as a separate program without TF_CONFIG."
 )
 _SHAPE = (
-    'Set it to {"cluster": {"worker": ["host:port", ...]}, '
-    '"task": {"type": "worker", "index": 0}}, or unset it to run one task.'
+    'Set it to {"cluster": {"worker": ["host:port", ...]}, "task": {"type": '
+    '"worker", "index": 0}}, or unset it to run one task.'
 )
 # Every TFDISTILL_ variable that some part of the library reads. A name outside
 # this list is refused: it is most likely a typing error.
@@ -178,7 +178,7 @@ class Cluster:
                 "`num_groups` (TFDISTILL_NUM_GROUPS)",
                 "be an integer >= 1",
                 self.num_groups,
-                "Use 1 for a run without other groups.",
+                "Use 1 for a run of one group.",
             )
         if type(self.group) is not int or self.group not in range(
             self.num_groups
@@ -322,6 +322,6 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     if not text:
         return default
     if not _NUMBER.fullmatch(text):
-        must = "be a whole number >= 0 in plain decimal digits"
+        must = "be a whole number >= 0 in decimal digits"
         raise error(name, must, text, "Write it as, say, 0 or 12.")
     return int(text)

@@ -45,8 +45,8 @@ def chosen() -> Method | None:
         return None
     if name not in METHODS:
         raise ValueError(
-            f"{METHOD} must be one of {', '.join(METHODS)}; received "
-            f"{name!r}. Correct it, or unset it to train as the script says."
+            f"{METHOD} must be one of {', '.join(METHODS)}; received {name!r}. "
+            "Correct it, or unset it to train with the script's own settings."
         )
     obeyed["method"] = name
     return METHODS[name]

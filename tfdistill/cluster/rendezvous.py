@@ -208,11 +208,11 @@ def _judge(
     if message.get("cluster") != _text(cluster):
         return task, "it belongs to another cluster: compare the TF_CONFIGs."
     if message.get("host") != host:
-        return task, f"this is {host}: the two addresses may be swapped."
+        return task, f"this task is {host}. The two addresses may be swapped."
     if task not in cluster.addresses or task == host:
         return task, f"the cluster has no {task} besides {host}."
     if task in arrived and not _gone(arrived[task]):
-        return task, f"there is another {task} already."
+        return task, f"another {task} has already connected."
     return task, ""
 
 
@@ -246,12 +246,15 @@ def _report(cluster: identity.Cluster, host: str, limit_secs: float) -> None:
             with socket.create_connection(
                 peer, timeout=_REPLY_SECS
             ) as connection:
-                seen = "its other workers have not all come, or it has started"
+                seen = (
+                    "not all of its other workers have connected, or it has "
+                    "already started"
+                )
                 _send(connection, **message)
                 remaining = min(deadline - time.monotonic(), 1e6)
                 return receive(connection, limit_secs=max(remaining, 0.1))
         except socket.gaierror as error:
-            seen = f"no address is known of that name, {error.strerror}"
+            seen = f"the name has no known address ({error.strerror})"
         except OSError:
             seen = "no task answers there"
         return None

@@ -132,10 +132,11 @@ def meet(strategy: tf.distribute.Strategy, call: str) -> None:
             "fit to its end": "came to the end of `fit`",
         }
         raise NotTogetherError(
-            f"`{call}` must be called by all workers of a group together; "
-            f"received it while others "
+            f"`{call}` must be called by all workers of a group together; this "
+            "worker called it while others "
             f"{' or '.join(said.get(o, f'called `{o}`') for o in others)}. "
-            "Call it on every worker, and write only files on the chief alone."
+            "Call it on every worker; only files should be written by the "
+            "chief alone."
         )
 
 

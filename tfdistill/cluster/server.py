@@ -59,9 +59,9 @@ def _failure(cluster: identity.Cluster, cause: str) -> RuntimeError:
     signs.announce(signs.PORT_TAKEN)
     return RuntimeError(
         f"{cluster.task_name} cannot listen on {cluster.address}: {cause}. "
-        "Most likely another process listens there, such as a second "
-        f"{cluster.task_name}: end it, or give each task a port of its own in "
-        "TF_CONFIG."
+        "Another process probably uses that port, such as a second "
+        f"{cluster.task_name}: stop that process, or give each task its own "
+        "port in TF_CONFIG."
     )
 
 
@@ -139,7 +139,7 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
             # It was there before: then it must be done.
             0 if is_second_life else signs.EXIT_RETRY,
             f"{cluster.task_name} waited {limit_secs:g} s for chief:0 at "
-            f"{address}, which {answer.value}. Look at the chief's log; "
+            f"{address}, which {answer.value}. Check the chief's log; "
             "TFDISTILL_START_TIMEOUT_SECS sets the limit.",
         )
     if not return_secs:

@@ -65,11 +65,11 @@ def make_strategy(
     if cluster.num_groups > 1 and cluster.exchange is None:
         raise identity.error(
             "`exchange` (TFDISTILL_EXCHANGE)",
-            f"be set in a run of {cluster.num_groups} groups, or each would "
-            "train alone",
+            f"be set in a run of {cluster.num_groups} groups; without it, each "
+            "group would train alone",
             cluster.exchange,
             "Export TFDISTILL_EXCHANGE or TFDISTILL_WORKDIR, a directory or "
-            "URL that all groups reach, for each task.",
+            "URL that all groups can reach, for each task.",
         )
     limit_secs = ending.limit_from_env("TFDISTILL_START_TIMEOUT_SECS", 300.0)
     keras_internals.prepare()
@@ -208,7 +208,7 @@ def _leave_together(strategy: tf.distribute.Strategy) -> None:
             pass  # The others tell of it.
         except tf.errors.OpError as error:
             print(
-                "tfdistill: another worker left before this one was done: "
+                "tfdistill: another worker ended before this worker was done: "
                 f"{error.message.splitlines()[0]}",
                 file=sys.stderr,
             )

@@ -39,8 +39,8 @@ def _notes() -> str:
         recipe_options.listing("methods", trials.DESCRIPTIONS)
         + "\n\nmethods for a training script:\n  "
         f"{', '.join(method.METHODS)}, ensemble"
-        + f"\n\nfields for --sweep:\n  {trials.NUM_GROUPS}, and what the "
-        "recipe has as an argument; short names are\n  "
+        + f"\n\nfields for --sweep:\n  {trials.NUM_GROUPS}, and the recipe's "
+        "arguments; short names are\n  "
         f"{short};\n  for a script only exchange_interval and "
         f"{trials.NUM_GROUPS}"
     )
@@ -57,7 +57,9 @@ def _add_options(options: programs.Flags) -> None:
         1,
         kind=recipe_options.count,
     )
-    options.add("report_only", "train nothing; report what is done", False)
+    options.add(
+        "report_only", "train nothing; report the finished trials", False
+    )
 
 
 def _add_what(add: Callable[..., None]) -> None:
@@ -103,8 +105,8 @@ def _add_what(add: Callable[..., None]) -> None:
     )
     add(
         "tune_override",
-        "<FIELD=VALUE>: change one field of the recipe for --tune; it needs "
-        "at least other validation data than the report",
+        "<FIELD=VALUE>: change one field of the recipe for --tune, which needs "
+        "validation data other than the report's",
         [],
     )
     add(

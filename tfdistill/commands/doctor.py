@@ -64,7 +64,9 @@ def _first_batch(dataset: Any, student: Any) -> str:
         outputs = student(inputs, training=False)
         for leaf in tf.nest.flatten((inputs, labels, outputs)):
             if leaf.dtype.is_floating:
-                tf.debugging.assert_all_finite(leaf, "not all are finite")
+                tf.debugging.assert_all_finite(
+                    leaf, "not all values are finite"
+                )
         shapes = tf.nest.map_structure(lambda t: tuple(t.shape), inputs)
         return (
             f"the first batch has inputs {shapes}, labels "
@@ -72,8 +74,8 @@ def _first_batch(dataset: Any, student: Any) -> str:
             f"{tuple(outputs.shape)}"
         )
     raise ValueError(
-        "The data have no batch for this task: lower batch_size or the number "
-        "of groups and workers, or use more data."
+        "There is no batch for this task: lower batch_size or the number of "
+        "groups and workers, or use more data."
     )
 
 

@@ -45,8 +45,8 @@ def _command(options: programs.Options) -> list[str]:
     if name is not None and name not in recipes.RECIPES:
         known = ", ".join(recipes.RECIPES) or "left out, as here are none"
         raise ValueError(
-            f"`recipe` must be {known}; received {name!r}. A file is not in "
-            "the image: give its path there, as a command: -- python -m "
+            f"`recipe` must be {known}; received {name!r}. The file isn't in "
+            "the image: pass its path in the image as a command: -- python -m "
             "tfdistill.commands.train --recipe=FILE"
         )
     return recipe_options.command(

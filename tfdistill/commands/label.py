@@ -44,11 +44,11 @@ def _add_options(options: programs.Flags) -> None:
     add("top_k", "keep only this many of the likeliest classes", kind=int)
     add(
         "dtype",
-        "of what is kept",
+        "dtype of the labels that are kept",
         "float32",
         enum_values=["float32", "float16"],
     )
-    add("trust_graph", "load a graph that isn't known to be safe", False)
+    add("trust_graph", "load a graph even if it isn't known to be safe", False)
 
 
 def _run(options: programs.Options) -> int:

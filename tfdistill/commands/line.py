@@ -18,10 +18,10 @@ from tfdistill.system import untrusted
 EXIT_FAILURE, EXIT_PIPE = 1, 141
 EXITS = {"promote": 0, "hold": 3, "roll back": 4}
 _NOTES = """\
-A command that was killed can be run again: it completes what it began.
+A command that was killed can be run again: it completes the work that it began.
 
 Exit code: 0 if it is done, now or by an earlier call; 1 if it was refused or
-has failed; 2 for wrong options; 130 after Ctrl-C{more}.
+failed; 2 for wrong options; 130 after Ctrl-C{more}.
 """
 
 
@@ -33,7 +33,7 @@ def _open(options: programs.Options) -> store.Line:
         if options.file and recipes.place(options.file) != own:
             raise ValueError(
                 f"{line.root} is a line of {own}; received {options.file}. "
-                "Leave it out, or make another line for it."
+                "Leave the file out, or create another line for it."
             )
     except (ValueError, OSError) as error:
         raise programs.UsageError(str(error)) from error
@@ -89,7 +89,7 @@ def _newest(line: store.Line, number: int | None) -> int:
         begun = line.events("retrain")
         if not begun:
             raise ValueError(
-                f"{line.root} has no candidate. Make one: tfdistill line "
+                f"{line.root} has no candidate. Train one: tfdistill line "
                 f"retrain {line.root} --span=NAME"
             )
         number = begun[-1]["number"]
@@ -132,11 +132,10 @@ def _reasons(line: store.Line, number: int) -> str:
     newest = judged[-1] if judged else {}
     said = " ".join(newest.get("reasons", []))
     if newest.get("verdict") != "promote":
-        verdict = f"was judged {newest['verdict']!r}: {said}" if newest else ""
+        verdict = f"was held: {said}" if newest else "was not judged."
         raise store.RefusedError(
-            f"Candidate {number} must have been judged 'promote'; it "
-            f"{verdict or 'was not judged.'} Run tfdistill line judge "
-            f"{line.root}, or promote it all the same: --force."
+            f"Candidate {number} {verdict} Run tfdistill line judge "
+            f"{line.root}, or promote it anyway: --force."
         )
     return said
 
@@ -185,7 +184,7 @@ def _report(options: programs.Options) -> int:
     served = pointer.get("version") or 0
     if options.version not in (*pointer.get("before", []), served, *undone):
         raise ValueError(
-            "`version` must be one that was promoted; received "
+            "`version` must be a version that was promoted; received "
             f"{options.version}. See tfdistill line status {line.root}."
         )
     names = ("version", "log_loss", "examples", "since")
@@ -224,58 +223,90 @@ def _status(options: programs.Options) -> int:
 
 # Name, text and the rest of `Flags.add`.
 _Option = tuple[str, str, dict[str, Any]]
-_NUMBER: _Option = ("number", "candidate; default the newest", {"kind": int})
-_WHY: _Option = ("why", "<TEXT>: for the log", {})
+_NUMBER: _Option = ("number", "candidate; default: the newest", {"kind": int})
+_WHY: _Option = ("why", "<TEXT>: reason for the log", {})
 _OVERRIDE = ("override", "<NAME=VALUE>: change an argument of the recipe")
 _OPTIONS: dict[str, list[_Option]] = {
     "init": [
-        ("name", "of the served model; default that of DIR", {}),
+        (
+            "name",
+            "<NAME>: name of the served model; default: the name of DIR",
+            {},
+        ),
         (*_OVERRIDE, {"default": []}),
-        ("served_from", "<DIR>: DIR/versions, as the server sees it", {}),
+        ("served_from", "<DIR>: path of DIR/versions on the server", {}),
     ],
     "retrain": [
-        ("span", "<NAME>: data to train on", {"required": True}),
-        ("again", "train another candidate on it", {"default": False}),
-        ("replay", "earlier spans to train on again, too", {"default": 0}),
+        ("span", "<NAME>: new data to train on", {"required": True}),
+        (
+            "again",
+            "train another candidate on the same span",
+            {"default": False},
+        ),
+        ("replay", "number of earlier spans to train on again", {"default": 0}),
         (*_OVERRIDE, {"default": []}),
         ("num_groups", "groups that teach each other", {"default": 1}),
-        ("workers_per_group", "workers of each", {"default": 1}),
-        ("ps_per_group", "parameter servers of each", {"default": 0}),
+        ("workers_per_group", "workers in each group", {"default": 1}),
+        ("ps_per_group", "parameter servers in each group", {"default": 0}),
         ("own_past", "learn from its own past, too", {"default": False}),
         (
             "new_weights",
-            "start from new weights, also of another architecture, and learn "
-            "from the promoted version's predictions only",
+            "start from new weights, possibly of another architecture, and "
+            "learn from the promoted version's predictions only",
             {"default": False},
         ),
-        ("controls", "train what it is compared with", {"default": False}),
+        (
+            "controls",
+            "also train the controls that the report compares it with",
+            {"default": False},
+        ),
     ],
     "judge": [_NUMBER],
     "promote": [
         _NUMBER,
         _WHY,
-        ("force", "although it is held, or rolled back", {"default": False}),
+        (
+            "force",
+            "promote it even if it was held or rolled back",
+            {"default": False},
+        ),
     ],
     "rollback": [
-        ("to", "a version that was promoted before", {"kind": int}),
+        (
+            "to",
+            "an earlier promoted version; default: the previous one",
+            {"kind": int},
+        ),
         _WHY,
     ],
     "report": [
-        ("version", "that was served", {"kind": int, "required": True}),
-        ("log_loss", "its live mean", {"kind": float, "required": True}),
-        ("examples", "how many", {"kind": int, "required": True}),
-        ("since", "<TEXT>: when they began; equals are noted once", {}),
+        ("version", "version that was served", {"kind": int, "required": True}),
+        (
+            "log_loss",
+            "the version's mean live log loss",
+            {"kind": float, "required": True},
+        ),
+        (
+            "examples",
+            "number of live examples in that mean",
+            {"kind": int, "required": True},
+        ),
+        (
+            "since",
+            "<TEXT>: start of these examples; a repeated report is noted once",
+            {},
+        ),
         ("dry_run", "print the verdict, change nothing", {"default": False}),
     ],
-    "log": [("json", "print lines of JSON", {"default": False})],
+    "log": [("json", "print one JSON object per line", {"default": False})],
     "status": [],
 }
 _COMMANDS = {
-    "init": "make a line in a directory or bucket",
+    "init": "create a line in a directory or bucket",
     "retrain": "train a candidate on new data, from the promoted version",
     "judge": "compare the newest candidate with the promoted version",
     "promote": "make the newest candidate the version that is served",
-    "rollback": "undo the last promotion: serve the version before",
+    "rollback": "undo the last promotion and serve the previous version",
     "report": "note a version's live loss, and roll back if it is worse",
     "log": "print what happened, oldest first",
     "status": "show candidates over time, and what is promoted",
@@ -298,7 +329,10 @@ def _load(name: str) -> programs.Program:
         for option, text, more in _OPTIONS[name]:
             flags.add(option, text, **more)
         if name != "init":
-            text = "<DIR>: for the candidates of a line in an object store"
+            text = (
+                "<DIR>: local directory for candidates, if the line is in "
+                "an object store"
+            )
             flags.add("workdir", text)
 
     def guarded(options: programs.Options) -> int:
@@ -309,7 +343,7 @@ def _load(name: str) -> programs.Program:
             programs.forget_output()
             return EXIT_PIPE
         except KeyboardInterrupt:
-            logging.error("Interrupted. The same command goes on.")
+            logging.error("Interrupted. The same command resumes.")
             return 130
         except (OSError, RuntimeError, ValueError) as error:
             logging.error("%s", error)
@@ -330,7 +364,7 @@ def _load(name: str) -> programs.Program:
 
 PROGRAM = programs.Commands(
     name="tfdistill line",
-    about="A served model that is retrained on new data again and again.",
+    about="Retrains a served model on new data, again and again.",
     commands=_COMMANDS,
     load=_load,
     notes="example:\n"

@@ -19,8 +19,8 @@ from tfdistill.system import programs
 
 EXIT_REFUSED = 1
 _NOTES = """\
-DIR is the model_base_path of tensorflow_model_server. If the version number
-already exists there with another model, nothing is copied. docs/serving.md
+DIR is the model_base_path of tensorflow_model_server. If DIR already has
+another model with that version number, nothing is copied. docs/serving.md
 describes the checks and the model card.
 
 Exit code: 0 if DIR has the version, 1 if the version was refused or could not
@@ -41,11 +41,11 @@ def _add_options(options: programs.Flags) -> None:
     )
     add(
         "exchange",
-        "<DIR>: directory or URL of the exchange; default: that of the run",
+        "<DIR>: directory or URL of the exchange; default: the run's exchange",
     )
     add(
         "trust_graph",
-        "load a graph that is neither signed nor known to be safe",
+        "load a graph even if it is neither signed nor known to be safe",
         False,
     )
 

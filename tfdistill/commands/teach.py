@@ -19,8 +19,8 @@ The protocol is TensorFlow Serving's PredictionService (Predict and
 GetModelMetadata). Use tfdistill.labels.Teachers or any TensorFlow Serving
 client. Signatures of versions are checked with the run's key
 (TFDISTILL_EXCHANGE_KEY_FILE). The server prints its load every second, as a
-line of JSON. After SIGTERM it answers the requests that it has, then ends.
-See docs/labels.md.
+line of JSON. After SIGTERM, it answers pending requests and ends. See
+docs/labels.md.
 """
 
 
@@ -28,13 +28,13 @@ def _add_options(options: programs.Flags) -> None:
     add = options.add
     add("exchange", "<DIR>: exchange of the run, or its URL", required=True)
     add("group", "group whose student is served", 0)
-    add("port", "port of gRPC; 0 for any that is free", 8500)
+    add("port", "gRPC port; 0 for any free port", 8500)
     add("host", "address to listen on; 0.0.0.0 for all", "127.0.0.1")
     add("model_name", "name that clients request", "default")
     add("tls_key", "<FILE>: private key, PEM; clients then need TLS")
-    add("tls_cert", "<FILE>: certificate of this key, PEM, with its chain")
-    add("litert", "answer by LiteRT, with weights in 8 bits", False)
-    add("trust_graph", "load a graph that isn't known to be safe", False)
+    add("tls_cert", "<FILE>: certificate of the key and its chain, PEM")
+    add("litert", "run the model with LiteRT and 8-bit weights", False)
+    add("trust_graph", "load a graph even if it isn't known to be safe", False)
 
 
 def _credentials(options: programs.Options) -> Any:
@@ -101,8 +101,8 @@ def _run(options: programs.Options) -> int:
         if followed.version < 0 and time.monotonic() >= due:
             _log.warning(
                 "Nothing to serve: group %d of %s has no usable version (%d "
-                "refused). Requests fail until it has one; check --exchange "
-                "and --group, or run tfdistill doctor.",
+                "refused). Requests fail until there is a usable version; "
+                "check --exchange and --group, or run tfdistill doctor.",
                 options.group,
                 options.exchange,
                 followed.num_refused,

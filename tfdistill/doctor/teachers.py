@@ -30,7 +30,9 @@ def examine(
     own = reader.latest(group)
     student = own.manifest if own else None
     if not peers:
-        yield checks.skipped(checks.TEACHERS, "there is no group to learn from")
+        yield checks.skipped(
+            checks.TEACHERS, "there is no other group to learn from"
+        )
     for peer in peers:
         who = f"group {peer}"
         try:
@@ -74,7 +76,8 @@ def _judge(
             checks.TEACHERS,
             f"{who}: complete, but its graph differs from this group's",
             "If groups have different architectures, set "
-            f"teachers.Peers(allow_other_graphs=True). Else: {_SAME_STUDENT}",
+            "teachers.Peers(allow_other_graphs=True). Otherwise: "
+            f"{_SAME_STUDENT}",
         )
     return checks.ok(
         checks.TEACHERS, f"{who}: complete, with the same graph as this group's"

@@ -146,8 +146,8 @@ class Run(local_cluster.Topology):
         self._check(
             not taken,
             "env",
-            f"leave {taken} to the manifests",
-            "Use the options; the key comes from --key-secret.",
+            f"not set {taken}, which the manifests set",
+            "Use the options instead; the key comes from --key-secret.",
         )
         # Refuses unknown TFDISTILL_ names, and says which one is near.
         tfdistill.Cluster.from_env(self.variables)
@@ -214,7 +214,7 @@ class Run(local_cluster.Topology):
             posixpath.commonpath([mounted, self.workdir]) == mounted,
             "workdir",
             f"lie in mount_path, {mounted!r}",
-            "Mount the volume where the workdir can lie in it.",
+            "Mount the volume so that it contains the workdir.",
         )
 
     def _check_together(self) -> None:
@@ -231,15 +231,15 @@ class Run(local_cluster.Topology):
             "volume_claim",
             "name a volume if there are parameter servers, since each of them "
             "writes its rows to the workdir and the exchange",
-            "Make a PersistentVolumeClaim of ReadWriteMany.",
+            "Create a PersistentVolumeClaim with ReadWriteMany.",
         )
         is_url = "://" in (self.exchange or "")
         self._check(
             has_volume or self.num_groups == 1 or is_url,
             "exchange",
             "be a URL if groups share no volume",
-            "Pass --exchange=gs://bucket/run1, or --volume-claim with a claim "
-            "of ReadWriteMany.",
+            "Pass --exchange=gs://bucket/run1, or --volume-claim with a "
+            "ReadWriteMany claim.",
         )
 
     def group_name(self, group: int) -> str:

@@ -78,7 +78,7 @@ def _watch_imports(
     def start_over(changed: str) -> None:
         # What a task has forked is to run a function, not the whole command.
         is_task = os.getpid() == pid
-        what = "the command starts over, as a new program"
+        what = "the command starts again as a new program"
         if not is_task:
             what = "too late in a process that a task has forked"
         print(

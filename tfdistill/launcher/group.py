@@ -299,7 +299,10 @@ class SupervisedGroup:
             self._say(f": {what}; {plan}")
             return
         self._gave_up = True
-        why = f"one has used up its {plans.limit} restarts (--worker-restarts)"
+        why = (
+            f"a worker has used up its {plans.limit} restarts "
+            "(--worker-restarts)"
+        )
         if any(self.processes[n].exit_code is None for n in self._workers):
             self._say(f": {what}; no more workers are restarted: {why}")
         else:

@@ -229,14 +229,14 @@ class LocalCluster(StartedGroups):
         ",".join(parent.PRELOAD),
     )
     link_mbit_per_s: float = fields.option(
-        "<N>: how fast each group reads what others publish, to try out a slow "
-        "line on this machine; 0 for no limit",
+        "<N>: how fast each group reads the other groups' files, to simulate a "
+        "slow line on this machine; 0 for no limit",
         0.0,
         section="line between groups",
         least=0,
     )
     link_delay_ms: float = fields.option(
-        "<N>: what each request for another group's files takes besides",
+        "<N>: delay added to each request for another group's files",
         0.0,
         least=0,
     )
@@ -284,16 +284,16 @@ class LocalCluster(StartedGroups):
         is_default = self.worker_restarts in (0, _WORKER_RESTARTS)
         if not self.ps_per_group and not is_default:
             raise ValueError(
-                "`worker_restarts` must be left out if `ps_per_group` is "
-                f"0; received {self.worker_restarts}. Without parameter "
-                "servers a group ends with its first worker."
+                "`worker_restarts` must be left out if `ps_per_group` is 0; "
+                f"received {self.worker_restarts}. Without parameter servers, "
+                "a group ends when its first worker fails."
             )
         is_slow = self.link_mbit_per_s or self.link_delay_ms
         if is_slow and "://" in (self.exchange or ""):
             raise ValueError(
                 "`link_mbit_per_s` and `link_delay_ms` need an exchange in a "
-                f"directory; received {self.exchange}, which has a line of its "
-                "own. Leave out one of them."
+                f"directory; received {self.exchange}, which has its own line. "
+                "Leave out the options or the exchange."
             )
         is_env = isinstance(self.env, Mapping) and all(
             isinstance(name, str) and isinstance(value, str | int | float)
@@ -309,9 +309,10 @@ class LocalCluster(StartedGroups):
         taken = sorted((IDENTITY_VARIABLES | signing.VARIABLES) & set(self.env))
         if taken:
             raise ValueError(
-                "`env` must not set what the launcher sets for each task; "
-                f"received {', '.join(taken)}. Use the launcher's options. Set "
-                "the exchange's key in the launcher's own environment."
+                "`env` must not set variables that the launcher sets for each "
+                f"task; received {', '.join(taken)}. Use the launcher's "
+                "options. Set the exchange's key in the launcher's own "
+                "environment."
             )
         # A str would be a list of letters.
         is_list = isinstance(self.command, list | tuple) and all(
@@ -320,9 +321,9 @@ class LocalCluster(StartedGroups):
         command = tuple(self.command) if is_list else ()
         if not command or shutil.which(command[0]) is None:
             raise ValueError(
-                "`command` must be a list of a program, on PATH or by its "
-                f"path, and its arguments; received {self.command!r}. A script "
-                "is run by: python SCRIPT"
+                "`command` must be a list of a program (on PATH, or its path) "
+                f"and its arguments; received {self.command!r}. Run a script "
+                "with: python SCRIPT"
             )
         object.__setattr__(self, "command", tuple(map(os.fspath, command)))
 

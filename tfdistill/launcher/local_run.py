@@ -398,7 +398,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> RunResult:
-    """Runs a command on this machine, in one or more groups, to the end.
+    """Runs a command on this machine in one or more groups and waits for it.
 
     While it runs, it prints lines about the groups. Ctrl-C, or a notebook's
     "interrupt", stops all tasks. TensorFlow is not loaded.

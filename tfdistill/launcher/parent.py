@@ -72,12 +72,15 @@ def why_not(
     if sys.platform != "linux":
         return f"this system is {sys.platform}, not Linux"
     if _parse(command) is None:
-        return "the command is no plain call of Python"
+        return "the command isn't a plain call of Python"
     hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     # NVIDIA's, AMD's, and those of a Windows machine.
     gpus = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
     if any(map(glob.glob, gpus)) and not hidden:
-        return "a GPU is visible, and who has opened one cannot be forked"
+        return (
+            "a GPU is visible, and a process that has opened a GPU can't be "
+            "forked"
+        )
     return None
 
 
@@ -165,7 +168,7 @@ class Parent:
 
     def close(self) -> None:
         """Ends it; its tasks run on."""
-        self.give_up("it is needed no more")
+        self.give_up("it is no longer needed")
         self._control.close()
         self._output.close()
 

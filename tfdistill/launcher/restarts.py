@@ -76,7 +76,7 @@ class Restarts:
         if port_taken and self._port_tries < _PORT_TRIES:
             self._port_tries += 1
             self._planned = True
-            return 0.0, "one of its ports was taken; it is started on others"
+            return 0.0, "one of its ports was taken; it starts on other ports"
         if not self.limit:
             return None, ""
         if why := _HOPELESS.get(exit_code):

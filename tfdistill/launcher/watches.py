@@ -51,7 +51,7 @@ _LONGEST_TICK_SECS = 1.0
 
 
 class ProgressLimit:
-    """Judges one task by when its reports change.
+    """Decides from a task's progress reports whether it is stuck.
 
     The limit for a phase is `stuck_secs`, or ten times the longest of the
     recent silences in that phase if that is more, so that slow steps and a

@@ -46,8 +46,8 @@ def ask(*command: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as cause:
         raise RuntimeError(
-            f"{command[0]} must answer; received {cause}. Run this where "
-            "Slurm's commands work."
+            f"{command[0]} must work; received {cause}. Run this on a host "
+            "where Slurm's commands work."
         ) from cause
     if done.returncode:
         raise RuntimeError(

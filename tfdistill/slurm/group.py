@@ -111,8 +111,8 @@ class SlurmGroup:
             # If a node is lost, its tasks report nothing, and the others
             # are ended in consequence.
             self._say(
-                "the tasks were told to end: the job is preempted, or a node "
-                "was lost"
+                "the tasks were stopped: the job was preempted, or a node was "
+                "lost"
             )
             self._told = "SIGTERM"
         return failure
@@ -199,12 +199,12 @@ class SlurmGroup:
 
     def _requeue(self) -> None:
         """Puts the job back into the queue, unless Slurm ends it anyway."""
-        self._note("stopped", reason=f"the job was told to end: {self._told}")
+        self._note("stopped", reason=f"the job was stopped: {self._told}")
         again = "Submit the script again: the group resumes from its backup."
         if self._num_requeues >= self._options.max_requeues:
             limit = self._options.max_requeues
             self._say(
-                f"its {limit} requeues (--max-requeues) are over. {again}"
+                f"its {limit} requeues (--max-requeues) are used up. {again}"
             )
             return
         try:
@@ -213,7 +213,7 @@ class SlurmGroup:
                 # Cancelled, or requeued by Slurm itself.
                 self._say(f"the job is {state}, so it is left to Slurm")
                 return
-            self._say("back to the queue; it resumes from its last backup")
+            self._say("requeued; it will resume from its last backup")
             commands.ask("scontrol", "requeue", self._job)
         except RuntimeError as error:
             self._say(f"not requeued: {error} {again}")

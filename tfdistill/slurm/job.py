@@ -145,8 +145,8 @@ class Script(Job):
             raise ValueError(
                 "`gpus_per_worker` must be 0 if `ps_per_group` is not; "
                 f"received {self.gpus_per_worker}. Slurm gives each task of a "
-                "step the same, so that each ps would hold GPUs too. Train "
-                "without parameter servers on GPUs."
+                "step the same resources, so each ps would hold GPUs too. "
+                "Train without parameter servers on GPUs."
             )
 
     @property

@@ -113,7 +113,7 @@ def find_task(step: job.Step, place: Place) -> local_cluster.Task:
     """Returns the task that is to run in a place."""
     if len(place.hosts) != step.num_tasks:
         raise ValueError(
-            f"The step must have a task of Slurm's for each of the group's "
+            "The step must have one Slurm task for each of the group's "
             f"{step.num_tasks} tasks; received {len(place.hosts)}. Leave "
             "--ntasks to the script."
         )

@@ -58,9 +58,9 @@ class ObservedRun:
         self._follow_events()
         if not self._groups() and self._record is None:
             raise NoRunError(
-                f"There must be a run in {os.fspath(workdir)}: launch.json, "
-                "group_0/metrics.jsonl or logs/group_0_worker_0.log; found "
-                "none of these. Give the run's workdir."
+                f"{os.fspath(workdir)} contains no run (no launch.json, "
+                "group_0/metrics.jsonl or logs/group_0_worker_0.log). Pass the "
+                "run's workdir."
             )
 
     def look(self) -> group_status.RunStatus:

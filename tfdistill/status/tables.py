@@ -80,12 +80,12 @@ def _teachers(status: _Status) -> str:
     return f"{found}, {worst['name']} {worst['health'].replace('_', ' ')}"
 
 
-def _heard(teacher: Mapping[str, Any]) -> str:
-    """How many of a peer's versions taught, of those that could have."""
+def _versions_used(teacher: Mapping[str, Any]) -> str:
+    """How many of a peer's versions were used, of all that were published."""
     if teacher.get("lag_secs") is None:
         return UNKNOWN
-    heard = teacher["swaps"]
-    return f"{heard}/{heard + teacher['num_unheard']}"
+    used = teacher["swaps"]
+    return f"{used}/{used + teacher['num_unheard']}"
 
 
 def _megabytes(teacher: Mapping[str, Any]) -> float | None:
@@ -135,7 +135,7 @@ _TEACHER_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     # Less than 0 if the teacher is ahead of its student.
     "steps old": lambda teacher: _text(teacher["age_steps"]),
     # Of the line between the groups.
-    "heard": _heard,
+    "used": _versions_used,
     "MB": lambda teacher: _text(_megabytes(teacher), "{:.1f}"),
     "lag": lambda teacher: _text(teacher.get("lag_secs"), "{:.1f} s"),
     # On rows of its student's batches, beside the student's.
@@ -319,7 +319,7 @@ def _of_teacher(teacher: Mapping[str, Any]) -> Iterator[str]:
     if asked >= _MIN_BATCHES and missed > _MANY_MISSED * asked:
         yield f"{name}: no predictions for {missed} of {asked} batches"
     if forged := teacher.get("num_forged"):
-        yield f"refused messages of strangers: {forged}"
+        yield f"refused messages from outside the run: {forged}"
 
 
 def console() -> rich.console.Console:

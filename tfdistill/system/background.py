@@ -58,8 +58,8 @@ class OneJobThread:
         self._thread.join(timeout_secs)
         if self._thread.is_alive():
             _log.warning(
-                "The last %s was not written within %.0f s; it is given up. "
-                "Is its storage out of reach?",
+                "The last %s was not written within %.0f s and was abandoned. "
+                "Check that its storage is reachable.",
                 self._job,
                 timeout_secs,
             )
@@ -69,7 +69,7 @@ class OneJobThread:
             try:
                 job()
             except Exception:  # Training must not end for a file.
-                _log.exception("The %s failed; training goes on.", self._job)
+                _log.exception("The %s failed; training continues.", self._job)
             finally:
                 self._free.release()
 

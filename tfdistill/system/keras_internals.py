@@ -43,7 +43,7 @@ def check_keras() -> None:
     major, minor = map(int, keras.__version__.split(".")[:2])
     tested = (
         f"tfdistill was tested with Keras {first[0]}.{first[1]} to "
-        f"{last[0]}.{last[1]}, and builds on private names of Keras; received "
+        f"{last[0]}.{last[1]}, and uses private names of Keras; received "
         f"{keras.__version__}"
     )
     if (major, minor) < first:

@@ -248,7 +248,7 @@ class Program:
             )
         self.define(made)
         if made.quick:
-            made.add("quick", "rough and soon, by fewer turns", False)
+            made.add("quick", "faster and less exact", False)
         return made
 
     def parse(self, argv: Sequence[str]) -> Options:
@@ -266,7 +266,9 @@ class Program:
             parser.set_defaults(**parser.quick)
         options, unknown = parser.parse_known_args(before)
         if unknown:
-            hint = ". A script needs no `python`, a command comes after --"
+            hint = (
+                ". Pass a script without `python`, or put a command after `--`"
+            )
             hint = hint if self.takes_command else ""
             hint = parser.meant(unknown) or hint
             parser.error(f"unknown arguments: {' '.join(unknown)}{hint}")

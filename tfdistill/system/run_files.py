@@ -72,7 +72,7 @@ def write(path: str | os.PathLike[str], blocks: Iterable[bytes]) -> None:
 class LineFile:
     """A file that grows by lines of JSON; one that does not fit is lost.
 
-    Nothing depends on these lines, so that a full disk ends nothing.
+    These lines are optional: a full disk doesn't stop training.
 
     Attributes:
         error: Why the last line could not be written; None if it was.
