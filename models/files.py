@@ -101,7 +101,7 @@ def sources(
     twice = next((name for name in names if names.count(name) > 1), None)
     if not found or twice:
         raise ValueError(
-            "`path` must name files, each once; received "
+            "`path` must name each file once; received "
             f"{f'{twice} twice' if twice else 'none'}."
         )
     return found
@@ -118,8 +118,8 @@ def _expand(path: pathlib.Path, patterns: Sequence[str]) -> list[pathlib.Path]:
     if not files:
         raise ValueError(
             "`path` must be a file, a pattern, or a directory with "
-            f"{', '.join(patterns)}; received {str(path)!r}, which stands for "
-            "no file. Set `path` to where the data are."
+            f"{', '.join(patterns)}; received {str(path)!r}, which matches no "
+            "file. Set `path` to the location of the data."
         )
     return sorted(files, key=_natural_order)
 
@@ -185,7 +185,7 @@ def check_size(path: pathlib.Path, num_bytes: int) -> None:
     if not path.is_file() or path.stat().st_size != num_bytes:
         raise RuntimeError(
             f"{path} must have {num_bytes} bytes; it was damaged after it was "
-            f"made. Delete {path.parent}, and start again."
+            f"written. Delete {path.parent}, and start again."
         )
 
 
@@ -279,8 +279,8 @@ def _lock(
             return False
     raise RuntimeError(
         f"Another process has been converting data for over {wait_secs:g} s; "
-        f"it holds {lock.lock_file}. See whether it still makes progress; once "
-        "it ends, start again."
+        f"it holds {lock.lock_file}. Check whether it still makes progress; "
+        "once it ends, start again."
     )
 
 
@@ -327,15 +327,15 @@ class Prepared:
             self._builder = tfds.builder(found[1], data_dir=data_dir)
         except (AssertionError, ValueError) as cause:
             raise ValueError(
-                "A prepared data set must be one of TensorFlow Datasets; "
-                f"received {self.name!r}, of which it says: "
+                "A prepared data set must be in TensorFlow Datasets; received "
+                f"{self.name!r}, for which it reports: "
                 f"{str(cause).strip().splitlines()[0]} See its catalog."
             ) from cause
         if not self._builder.is_prepared():
             raise ValueError(
-                f"{self.name!r} must be prepared before it is read; it was "
-                f"not found in {self._builder.data_dir}. {self._remedy}, or "
-                "set TFDS_DATA_DIR to where it is."
+                f"{self.name!r} must be prepared before it is read; it was not "
+                f"found in {self._builder.data_dir}. {self._remedy}, or set "
+                "TFDS_DATA_DIR to its location."
             )
         info = self._builder.info
         try:
@@ -343,8 +343,8 @@ class Prepared:
         except (KeyError, ValueError) as cause:
             known = ", ".join(sorted(info.splits))
             raise ValueError(
-                f"A prepared data set must have the split that is read; "
-                f"received {self.name!r}, which has {known}."
+                "A prepared data set must have the requested split; received "
+                f"{self.name!r}, which has {known}."
             ) from cause
         self._check_features(features)
 

@@ -210,8 +210,8 @@ def _read(path: data_files.Path | None) -> str:
     except (OSError, UnicodeDecodeError) as cause:
         raise ValueError(
             f"`path` must be a text file in UTF-8; received {str(file)!r}: "
-            f"{cause}. Override path, or set TFDISTILL_DATA to where "
-            "tinyshakespeare/input.txt is."
+            f"{cause}. Override path, or set TFDISTILL_DATA to the directory "
+            "that contains tinyshakespeare/input.txt."
         ) from cause
 
 
@@ -254,7 +254,7 @@ def _held_out(text: str, part: str, *, num_train: int) -> tuple[int, int]:
         raise ValueError(
             f"`num_train` must leave {len(text) - first} characters at the end "
             f'of the text for validation="{part}"; received {num_train} of '
-            f"{len(text)}. Use a longer text, or train on less of it."
+            f"{len(text)}. Use a longer text, or a smaller num_train."
         )
     return first, last
 

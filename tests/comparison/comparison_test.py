@@ -76,7 +76,7 @@ def test_a_total_budget_is_the_same_for_all(name, num_groups):
             "`weight_decay` must be above 0 .* received -1",
         ),
         (["--tune_override=seed=1"], "--tune-override needs --tune"),
-        (["--sweep=weight=1,1.0"], "would train the same"),
+        (["--sweep=weight=1,1.0"], "would train identically"),
     ],
 )
 def test_wrong_options_are_told_before_anything_starts(
@@ -419,7 +419,7 @@ def test_more_trials_and_methods_join_and_other_settings_do_not(compared):
     made = again().report("final", {}, jobs=1)
     assert list(made["methods"]) == ["independent", "ensemble", "codistill"]
     assert any("large_group: 0 of 4 trials" in note for note in made["notes"])
-    with pytest.raises(ValueError, match="differs in budget"):
+    with pytest.raises(ValueError, match="different settings: budget"):
         again(budget="total")
 
 
@@ -483,7 +483,7 @@ def test_each_method_is_tuned_by_runs_apart_from_those_of_the_report(tmp_path):
     assert len(made["tuned"]["independent"]["losses"]["0.1"]) == 2
     assert any("not tuned yet" in note for note in made["notes"])
     assert "independent: 0.2 (0.1: " in (tmp_path / "report.md").read_text()
-    with pytest.raises(ValueError, match="differs in tune"):
+    with pytest.raises(ValueError, match="different settings: tune"):
         experiment.Experiment(
             tmp_path,
             setup=_setup(workers_per_group=2),

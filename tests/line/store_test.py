@@ -115,9 +115,9 @@ def test_a_candidate_is_made_once_for_a_span(line):
 
 def test_another_line_is_not_overwritten(tmp_path):
     lines.make(tmp_path)
-    with pytest.raises(ValueError, match="it is of another line"):
+    with pytest.raises(ValueError, match="belongs to another line"):
         store.Line.init(tmp_path, workload="/other.py")
-    with pytest.raises(ValueError, match="Make a line with tfdistill line"):
+    with pytest.raises(ValueError, match="Create a line with tfdistill line"):
         store.Line(tmp_path / "elsewhere").settings()
 
 

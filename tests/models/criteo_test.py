@@ -123,7 +123,7 @@ def test_data_sets_can_be_sent_to_other_processes(places):
 
 
 def test_a_path_of_no_log_is_refused(places):
-    with pytest.raises(ValueError, match="stands for no file"):
+    with pytest.raises(ValueError, match="matches no file"):
         criteo.make_datasets(
             cluster(), batch_size=4, **{**places, "path": "nowhere.tsv"}
         )

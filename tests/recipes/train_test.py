@@ -388,7 +388,7 @@ def test_wrong_options_are_told_without_tensorflow(tmp_path):
 def test_what_a_workload_refuses_is_a_wrong_option(tmp_path, caplog):
     for change, words in (
         ("dtype_policy=float8", "must be one of float32"),
-        ("hidden_sizes=[-1]", "arguments of the model do not fit"),
+        ("hidden_sizes=[-1]", "model doesn't accept these arguments"),
     ):
         assert train.main(_options(tmp_path / "run", change)) == 2
         assert words in caplog.text

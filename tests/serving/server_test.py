@@ -136,7 +136,7 @@ def test_requests_that_cannot_be_answered_say_why(exchange):
             (_request(signature="train"), "NOT_FOUND", "'train'"),
             (_request(version=9), "NOT_FOUND", "('default', 7,"),
             (other, "NOT_FOUND", "'other'"),
-            (huge, "INVALID_ARGUMENT", "must hold its values"),
+            (huge, "INVALID_ARGUMENT", "must contain all of its values"),
             (large, "RESOURCE_EXHAUSTED", "larger than max"),
         ):
             with pytest.raises(grpc.RpcError) as caught:

@@ -114,7 +114,7 @@ def _why(teacher: Mapping[str, Any]) -> str:
         )
     if reason := teacher.get("reason"):
         return f"at the end, its teacher was {teacher['health']}: {reason}"
-    return "its teacher's first version came late, or had grown too old"
+    return "its teacher's first version came late, or was too old by then"
 
 
 class Group:
@@ -458,7 +458,7 @@ def compare_steps(
     """Returns a method's steps as a multiple of `independent`'s.
 
     A target that was estimated from the independent trials is estimated again
-    from each resample of them, so that the interval knows of that too.
+    from each resample of them, so that the interval includes that uncertainty.
 
     With its interval, which is None if resamples have targets out of reach.
     None if a trial did not reach the target.

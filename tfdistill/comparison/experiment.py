@@ -88,10 +88,10 @@ class Experiment:
             return [], 0  # Nothing came of it: a mistake, corrected now.
         if changed:
             raise ValueError(
-                f"{self.workdir} holds a comparison that differs in "
-                f"{', '.join(changed)}. Choose another workdir, or pass the "
-                "same options as before; you can add methods, sweeps and "
-                "trials."
+                f"{self.workdir} contains a comparison with different "
+                f"settings: {', '.join(changed)}. Choose another workdir, or "
+                "pass the same options as before; you can add methods, sweeps "
+                "and trials."
             )
         earlier = [trials_lib.Variant(**v) for v in record["variants"]]
         return earlier, record["num_trials"]
@@ -111,7 +111,7 @@ class Experiment:
             same = first.setdefault(swept, variant.name)
             if same != variant.name:
                 raise ValueError(
-                    f"{same} and {variant.name} would train the same: the "
+                    f"{same} and {variant.name} would train identically: the "
                     f"values are equal, or {variant.method} does not use "
                     f"{variant.field}. Leave one out, or sweep another method."
                 )
@@ -291,9 +291,9 @@ def _record(workdir: pathlib.Path) -> dict[str, Any] | None:
         return json.loads(path.read_bytes())
     except ValueError as cause:
         raise ValueError(
-            f"{path} must be JSON that an earlier call has written; "
-            f"received {cause}. Remove it to continue without its methods "
-            "and checks."
+            f"{path} must be JSON that an earlier run of the command wrote; "
+            f"received {cause}. Remove the file to continue without its "
+            "methods and checks."
         ) from cause
 
 
@@ -344,8 +344,8 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"{workdir} must not be in use by another comparison; received "
-                "one that is running. Wait for it or stop it; --report-only "
-                "reports the finished trials."
+                f"{workdir} is in use by another comparison, which is still "
+                "running. Wait for it or stop it; --report-only reports the "
+                "finished trials."
             ) from None
         yield

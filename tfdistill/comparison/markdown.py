@@ -204,7 +204,7 @@ def _tuned(tuned: Mapping[str, Any]) -> str:
         for name, found in tuned.items()
     ]
     field = next(iter(tuned.values()))["field"]
-    title = f"{field}, by the final log loss on other validation data"
+    title = f"{field}, by the final log loss on separate validation data"
     return _lines(title, lines)
 
 

@@ -131,7 +131,7 @@ def verdict_on(
         f"{shown}{_lead(versus)}: {_said(figures, versus, target, BASELINE)}"
         f"{_budget(versus)}"
         + (
-            "; some of its groups never had a teacher, see the notes"
+            "; some of its groups never had a teacher (see the notes)"
             if deaf and deaf["mean"]
             else ""
         )
@@ -301,10 +301,13 @@ def _budgets(found: Mapping[str, Any], budget: str | None) -> list[str]:
         f"{name} {value:,.0f}" for name, value in examples.items()
     )
     remedies = {
-        "total": " Steps are rounded to full executions and evaluations; for "
-        "equal numbers, use a num_steps with more divisors, or fewer "
-        "evaluations.",
-        "per_group": " With --budget=total, all get the same number.",
+        "total": " Steps are rounded to full executions and evaluations. To "
+        "get equal numbers, choose a num_steps with more divisors, or "
+        "evaluate less often.",
+        "per_group": (
+            " With --budget=total, all methods train on the same "
+            "number of examples."
+        ),
     }
     return [
         "The methods trained on different total numbers of examples: "
@@ -358,28 +361,27 @@ def _exchange(name: str, figures: Mapping[str, Any]) -> list[str]:
     def mean(key: str, default: float = 0.0) -> float:
         return figures.get(key, {"mean": default})["mean"]
 
-    notes, speed = [], "At another speed, the result would differ"
+    notes, speed = [], "The result depends on the machine's speed"
     done, left_out = mean("mixes"), mean("mixes_left_out")
     if done < _FEW * (done + left_out):
         notes.append(
-            f"{name}: a group left out {left_out:.1f} of {done + left_out:.0f} "
-            "mixes, because too few of its peers had a version in time. A less "
-            "busy machine helps."
+            f"{name}: a group skipped {left_out:.1f} of {done + left_out:.0f} "
+            "mixes, because too few of its peers published a version in time. "
+            "A less busy machine helps."
         )
     if mean("answered", 1.0) < _FEW:
         notes.append(
             f"{name}: {mean('answered'):.0%} of the requests for predictions "
             "were answered in time: the groups' steps are too short, or the "
             f"machine is busy. {speed}; a larger method.wait_secs helps groups "
-            "that send predictions, longer steps help all."
+            "that send predictions, and longer steps help all groups."
         )
     if mean("versions_read") < _FEW * mean("versions_due"):
         notes.append(
-            f"{name}: a group read {mean('versions_read'):.1f} versions of its "
-            "teachers, but its exchange interval allows "
-            f"{mean('versions_due'):.0f}: its steps are faster than exports, "
-            f"or the machine is busy. {speed}; a larger every_steps or longer "
-            "steps help."
+            f"{name}: groups loaded {mean('versions_read'):.1f} of "
+            f"{mean('versions_due'):.0f} scheduled versions of their teachers: "
+            f"steps are faster than exports, or the machine is busy. {speed}; "
+            "a larger every_steps or longer steps help."
         )
     deaf = sum(figures.get("groups_without_teacher", {"values": ()})["values"])
     if deaf:

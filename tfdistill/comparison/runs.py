@@ -103,9 +103,9 @@ class Runner:
                         self._end(active)
                 if self._refused and waiting:
                     self._say(
-                        "nothing is trained yet, and the first run has failed, "
-                        f"as all would: the other {len(waiting)} are not "
-                        "tried"
+                        "the first run failed before it trained anything, and "
+                        f"the other {len(waiting)} would fail the same way: "
+                        "they weren't started"
                     )
                     waiting.clear()
         finally:

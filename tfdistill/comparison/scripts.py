@@ -82,7 +82,7 @@ class Script(recipes.Recipe):
             return self
         raise ValueError(
             "--budget=total needs a file with a function workload: a script "
-            "sets its own number of steps. Leave it out."
+            "sets its own number of steps. Leave out --budget=total."
         )
 
     @property
@@ -153,8 +153,8 @@ class Script(recipes.Recipe):
             )
         if num_groups > 1 and obeyed.get("share") != method.share:
             return (
-                "the script chooses the groups' data itself. Pass them through "
-                "tfdistill.data.group_shard."
+                "the script chooses the groups' data itself. Pass the data "
+                "through tfdistill.data.group_shard."
             )
         if exports is None or (every or exports) != exports:
             return (
@@ -163,8 +163,8 @@ class Script(recipes.Recipe):
             )
         if ("mixing" in found) != method.mixes:
             return (
-                "a WeightMixer is missing, or in the way. Leave it to "
-                "tfdistill.callbacks.defaults(every_steps=...)."
+                "a WeightMixer is missing, or the script adds its own. Leave "
+                "it to tfdistill.callbacks.defaults(every_steps=...)."
             )
         return ""
 

@@ -86,9 +86,11 @@ class Setup:
     ps_per_group: int = fields.option(
         "parameter servers in each group", 0, least=0
     )
-    ensemble_size: int = fields.option("members of an ensemble", 2, least=2)
+    ensemble_size: int = fields.option(
+        "number of models in an ensemble", 2, least=2
+    )
     learning_rate_scale: float = fields.option(
-        "factor on the learning rate of large_group", 1.0
+        "factor for the learning rate of large_group", 1.0
     )
     smoothing_weight: float = fields.option(
         "how far smoothing moves the labels, in (0, 1)", 0.1
@@ -170,7 +172,7 @@ def _several(setup: Setup, seed: int, method: str) -> Trial:
     if setup.num_groups < 2:
         raise ValueError(
             "--num-groups must be >= 2 for groups that teach each other; "
-            f"received {setup.num_groups}. For one group, use the method "
+            f"received {setup.num_groups}. To train one group, use the method "
             "independent."
         )
     size = setup.num_groups

@@ -45,9 +45,9 @@ class Tuning:
             )
         if not overrides:
             raise ValueError(
-                "--tune must choose by other validation data than the report "
-                "is about; received no --tune-override. Name other data, such "
-                "as --tune-override=validation=tuning or another path."
+                "--tune must use validation data other than the report's; "
+                "received no --tune-override. Name other data, such as "
+                "--tune-override=validation=tuning or another path."
             )
         return cls(
             field=trials.ALIASES.get(field, field),

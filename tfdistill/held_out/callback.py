@@ -142,8 +142,8 @@ class HeldOutPredictions(steps.SteppedCallback):
         if not np.array_equal(before, self._labels()):
             raise ValueError(
                 f"The held-out data {self.name!r} must come in the same order "
-                "each time; received another one in a second pass. Leave "
-                "shuffle() out of them."
+                "each time; a second pass had a different order. Don't "
+                "shuffle() them."
             )
         return outputs, before
 

@@ -117,8 +117,8 @@ def of(loss: keras.losses.Loss) -> Any:
             return objective
     raise ValueError(
         "The loss of a workload must be SparseCategoricalCrossentropy or "
-        f"BinaryCrossentropy, with from_logits=True; received {loss!r}. Give "
-        "the model logits as outputs, or train it by a script of your own."
+        f"BinaryCrossentropy, with from_logits=True; received {loss!r}. Let "
+        "the model return logits, or train it with your own script."
     )
 
 
@@ -193,9 +193,9 @@ def predictions_of(loss: Any, outputs: Any, labels: np.ndarray) -> Any:
     if name not in _COMPILED or not isinstance(outputs, np.ndarray):
         raise ValueError(
             "Held-out predictions need a model with one output and a sparse, "
-            "categorical or binary cross-entropy as its loss; received "
-            f"{name} and outputs of {type(outputs).__name__}. Compile with one "
-            "of these, or leave HeldOutPredictions out."
+            f"categorical or binary cross-entropy as its loss; received {name} "
+            f"and outputs of {type(outputs).__name__}. Compile with one of "
+            "these losses, or leave HeldOutPredictions out."
         )
     kind, exact = _COMPILED[name], np.asarray(outputs, np.float64)
     if not getattr(loss, "from_logits", False):

@@ -242,8 +242,8 @@ def compare(
         rows, usual = training["rows"], [one["rows"] for one in past]
         if usual and rows < gate.least_rows * np.median(usual):
             found.append(
-                f"The span has {rows:,.0f} rows to train on, and the earlier "
-                f"ones had {np.median(usual):,.0f}; the limit is "
+                f"The span has {rows:,.0f} training rows, and earlier spans "
+                f"had {np.median(usual):,.0f}; the limit is "
                 f"{gate.least_rows:.0%} of that."
             )
         now, beside, *before = (
@@ -253,8 +253,8 @@ def compare(
         level = gate.false_alarms / max(len(now), 1)
         for name, column in now.items():
             known = [one[name] for one in before if name in one]
-            faults = _faults(column, beside.get(name), known, gate, level)
-            found += [f"{name} has {fault}" for fault in faults][:1]
+            faults = _faults(name, column, beside.get(name), known, gate, level)
+            found += itertools.islice(faults, 1)
     for name, own in lineage.get("weights", {}).items():
         moved = [
             one["weights"][name]["parent"]
@@ -263,14 +263,14 @@ def compare(
         ]
         if own.get("before", math.inf) < _LEAST_RATIO * own["parent"]:
             found.append(
-                f"The weights {name} are nearer to those of the version before "
-                f"({own['before']:.4f} of their length) than to those that "
-                f"training began with ({own['parent']:.4f})."
+                f"The weights {name} are closer to the previous version's "
+                f"({own['before']:.4f} of their length) than to the weights "
+                f"that training began with ({own['parent']:.4f})."
             )
         elif moved and own["parent"] > _MOST_CHANGE * max(moved):
             found.append(
                 f"The weights {name} have changed by {own['parent']:.4f} of "
-                f"their length; the most so far is {max(moved):.4f}."
+                f"their length; the largest change so far is {max(moved):.4f}."
             )
     return found
 
@@ -283,6 +283,7 @@ def _named(summary: Summary | None, ignored: Sequence[str]) -> dict[str, Any]:
 
 
 def _faults(
+    name: str,
     column: Summary,
     beside: Summary | None,
     past: Sequence[Summary],
@@ -295,37 +296,48 @@ def _faults(
     in turn. At most at `level` are good rows found wrong: three gaps and
     swapped labels share twelfths of it, as they need no more.
     """
-    for what, gap, limit in (
+    # Ids, also hashed ones, have no mean that says anything.
+    has_mean = column["is_float"] or name == "labels"
+    for what, gap, setting, limit in (
         # If this share of the rows moves, the gap is twice that or more.
-        ("values", _values, 2 * gate.drift),
-        ("labels with its values", _rates, gate.label_drift),
-        ("mean", _means, math.inf),  # That of a date moves every day.
+        ("The values of", _values, "drift", 2 * gate.drift),
+        (
+            "The shares of positive labels by",
+            _rates,
+            "label_drift",
+            gate.label_drift,
+        ),
+        ("The mean of", _means, "", math.inf),  # A date's moves every day.
     ):
         moves = [
             _effect(*gap(*pair), level=level)
             for pair in itertools.pairwise([*past, column])
         ]
         most = max(moves[:-1], default=0.0)
-        if past and moves[-1] > max(limit, 1.5 * most):
+        bound = max(limit, 1.5 * most)
+        if past and moves[-1] > bound:
+            means = f" (mean {_mean(past[-1])} to {_mean(column)})" * has_mean
             yield (
-                f"other {what} than in the span before, by {moves[-1]:.3f} "
-                f"standard deviations (mean {_mean(past[-1])} to "
-                f"{_mean(column)}); the most so far is {most:.3f}."
+                f"{what} {name} changed by {moves[-1]:.3f} standard deviations "
+                f"since the last span{means}; the limit is {bound:.3f}. If the "
+                f"new data are right, raise the gate's `{setting}`, or add "
+                f"{name!r} to its `ignored_columns`."
             )
         if beside is None:
             continue
         if _effect(*gap(column, beside), level=level / 36) > _LEAST_EFFECT:
+            means = f" (means {_mean(column)} and {_mean(beside)})" * has_mean
             yield (
-                f"other {what} in the rows trained on than in those held out "
-                f"(mean {_mean(column)} and {_mean(beside)})."
+                f"{what} {name}: the training rows differ from the held-out "
+                f"rows{means}."
             )
     for where, one in (("trained on", column), ("held out", beside or {})):
         value, rows, score = one.get("swapped", ("", 0, 0.0))
         if score > -math.log(level / 12):
             yield (
-                f"labels that look swapped where it is {value}, in {rows:,} "
-                f"rows {where}: to the promoted version they would be "
-                f"exp({score:.0f}) times as likely with 0 for 1."
+                f"The labels look swapped where {name} is {value}, in {rows:,} "
+                f"rows {where}: to the promoted version, they would be "
+                f"exp({score:.0f}) times as likely with 0 and 1 exchanged."
             )
     # It moves with the model and the days.
     recent = (*past[-2:], beside or {})
@@ -335,9 +347,9 @@ def _faults(
         sigmas = -statistics.NormalDist().inv_cdf(9 / 12 * level)
         if usual - worth > max(usual / 2, sigmas * math.hypot(error, own)):
             yield (
-                f"a worth of {worth:.4f} nats to the promoted version in the "
-                f"rows trained on, and of {usual:.4f} elsewhere: its values "
-                "are not those of their rows."
+                f"{name} is worth {worth:.4f} nats to the promoted version in "
+                f"the training rows, and {usual:.4f} elsewhere: its values "
+                "probably belong to other rows."
             )
 
 

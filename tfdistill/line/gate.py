@@ -44,41 +44,43 @@ class Gate:
     the gate can and cannot promise".
 
     Attributes:
-        confidence: Of all intervals, two-sided. Default 0.95.
+        confidence: Confidence of all intervals, two-sided. Default 0.95.
         log_loss: How much the candidate's log loss may exceed the promoted
             version's, in nats, by the upper end of its interval. Default
             0.005: of 1,600 held-out clicks, a retrain's interval reaches
             0.004 further than its estimate at most.
         slice_log_loss: The same for each slice, by the lower end; with the
             given confidence no slice is beyond its interval. Default 0.002.
-        auc: How much it may fall, by the lower end. Default 0.005.
-        calibration: What may be added to all logits for a right mean
-            prediction; more only if the promoted version lacks it, too, and
-            the candidate has moved towards it. By the lower end, of binary
+        auc: How much the AUC may fall, by the lower end. Default 0.005.
+        calibration: The largest shift of all logits that would correct the mean
+            prediction; more only if the promoted version needs such a shift,
+            too, and the candidate needs less. By the lower end, for binary
             models. Default 0.06, or 6% of the odds.
         churn: The mean change of a prediction, by the lower end. Default 0.1.
-        net_flips: The share of rows that the promoted version had right and
-            the candidate has wrong, less that of the reverse, by the lower
-            end. Default 0.01.
+        net_flips: The share of rows that the promoted version had right and the
+            candidate has wrong, minus the reverse share, by the lower end.
+            Default 0.01.
         least_slice_rows: A smaller slice is not judged. Default 100.
         least_rows: Rows of the new span as a share of the earlier spans'
             median. Default 0.7.
         drift: How far a column may move from one span to the next: about the
             share of its rows that change their value. Half more than before
             is always allowed. Default 0.35.
-        label_drift: The same for the label rates of its values, beside a shift
-            of all: in standard deviations of the label. Default 0.12.
+        label_drift: The same for the share of positive labels by value, apart
+            from a shift of all shares: in standard deviations of the label.
+            Default 0.12.
         false_alarms: The chance, at most, that good training rows are found to
             differ from good held-out rows. Default 0.03.
         ignored_columns: Not compared, such as an hour if the last hours of a
             span are held out. Names as in the report: `"numbers[2]"`.
         canary_examples: Live examples after which a version has passed.
             Default 10,000.
-        live_log_loss: How much the live log loss may exceed that of the
-            version before in the same period, by the lower end, in nats.
-            Default 0.01.
-        live_drift: The same if only the held-out rows of the promotion tell
-            what to expect: other days differ. Default 0.05.
+        live_log_loss: How much the live log loss may exceed the previous
+            version's in the same period, by the lower end, in nats. Default
+            0.01.
+        live_drift: The same limit against the held-out loss at the promotion,
+            when the previous version isn't reported: other days differ. Default
+            0.05.
     """
 
     confidence: float = 0.95
@@ -131,7 +133,8 @@ def verdict(
             raise ValueError(
                 "A candidate and the promoted version must have predicted the "
                 f"same rows in the same order; received {len(labels)} and "
-                f"{len(other.labels)} rows, or other labels. Retrain it."
+                f"{len(other.labels)} rows, or different labels. Retrain the "
+                "candidate."
             )
     before = None if promoted is None else figures.Model(promoted)
     models = [figures.Model(one, before) for one in candidate]
@@ -231,7 +234,7 @@ def _beyond(
         ("The AUC has changed by", "auc", gate.auc, -1),
         ("The mean prediction of a row has changed by", "churn", gate.churn, 1),
         (
-            "The share of wrong rows has changed by",
+            "The error rate has changed by",
             *("net_flips", gate.net_flips, 1),
         ),
     ]
@@ -240,8 +243,8 @@ def _beyond(
             what = f"In {name} the log loss has changed by"
             limits.append((what, name, gate.slice_log_loss, 1))
     if gate.calibration is not None:
-        beside = f" (the promoted version's {lacked:+.4f})" if lacked else ""
-        what = f"All logits lack, for a right mean prediction{beside},"
+        beside = f" (promoted version: {lacked:+.4f})" if lacked else ""
+        what = f"The mean prediction needs a shift of all logits{beside} of"
         most, least = max(lacked, 0), min(lacked, 0)
         limits += [
             (what, "offset", gate.calibration + most, 1),
@@ -280,16 +283,19 @@ def _unskilled(labels: np.ndarray, loss: float) -> list[str]:
 def _passed(
     estimates: Mapping[str, Any], num_slices: int, data: Mapping[str, Any]
 ) -> str:
-    rows = "its rows are as those held out and those before"
-    if "training" not in data:
-        rows = "its rows were not compared, as its lineage has no summary"
+    rows = (
+        "its training rows resemble the held-out rows and the earlier spans"
+        if "training" in data
+        else "its rows weren't compared, because its lineage has no summary"
+    )
     loss = estimates.get("log_loss")
     if loss is None:
-        return f"The first version has skill, and {rows}."
+        return f"The first version beats the base rate, and {rows}."
     return (
         f"The log loss has changed by {report_lib.estimate(loss)}, predictions "
-        f"by {estimates['churn']['value']:.4f}; none of {num_slices} slices is "
-        f"surely worse, and {rows}."
+        f"by {estimates['churn']['value']:.4f}"
+        + f"; none of {num_slices} slices is surely worse" * (num_slices > 0)
+        + f", and {rows}."
     )
 
 
@@ -304,7 +310,7 @@ def judge(line: "store.Line", number: int) -> dict[str, Any]:
     if not groups:
         raise ValueError(
             f"{path} must have the run of candidate {number}; it was removed, "
-            "or is on another machine. Judge it there, or retrain."
+            "or is on another machine. Judge the candidate there, or retrain."
         )
     promoted = path / TESTED
     slices = {}
@@ -363,7 +369,9 @@ def live_verdict(
     since += more
     loss, size, looks = _live(since, served)
     if not size:
-        return HOLD, [f"Nothing is reported of version {served} yet."]
+        return HOLD, [
+            f"No live loss of version {served} has been reported yet."
+        ]
     judged = [e for e in line.events("judge") if e["number"] == served]
     expected = judged[-1].get("expected") if judged else None
     # Of a row; without a judgement, as wide as a loss of this size may be.
@@ -371,15 +379,15 @@ def live_verdict(
     base, rows, _ = _live(since, previous)
     if rows:
         limit = gate.live_log_loss
-        what = f"version {previous} has in the same period"
+        what = f"version {previous}'s loss in the same period"
     elif expected:
         base, rows = expected["log_loss"], expected["examples"]
-        limit, what = gate.live_drift, "its held-out rows had"
+        limit, what = gate.live_drift, "the loss on its held-out rows"
     else:
         return HOLD, [
             f"Version {served} has a live log loss of {loss:.4f}, and there is "
-            "nothing to compare it with: judge it, or report the version "
-            "before, too."
+            "nothing to compare it with: judge the version, or report the "
+            "previous version's live loss, too."
         ]
     # One-sided. The k-th report errs with 1 / (k (k + 1)) of what may be, so
     # that all of them together err no more often.
@@ -389,7 +397,7 @@ def live_verdict(
     said = (
         f"Version {served} has a live log loss of {loss:.4f} on {size:,} "
         f"examples, {loss - base:+.4f} (at least {loss - base - reach:+.4f}) "
-        f"from the {base:.4f} that {what}; the limit is {limit:+.4f}."
+        f"from {what} ({base:.4f}); the limit is {limit:+.4f}."
     )
     if not loss - base - reach <= limit:
         return ROLL_BACK, [said]

@@ -54,9 +54,9 @@ class Journal:
         path = f"{self.root}/{_SETTINGS}"
         if (found := self._json(path)) not in (None, settings):
             raise ValueError(
-                f"{path} must be absent, or say {settings}; it is of another "
-                f"line: {found}. Choose another directory; a line's settings "
-                "are changed by hand in that file."
+                f"{path} belongs to another line, with the settings {found} "
+                f"instead of {settings}. Choose another directory. To change a "
+                "line's settings, edit that file."
             )
         self._files.make_dirs(self.root)
         with self.writing("init") as add:
@@ -69,10 +69,10 @@ class Journal:
         path = f"{self.root}/{_SETTINGS}"
         found = self._json(path)
         if found is None or found.get("format") != _FORMAT:
+            fault = f"has other contents, {found}" if found else "is missing"
             raise ValueError(
-                f"{path} must be the settings of a line, in format {_FORMAT}; "
-                f"received {found or 'no such file'}. Make a line with "
-                f"tfdistill line init {self.root} my_workload.py."
+                f"There is no line in {self.root}: {_SETTINGS} {fault}. Create "
+                f"a line with tfdistill line init {self.root} my_workload.py."
             )
         return found
 
@@ -84,9 +84,9 @@ class Journal:
         if (found := untrusted.json_object(first)) is None:
             raise ValueError(
                 f"{self.root}/{POINTER} must begin with # and the event of its "
-                f"last change; received {first[:80]!r}. It was changed by "
-                "another program: take the newest event that has `version` for "
-                "it."
+                f"last change; received {first[:80]!r}. Another program "
+                "changed it: restore it from the newest event that has "
+                "`version`."
             )
         return found
 
@@ -98,8 +98,8 @@ class Journal:
                 event = self._json(f"{self.root}/events/{name}")
                 if event is None:
                     raise ValueError(
-                        f"{self.root}/events/{name} must be event {number}, as "
-                        "JSON; it is not. Remove it."
+                        f"{self.root}/events/{name} isn't event {number} as "
+                        "JSON. Remove the file."
                     )
                 found.append(event)
         return found

@@ -105,8 +105,8 @@ def promote(
     if is_signed and exchange.signer is None:
         raise RefusedError(
             f"{version.path} is signed, and this process has no key to check "
-            f"it with. Set {signing.FILE_VARIABLE} to the file of the run's "
-            "key."
+            f"the signature. Set {signing.FILE_VARIABLE} to the file of the "
+            "run's key."
         )
     files, target = filesystem.for_root(target)
     if is_there(files, target):
@@ -115,9 +115,9 @@ def promote(
             versions.check_content(files, there)
         except (versions.CorruptVersionError, OSError) as error:
             raise RefusedError(
-                f"{target} must be absent, or the same version as "
-                f"{version.path}: {error} A server may have loaded it. Choose "
-                "another --version-number, or remove it."
+                f"{target} already exists and differs from {version.path}: "
+                f"{error} A server may have loaded it. Choose another "
+                f"--version-number, or remove {target}."
             ) from error
         return False
     parent, _, name = target.rpartition("/")
@@ -203,8 +203,8 @@ def card_text(
     created = datetime.datetime.fromtimestamp(found.created, datetime.UTC)
     signed = "the run's key has signed its manifest"
     if not signing.is_signed(found):
-        signed = "the run signs nothing: anybody who could write to its "
-        signed += "exchange may have made it"
+        signed = "the run signs nothing: anyone who could write to its "
+        signed += "exchange may have created this version"
     group = run / run_files.group_name(version.group)
     log = untrusted.Tail(group / run_files.METRICS, last_bytes=_MAX_BYTES)
     records = [

@@ -16,12 +16,12 @@ _FIGURES = {
     "auc": ("AUC", ".4f"),
     "normalized_entropy": ("normalized entropy", ".4f"),
     "calibration": ("calibration: mean prediction / mean label", ".3f"),
-    "offset": ("what all logits lack for a right mean", "+.3f"),
+    "offset": ("shift of all logits that would correct the mean", "+.3f"),
     "calibration_error": ("expected calibration error", ".4f"),
     "churn": ("churn: mean change of a prediction", ".4f"),
     "negative_flips": ("negative flips: right before, wrong now", ".4f"),
     "positive_flips": ("positive flips: wrong before, right now", ".4f"),
-    "net_flips": ("negative less positive flips", "+.4f"),
+    "net_flips": ("negative minus positive flips", "+.4f"),
 }
 # Where the gate's word is another one.
 _LIMITS = {"offset": "calibration"}
@@ -89,10 +89,10 @@ def render(report: Mapping[str, Any]) -> str:
             ["", "candidate", against, f"change, {interval}", "limit"], rows
         ),
         f"{report['rows']:,} held-out rows, {report['retrains']} retrain(s). "
-        "The log loss is within its limit with all of its interval, or the "
-        "candidate is held; anything else holds it if all of its interval is "
-        "beyond the limit. For what all logits lack, the "
-        "interval is of the candidate itself, by all rows of the span.",
+        "The candidate is held unless the whole interval of the log loss is "
+        "within its limit. Any other figure holds the candidate if its whole "
+        "interval is beyond the limit. The shift of all logits is the "
+        "candidate's own, measured on all rows of the span.",
         f"![calibration, slices, history]({NAME}.png)",
     ]
     if slices:
@@ -112,7 +112,7 @@ def render(report: Mapping[str, Any]) -> str:
 # Of `retrain.train_controls`.
 _CONTROLS = {
     "fresh": "new weights, all spans",
-    "fresh_full": "the same, for as long as the recipe takes",
+    "fresh_full": "the same, for the recipe's full number of steps",
     "warm_start": "the promoted version's weights, without a teacher",
     "pair": "two groups that teach each other, too",
     "ensemble": "the mean of two warm starts",
@@ -137,10 +137,9 @@ def _controls(report: Mapping[str, Any]) -> list[str]:
     saved = found["steps_saved"]
     return [
         _table(["", "log loss", "churn to the promoted", "examples"], rows),
-        "A training from new weights did not become as good in all of its "
-        "steps."
+        "Training from new weights never became as good."
         if saved is None
-        else "A training from new weights, evaluated 20 times, was as good "
+        else "Training from new weights, evaluated 20 times, became as good "
         f"{abs(saved):,} steps {'later' if saved >= 0 else 'earlier'}.",
     ]
 

@@ -293,8 +293,8 @@ def _train(
         reasons = "; ".join(g.reason for g in result.groups if g.reason)
         raise RetrainError(
             f"The training in {directory} has failed: {reasons}. Its logs are "
-            f"in {directory / 'logs'}. The same command goes on from its "
-            "backups; another architecture needs --new-weights."
+            f"in {directory / 'logs'}. The same command resumes from the "
+            "backups; a different architecture needs --new-weights."
         )
 
 
@@ -323,8 +323,9 @@ def train_controls(
     lineage = line.lineage(number)
     if lineage["parent"] is None:
         raise ValueError(
-            f"Candidate {number} of {line.root} is the first: it continues "
-            "nothing, and has no controls. Promote it, and retrain."
+            f"Candidate {number} of {line.root} is the first candidate, so "
+            "there is nothing to compare it with (--controls). Promote it, and "
+            "retrain."
         )
     own = dataclasses.replace(
         recipes.read(directory / gate.RUN / outputs.CONFIG), method_arguments={}

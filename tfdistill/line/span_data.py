@@ -70,9 +70,9 @@ def predictor(version: str, objective: Any) -> Callable[[Rows], Any]:
             found = [np.asarray(loaded.serve(batch)) for batch in batches]
         except tf.errors.InvalidArgumentError as error:
             raise ValueError(
-                f"{version} must be able to predict the new rows, also those "
-                "with ids that it does not know (`oov_index` of a "
-                f"ShardedEmbedding): {error.message}"
+                f"{version} must be able to predict the new rows, including "
+                "rows with unknown ids (`oov_index` of a ShardedEmbedding): "
+                f"{error.message}"
             ) from error
         logits = np.concatenate(found).astype(np.float64)
         return objective.predictions(logits, np.asarray(labels))

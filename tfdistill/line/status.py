@@ -113,8 +113,9 @@ def show(line: store.Line) -> None:
     text = "Nothing is promoted."
     if now.get("version") is not None:
         text = (
-            f"Version {now['version']} is promoted since {moment(now)} UTC, by "
-            f"`{now['what']}`: {now['why'] or 'no reason was given'}"
+            f"Version {now['version']} has been promoted since {moment(now)} "
+            f"UTC, by `{now['what']}`"
+            + (f": {now['why']}" if now["why"] else " (no reason given).")
         )
     console.print(rich.text.Text(untrusted.one_line(text, max_chars=2000)))
     console.print(rich.text.Text(f"\n{_NOTES}"), end="")

@@ -32,7 +32,7 @@ RefusedError = promotion.RefusedError
 
 
 class Line:
-    """One model that is retrained again and again.
+    """A model that is retrained again and again.
 
     A reader needs nothing but `promoted()` and `version_path()`:
 
@@ -166,8 +166,8 @@ class Line:
         if self._work is None:
             raise ValueError(
                 f"{self.root} is in an object store: candidates need a local "
-                "directory. Pass --workdir=DIR, the same one until the "
-                "candidate is promoted."
+                "directory. Pass --workdir=DIR, and keep the same directory "
+                "until the candidate is promoted."
             )
         return self._work
 
@@ -189,8 +189,8 @@ class Line:
                 return found
         raise ValueError(
             f"{number} must be a version or a trained candidate of "
-            f"{self.root}; there is no {LINEAGE} in {' or '.join(places)}. The "
-            "same command completes a retrain that was ended."
+            f"{self.root}; there is no {LINEAGE} in {' or '.join(places)}. To "
+            "complete an interrupted retrain, run the same command again."
         )
 
     def is_trained(self, number: int) -> bool:
@@ -321,8 +321,9 @@ class Line:
             with self._journal.writing("promote") as add:
                 if self.promoted() != current:
                     raise RefusedError(
-                        f"Version {self.promoted()} is promoted, and {current} "
-                        f"was when this began: judge {number} again."
+                        f"Version {self.promoted()} was promoted in the "
+                        f"meantime, in place of {current}: judge {number} "
+                        "again."
                     )
                 add(version=number, before=before, why=why)
         return True
@@ -347,10 +348,14 @@ class Line:
             )
         for event in self.events("rollback"):
             if number in event["undone"] and not force:
+                why = (
+                    f": {event['why']}"
+                    if event["why"]
+                    else " (no reason given)."
+                )
                 return (
-                    f"Version {number} was rolled back: "
-                    f"{event['why'] or 'no reason was given'} Train another "
-                    f"candidate: {again}. Or promote this one all the same: "
+                    f"Version {number} was rolled back{why} Train another "
+                    f"candidate: {again}. Or promote this candidate anyway: "
                     "--force."
                 )
         if own["parent"] != now.get("version") and not force:
@@ -396,14 +401,14 @@ class Line:
             if not before or to not in [None, *before]:
                 names = ", ".join(map(str, before)) or "none"
                 raise RefusedError(
-                    "A line goes back to a version that was promoted before "
-                    f"{current or 'now'}: {names}; received "
+                    "A line can only return to a version that was promoted "
+                    f"before {current or 'now'}: {names}; received "
                     f"{to or 'no number'}."
                 )
             to = to or before[-1]
             if not promotion.is_there(self._files, self.version_path(to)):
                 raise RefusedError(
-                    f"{self.version_path(to)} was removed: go back to another "
+                    f"{self.version_path(to)} was removed: return to another "
                     "version, or retrain."
                 )
             at = before.index(to)

@@ -88,7 +88,7 @@ def offline_distillation(
     if not saved_model:
         raise ValueError(
             "offline_distillation needs the SavedModel of a trained group; "
-            "received none. Run it by `tfdistill compare`."
+            "received none. Run it with `tfdistill compare`."
         )
     taught = dataclasses.replace(
         workload,
@@ -186,7 +186,7 @@ def codistill_coordinated(workload: Workload) -> Workload:
 
 
 def predictions(workload: Workload, *, wait_secs: float = 0.05) -> Workload:
-    """Groups that send each other what they predict of the same batches."""
+    """Groups that send each other their predictions for the same batches."""
     sending = dataclasses.replace(
         codistill(workload, mode="coordinated"),
         teachers=lambda: tfdistill.teachers.PeerPredictions(

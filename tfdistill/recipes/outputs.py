@@ -51,8 +51,9 @@ def check_new(recipe: recipes.Recipe, cluster: tfdistill.Cluster) -> None:
     if names:
         raise ValueError(
             "All groups of a run must have the same configuration, before and "
-            f"after a resume; received one that differs from {path} in "
-            f"{', '.join(names)}. Choose another workdir, or remove that one."
+            f"after a resume; this configuration differs from {path} in "
+            f"{', '.join(names)}. Choose another workdir, or remove the "
+            "existing one."
         )
 
 

@@ -214,10 +214,10 @@ def read(path: str | os.PathLike[str]) -> Recipe:
     fits = isinstance(tree, dict) and tree.keys() == kinds.keys()
     if not fits or not all(isinstance(tree[k], v) for k, v in kinds.items()):
         raise ValueError(
-            f"{path}: a recipe must be a JSON object with "
-            f"{', '.join(kinds)}, of which the first and the method are texts "
-            f"and the others objects; received {tree!r}. Make one with "
-            "launch.train --print-config."
+            f"{path}: a recipe must be a JSON object with {', '.join(kinds)}, "
+            "of which the recipe and the method are strings and the others "
+            f"objects; received {tree!r}. Create a file with launch.train "
+            "--print-config."
         )
     try:
         found = get(tree["recipe"]).changed(
@@ -235,9 +235,9 @@ def check_takes_spans(recipe: Recipe) -> None:
     if "spans" not in recipe.arguments:
         raise ValueError(
             "The recipe of a line must have the argument `spans`, a list of "
-            "the names of data to train on, oldest first; "
-            f"{recipe.recipe} has {', '.join(recipe.arguments) or 'none'}. "
-            "Add spans=(), and let it choose the rows."
+            f"names of training data, oldest first; {recipe.recipe} has "
+            f"{', '.join(recipe.arguments) or 'none'}. Add spans=(), and "
+            "select the rows by it."
         )
 
 
@@ -333,8 +333,8 @@ def _source(name: str) -> _Source:
         tree = ast.parse(path.read_bytes(), str(path))
     except (OSError, SyntaxError, ValueError) as cause:
         raise ValueError(
-            f"The recipe {name} must be Python source; received {path}, of "
-            f"which Python says: {cause}."
+            f"The recipe {name} must be Python source; received {path}, for "
+            f"which Python reports: {cause}."
         ) from cause
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == function:
@@ -342,7 +342,7 @@ def _source(name: str) -> _Source:
     raise ValueError(
         f"{path} must define the function {function!r}, which takes keyword "
         "arguments and returns a tfdistill.Workload; it was not found. For a "
-        "function of another name pass --recipe=PLACE:FUNCTION."
+        "function with another name, pass --recipe=PLACE:FUNCTION."
     )
 
 
@@ -382,8 +382,8 @@ def _read(name: str, node: ast.FunctionDef) -> _Source:
             raise ValueError(
                 f"The argument `{argument.arg}` of the recipe {name} must have "
                 "a default that is a number, a string, true, false, None, or a "
-                "list or dict of those: it is written to config.json. Give it "
-                "one."
+                "list or dict of such values, because it is written to "
+                "config.json. Add a default."
             ) from cause
     about = (ast.get_docstring(node) or "").partition("\n")[0]
     return _Source(

@@ -127,7 +127,7 @@ def open_data(
         return workload.datasets(cluster)
     except TypeError as cause:
         raise recipes.OptionsError(
-            f"The arguments of the data do not fit: {cause}."
+            f"The data doesn't accept these arguments: {cause}."
         ) from cause
     except (OSError, ValueError) as cause:
         raise data.DataError(str(cause)) from cause
@@ -163,7 +163,7 @@ def make_student(workload: Workload) -> keras.Model:
         return workload.model()
     except (TypeError, ValueError) as cause:
         raise recipes.OptionsError(
-            f"The arguments of the model do not fit: {cause}"
+            f"The model doesn't accept these arguments: {cause}"
         ) from cause
 
 

@@ -30,8 +30,8 @@ class Converted:
             model = function.to_litert()
         except Exception as error:  # Its class is in no public module.
             raise ValueError(
-                "LiteRT must have all operations of the graph; serve it "
-                f"without --litert. Its converter said: {error}"
+                "LiteRT doesn't have all operations of the graph; serve it "
+                f"without --litert. The converter reports: {error}"
             ) from error
         self._function = function
         self.input_spec = function.input_spec

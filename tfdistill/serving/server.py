@@ -195,8 +195,8 @@ class Server(protocol.Servicer):
             )
         except RuntimeError as error:
             raise OSError(
-                f"{host}:{port} must be free, and TLS's key and certificate "
-                f"must fit: {error}"
+                f"{host}:{port} must be free, and the TLS key must match its "
+                f"certificate: {error}"
             ) from error
 
     def start(self) -> None:
@@ -260,7 +260,7 @@ class Server(protocol.Servicer):
         if function is None:
             context.abort(
                 grpc.StatusCode.UNAVAILABLE,
-                "The group has published no good version yet.",
+                "The group hasn't published a good version yet.",
             )
         served = self._model, version, "", protocol.SIGNATURE
         asked = (

@@ -133,5 +133,5 @@ def test_what_was_damaged_is_refused(source, tmp_path):
     tokens = tokenize(source, tmp_path)
     path = tokens.path("train")
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(RuntimeError, match="was damaged after it was made"):
+    with pytest.raises(RuntimeError, match="was damaged after it was written"):
         tokenize(source, tmp_path)
