@@ -227,7 +227,7 @@ def test_evaluation_files_and_teachers_see_a_dense_layer(tmp_path):
 def test_outputs_of_the_other_mode_are_refused(training):
     layer, y = make(), labels()
     other = layer(features(), training=not training)
-    with pytest.raises(ValueError, match="Pass on the `training`"):
+    with pytest.raises(ValueError, match="Pass the `training` argument"):
         layer.cross_entropy(other, *y.values(), training=training)
 
 

@@ -49,7 +49,7 @@ def test_the_owner_is_named_until_the_group_is_given_up(tmp_path, caplog):
         shutil.rmtree(_owner(tmp_path).parent)
         claim.confirm()
         assert _owner(tmp_path).exists()
-        assert f"{_owner(tmp_path)} is gone, and maybe versions" in (
+        assert f"{_owner(tmp_path)} was deleted, perhaps with versions" in (
             caplog.text
         )
     assert not _owner(tmp_path).exists() and not claim.is_held

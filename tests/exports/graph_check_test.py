@@ -209,7 +209,7 @@ def _top(model):
         (_call_outside, "its own file only; found '__some"),
         (_hide_call, "its own file only; found '__some"),
         (_custom, "found MyOwnOp"),
-        (_asset("../../etc/passwd"), "name of an asset is wrong"),
+        (_asset("../../etc/passwd"), "an asset has an invalid name"),
         (_no_objects, "one graph with objects"),
         (_two_graphs, "it holds 2 graphs"),
         (_top, "its graph must hold only.*WriteFile"),
@@ -266,7 +266,7 @@ WHOLE = [
     ],
 )
 def test_other_files_are_refused(name):
-    with pytest.raises(graph_check.GraphError, match="files must be those of"):
+    with pytest.raises(graph_check.GraphError, match="must be the files of"):
         graph_check.check_names([*WHOLE, name])
 
 

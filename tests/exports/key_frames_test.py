@@ -520,7 +520,7 @@ def test_frozen_weights_that_move_travel(exchange, caplog):
             table.assign_add(np.ones([_ROWS, 6]))
 
     _publish(exchange, follow, 6, _adapted)
-    assert caplog.text.count("Weights that are frozen have changed") == 1
+    assert caplog.text.count("Frozen weights have changed") == 1
     assert len(_bases(exchange)) == 1
 
 

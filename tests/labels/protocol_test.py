@@ -15,6 +15,8 @@ def test_a_tensor_that_claims_more_than_it_holds_is_refused():
     for dim in claims.outputs["outputs"].tensor_shape.dim:
         dim.size = 10**6
     spec = {"outputs": tf.TensorSpec([10**6, 10**6])}
-    with pytest.raises(ValueError, match="must hold its values") as caught:
+    with pytest.raises(
+        ValueError, match="must contain all of its values"
+    ) as caught:
         protocol.read_answer(claims, spec)
     assert caught.value.kind == "malformed"

@@ -192,7 +192,7 @@ def test_the_first_message_waits_for_a_peer_that_starts_later(opened):
     ("peers", "replicas", "why"),
     [
         ((2,), (0,), "among its `peers`"),
-        ((0,), (0, 1), "equally many workers"),
+        ((0,), (0, 1), "the same number of workers"),
     ],
 )
 def test_a_peer_that_cannot_answer_is_named(opened, peers, replicas, why):

@@ -194,7 +194,7 @@ def test_other_outputs_are_refused(exchange):
     cases.refresh_until(model, lambda: len(cases.quarantined(model)) == 3)
     for step, theirs in ((10, "1]"), (11, "int32"), (12, "other")):
         own, found = cases.quarantined(model)[step].split("received", 1)
-        assert "must be those of the student" in own
+        assert "must match the student's" in own
         assert "10]" in own and theirs in found
 
 

@@ -106,7 +106,7 @@ def test_a_peer_that_is_gone_and_back_teaches_while_it_is_there(tmp_path):
     mailbox.peer(1).last_asked += 17
     (teacher,) = model.teachers.status()
     assert (teacher["health"], teacher["age_steps"]) == ("absent", None)
-    assert "its last answer was of step 35" in teacher["reason"]
+    assert "its last answer was for step 35" in teacher["reason"]
 
 
 def test_nothing_is_sent_while_the_weight_is_zero(tmp_path, monkeypatch):

@@ -48,7 +48,7 @@ def next_size(
     sizes meet after a few changes.
 
     Args:
-        size: That of now.
+        size: The current batch size.
         speeds: Examples a second of this group, then of each peer.
         start: The size that all groups began with. Sizes are from a quarter of
             it to four times as many.
@@ -153,7 +153,8 @@ class BatchScaler(steps.SteppedCallback):
             raise ValueError(
                 "A tfdistill.contrib.BatchScaler must be made outside of "
                 "`strategy.scope()`: pipelines read its sizes; received a call "
-                f"in that of {type(tf.distribute.get_strategy()).__name__}."
+                "in the scope of "
+                f"{type(tf.distribute.get_strategy()).__name__}."
             )
         self._block = steps.EverySteps(every_steps).every_steps
         if not batch_size >= 1:
@@ -209,7 +210,7 @@ class BatchScaler(steps.SteppedCallback):
             message=(
                 "Batches must be read less than `every_steps` of the "
                 f"BatchScaler ahead of the training, which is {self._block}. "
-                "Prefetch fewer batches, or pass a larger `every_steps`."
+                "Prefetch fewer batches, or increase `every_steps`."
             ),
         )
         with tf.control_dependencies([is_decided]):
@@ -243,9 +244,9 @@ class BatchScaler(steps.SteppedCallback):
             None,
         ):
             raise ValueError(
-                "`dataset` must never end, so that batches can be numbered; "
-                f"received {dataset.cardinality()} elements. Call repeat() "
-                "before, and pass steps_per_epoch to `fit`."
+                "`dataset` must be endless, so that its batches can be "
+                f"numbered; received {dataset.cardinality()} elements. Call "
+                "repeat() first, and pass steps_per_epoch to `fit`."
             )
         num_shares = worker.num_replicas_in_sync if worker else 1
         # All of a worker's replicas read from the same pipeline, in turn.
@@ -312,13 +313,14 @@ class BatchScaler(steps.SteppedCallback):
         if replicas.on_servers(strategy):
             raise ValueError(
                 "A BatchScaler must not be used with parameter servers, whose "
-                "workers have no step in common; received "
+                "workers don't share a step; received "
                 f"{type(strategy).__name__}. Leave it out."
             )
         if not self._is_scaled:
             raise ValueError(
-                "The learning rate must follow the batch size; received one "
-                "that does not. Pass the optimizer scaler.scaled(rate)."
+                "The learning rate must follow the batch size, but the "
+                "optimizer's doesn't. Pass scaler.scaled(rate) to the "
+                "optimizer."
             )
         # A change that is on its way from an earlier `fit` is none of this one.
         self._decide(2 * [self.batch_size if self.step else self._first_size])

@@ -46,9 +46,10 @@ class MergeBarrier(mixing.WeightMixer):
     so does that of any group that mixes with this one.
 
     Attributes:
-        is_over: Whether it is open: weights are mixed no more.
-        barrier: The one that opened it, in the unit of the loss; None if it is
-            not known here.
+        is_over: Whether the barrier is open, so that weights are no longer
+            mixed.
+        barrier: The difference that opened it, in the unit of the loss; None if
+            it is unknown on this worker.
         num_compared: How many mixes were compared.
     """
 
@@ -61,7 +62,7 @@ class MergeBarrier(mixing.WeightMixer):
         weight: Any = 1.0,
         **kwargs: Any,
     ) -> None:
-        """Takes what follows and what is compared; it is closed.
+        """Creates a closed barrier.
 
         Args:
             rule: As for `WeightMixer`.
@@ -69,8 +70,8 @@ class MergeBarrier(mixing.WeightMixer):
                 loss is the compiled one, of a student with one output.
             margin: How much worse than the mean of the losses the mean may
                 be, finite and >= 0. Default 0.
-            weight: What the distillation weight is then: a number, or a
-                callable of the step such as `schedules.BurnIn`. Default 1.
+            weight: The distillation weight once the barrier is open: a number,
+                or a callable of the step such as `schedules.BurnIn`. Default 1.
             **kwargs: As for `WeightMixer`.
 
         Raises:
@@ -83,8 +84,9 @@ class MergeBarrier(mixing.WeightMixer):
             )
         if not isinstance(held_out, tuple) or len(held_out) < 2:
             raise ValueError(
-                "`held_out` must be a batch (inputs, targets), by which "
-                f"versions have a loss; received {type(held_out).__name__}."
+                "`held_out` must be a batch (inputs, targets), on which the "
+                "loss of each version is computed; received "
+                f"{type(held_out).__name__}."
             )
         self._inputs, self._targets = keras.tree.map_structure(
             tf.convert_to_tensor, held_out[:2]
@@ -121,8 +123,8 @@ class MergeBarrier(mixing.WeightMixer):
         strategy = model.distribute_strategy
         if replicas.on_servers(strategy):
             raise ValueError(
-                "A MergeBarrier does not work with parameter servers, where "
-                "no task has a whole version; received "
+                "A MergeBarrier doesn't work with parameter servers, where no "
+                "task has a whole version; received "
                 f"{type(strategy).__name__}. Use a WeightMixer."
             )
         loss = model.loss
@@ -133,9 +135,10 @@ class MergeBarrier(mixing.WeightMixer):
             )
         if len(model.teachers) and model.teachers.weight is not self:
             warnings.warn(
-                "A MergeBarrier must be the `distillation_weight` as well, or "
-                "the group distils while it mixes; received "
-                f"{model.teachers.weight!r}. Pass it to `compile`, too.",
+                "A MergeBarrier must also be the `distillation_weight`, so "
+                "that the group doesn't distill while it mixes; received "
+                f"{model.teachers.weight!r}. Pass the MergeBarrier to "
+                "`compile`, too.",
                 stacklevel=2,
             )
         self._loss = keras.losses.get(loss)
@@ -167,8 +170,8 @@ class MergeBarrier(mixing.WeightMixer):
         reason = "as in another group"
         if self.barrier is not None:
             reason = (
-                "since the mean of the versions has a loss on the held-out "
-                f"batch that is {self.barrier:.4f} above the mean of theirs"
+                "because the averaged weights have a loss on the held-out "
+                f"batch {self.barrier:.4f} above the versions' mean loss"
             )
         _log.warning(
             "Step %d: from now on weights are not mixed, %s.", self.step, reason
@@ -182,7 +185,7 @@ class MergeBarrier(mixing.WeightMixer):
             try:
                 barrier = self._barrier_of([own, *others])
             except Exception as error:  # TensorFlow raises many kinds.
-                _log.info("The versions were not compared: %s", error)
+                _log.info("The versions couldn't be compared: %s", error)
                 continue
             # NaN, which a mean may have, is a barrier, too.
             if not barrier <= self._margin:

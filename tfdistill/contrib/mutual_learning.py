@@ -26,11 +26,11 @@ class OtherStudents(teacher.Teacher):
     """
 
     def __init__(self, num_students: int, *, weight: float = 1.0) -> None:
-        """Takes how many students the model has.
+        """Takes the number of students in the model.
 
         Args:
             num_students: Students in the model, >= 2.
-            weight: What they count beside other teachers, >= 0. Default 1.
+            weight: Weight of each relative to other teachers, >= 0. Default 1.
 
         Raises:
             ValueError: An argument is not as above.
@@ -38,8 +38,8 @@ class OtherStudents(teacher.Teacher):
         super().__init__(weight=weight)
         if isinstance(num_students, bool) or not num_students >= 2:
             raise ValueError(
-                "`num_students` must be how many students are the outputs of "
-                f"the model, >= 2; received {num_students!r}."
+                "`num_students` must be the number of students in the model's "
+                f"outputs, >= 2; received {num_students!r}."
             )
         self._num_students, self._distance = num_students, 1
 
@@ -60,9 +60,9 @@ class OtherStudents(teacher.Teacher):
         own, size = batch.flat, self._num_students
         if len(own) % size:
             raise ValueError(
-                f"A model of {size} students must have as many outputs of "
-                f"each; received {len(own)} outputs. Return those of the "
-                "first student, then those of the next."
+                f"A model of {size} students must have equally many outputs "
+                f"for each; received {len(own)} outputs. Return the outputs of "
+                "the first student, then the outputs of the next."
             )
         first = self._distance * (len(own) // size)
         return [*own[first:], *own[:first]]

@@ -20,9 +20,9 @@ class SampledOutput(keras.layers.Layer):
     labels that name a few classes each: no tensor `[batch, num_classes]` is
     made, forward or backward, and the kernel's gradient is `IndexedSlices`.
 
-    So compile such a model without a loss, metrics or a distillation loss:
-    they would take its features for logits, and training by them is refused.
-    The model has a `compute_loss` of its own, which `CodistillModel`,
+    So compile such a model without a loss, metrics or a distillation loss: they
+    would treat its features as logits, and training with them is refused. The
+    model has a `compute_loss` of its own, which `CodistillModel`,
     `DistributedModel` and plain Keras call:
 
     Example:
@@ -79,8 +79,9 @@ class SampledOutput(keras.layers.Layer):
             num_classes: Number of classes, >= 1.
             num_sampled: Classes drawn for a batch, >= 1, all different. The
                 whole batch shares them, and so do replicas. Default 1024.
-            kernel_initializer: Of the kernel, `[num_classes, features]`.
-            seed: Of the draws. Default: from Keras' own seed.
+            kernel_initializer: Initializer of the kernel, `[num_classes,
+                features]`.
+            seed: Seed of the draws. Default: drawn from Keras' own seed.
             **kwargs: As for `keras.layers.Layer`.
 
         Raises:
@@ -136,7 +137,7 @@ class SampledOutput(keras.layers.Layer):
             if threading.get_ident() in self._handed_out:
                 raise ValueError(
                     f"The layer {self.name!r} returns features in training, "
-                    "and a loss took them for logits. Compile the model "
+                    "and a loss treated them as logits. Compile the model "
                     "without a loss, and give it a `compute_loss` that calls "
                     "SampledOutput.cross_entropy."
                 )
@@ -183,8 +184,8 @@ class SampledOutput(keras.layers.Layer):
         if outputs.shape[-1] != size:
             raise ValueError(
                 f"`outputs` must be [batch, ..., {size}] with "
-                f"training={training}; received {outputs.shape}. Pass on the "
-                "`training` of `compute_loss`."
+                f"training={training}; received {outputs.shape}. Pass the "
+                "`training` argument of `compute_loss` on to it."
             )
         dtype = self.kernel.dtype
         classes = tf.cast(classes, tf.int32)

@@ -136,7 +136,7 @@ def _packed(
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class DynamicEmbedding(layer.ShardedEmbedding):
-    """Looks up a vector for each id, of ids that nobody knows beforehand.
+    """Looks up a vector for each id, for ids that aren't known in advance.
 
     An id gets a row of its own when it is used in training, as long as there
     are rows; no two ids ever share one, as they would by hashing. The ids of a
@@ -186,11 +186,12 @@ class DynamicEmbedding(layer.ShardedEmbedding):
             num_fields: If given, ids are `[..., fields]`, or `[..., fields, k]`
                 with a combiner, and each field's ids are its own.
             admit_after: An id gets a row in the step in which it has been used
-                that often. Those that wait take places of rows, too.
-            evict: Which id's row a new one gets when all rows in which it may
-                lie are taken: `"lru"` (default), the one used longest ago;
-                `"count"`, the one used least; or None: it gets none. Ids that
-                wait go first, and of the last 64 steps none.
+                that often. Ids that wait take places of rows, too.
+            evict: Which id loses its row to a new id when all rows in which the
+                new id may lie are taken: `"lru"` (default), the id used longest
+                ago; `"count"`, the id used least; or None: the new id gets no
+                row. Ids that wait for admission go first; ids used in the last
+                64 steps stay.
             max_age_steps: If given, an id that has not been used in as many
                 steps may lose its row, too, at least 64.
             embeddings_initializer: What `unknown` begins with, as in
@@ -235,7 +236,7 @@ class DynamicEmbedding(layer.ShardedEmbedding):
                 "A DynamicEmbedding must be trained on one replica or with "
                 "tf.distribute.ParameterServerStrategy; received "
                 f"{num_replicas} replicas in {self.name!r}. Use a "
-                "ShardedEmbedding there, of hashed ids."
+                "ShardedEmbedding with hashed ids there."
             )
         super().build(input_shape)
         self.ids.build_beside([shard.value for shard in self.shards])
@@ -379,9 +380,9 @@ class DynamicEmbedding(layer.ShardedEmbedding):
         if training is None:
             raise ValueError(
                 "A DynamicEmbedding must be trained by a model of tfdistill, "
-                "which tells it the step and what its optimizer keeps; "
-                f"received a call of {self.name!r} with training=True outside. "
-                "Wrap the model: tfdistill.DistributedModel(model)."
+                "which gives the layer the step and the optimizer's slots; "
+                f"{self.name!r} was called with training=True outside of such "
+                "a model. Wrap the model: tfdistill.DistributedModel(model)."
             )
         step = tf.convert_to_tensor(training.optimizer.iterations)
         unknown = tf.stop_gradient(tf.convert_to_tensor(self.unknown))

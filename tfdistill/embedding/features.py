@@ -25,19 +25,19 @@ class FeatureEmbedding(keras.layers.Layer):
     """Looks features up in `ShardedEmbedding` tables, as keras-rs describes.
 
     It takes the configurations of a `keras_rs.layers.DistributedEmbedding`, and
-    inputs and outputs of the same structure. Tables whose vectors are as long,
-    and begin alike, are stacked: fields of one `ShardedEmbedding`, looked up at
-    once, so that a step costs what its ids cost, however many tables there are.
-    The optimizer of `compile` updates the tables, row by row; keras-rs must be
-    installed (`pip install tfdistill[recommenders]`).
+    inputs and outputs of the same structure. Tables with equal `embedding_dim`
+    and initializer are stacked: they become fields of one `ShardedEmbedding`
+    and are looked up at once, so the cost of a step depends on its ids, not on
+    the number of tables. The optimizer of `compile` updates the tables, row by
+    row; keras-rs must be installed (`pip install tfdistill[recommenders]`).
 
     `max_ids_per_partition` and `max_unique_ids_per_partition` are for
     accelerators and change nothing here.
 
     Attributes:
         stacks: The tables, each a `ShardedEmbedding` of one or more.
-        tables: By the name of a `TableConfig`, which of `stacks` has it, and as
-            which of its fields.
+        tables: By the name of a `TableConfig`: the index in `stacks` of the
+            stack that has the table, and of its field there.
 
     Example:
         >>> import keras_rs
@@ -70,7 +70,8 @@ class FeatureEmbedding(keras.layers.Layer):
 
         Raises:
             ImportError: keras-rs is not installed.
-            ValueError: A configuration asks for what these tables have not.
+            ValueError: A configuration asks for something that these tables
+                don't support.
         """
         super().__init__(**kwargs)
         self.supports_jit = False
@@ -88,8 +89,8 @@ class FeatureEmbedding(keras.layers.Layer):
             config = table.get_config()
             if configs.setdefault(table.name, config) != config:
                 raise ValueError(
-                    "Tables must have names of their own; received two that "
-                    f"differ, named {table.name!r}. Features share a table by "
+                    "Each table must have its own name; received two different "
+                    f"tables named {table.name!r}. Features share a table by "
                     "naming the same TableConfig."
                 )
             stack = by_kind.setdefault(_kind(table), [])
@@ -135,7 +136,8 @@ class FeatureEmbedding(keras.layers.Layer):
             The same structure of floats `[batch, dim]`.
 
         Raises:
-            ValueError: There are weights, or the structure is another one.
+            ValueError: There are weights, or the structure differs from the
+                configurations.
         """
         if weights is not None:
             raise ValueError(
@@ -233,13 +235,13 @@ def _check_feature(feature: Any) -> None:
         raise ValueError(
             "A TableConfig must leave `optimizer` out, since the optimizer of "
             f"`compile` updates the tables, too; received {table.optimizer!r} "
-            f"for {table.name!r}. Give it to `compile`."
+            f"for {table.name!r}. Pass the optimizer to `compile`."
         )
     if table.placement == "sparsecore":
         raise ValueError(
-            "`placement` must be 'auto' or 'default_device': these tables lie "
-            f"on parameter servers or workers; received {table.placement!r} "
-            f"for {table.name!r}."
+            "`placement` must be 'auto' or 'default_device': these tables are "
+            "stored on parameter servers or workers; received "
+            f"{table.placement!r} for {table.name!r}."
         )
     if feature.output_shape[-1] != table.embedding_dim:
         raise ValueError(

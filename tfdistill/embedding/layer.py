@@ -42,14 +42,14 @@ class FieldIds:
         """
         if not sizes or min(sizes) < 1:
             raise ValueError(
-                "`input_dim` must be an int >= 1 or a sequence of these; "
+                "`input_dim` must be an int >= 1 or a sequence of such ints; "
                 f"received {list(sizes)}. Give each field its number of ids."
             )
         if oov_index is not None and not 0 <= oov_index < min(sizes):
             raise ValueError(
-                "`oov_index` must be an id of every field, in "
-                f"[0, {min(sizes)}); received {oov_index}. Enlarge "
-                "`input_dim` by one for it."
+                "`oov_index` must be an id of every field, in [0, "
+                f"{min(sizes)}); received {oov_index}. Make `input_dim` one "
+                "larger to have a row for it."
             )
         self.sizes = tuple(sizes)
         self.num_rows = sum(sizes)
@@ -128,7 +128,7 @@ def _refuse(
                 *("Ids of ", owner, " must be >= 0 and < "),
                 *(tf.as_string(limit), "; received ", tf.as_string(bad)),
                 *((" in field ", tf.gather(names, *field)) if field else ()),
-                ". Fix the data, or map such ids to one by `oov_index`.",
+                ". Fix the data, or map such ids to one row with `oov_index`.",
             ]
         )
         with tf.control_dependencies([tf.debugging.Assert(False, [message])]):
@@ -289,11 +289,11 @@ class ShardedEmbedding(keras.layers.Layer):
     """Looks up a vector for each id in a sharded table.
 
     Under `ParameterServerStrategy` each parameter server holds a shard;
-    elsewhere the table is one variable, unless `num_shards` says otherwise.
-    Each distinct id of a batch is fetched once and its gradients are summed
-    before they travel, so a step costs what its batch costs, however large
-    the table is. The initial values, the files and the results of training
-    do not depend on the number of shards.
+    elsewhere the table is one variable, unless `num_shards` is given. Each
+    distinct id of a batch is fetched once and its gradients are summed before
+    they travel, so the cost of a step depends on the batch, not on the table.
+    The initial values, the files and the results of training do not depend on
+    the number of shards.
 
     One layer is one table. For one table per field, make one layer per
     field; for one table for many fields, give their sizes as `input_dim`.
@@ -360,8 +360,8 @@ class ShardedEmbedding(keras.layers.Layer):
                 changes nothing.
             sharding: `"hash"` (default) or `"contiguous"`; see `RowLayout`.
             num_shards: Defaults to the number of parameter servers, or 1.
-            oov_index: The id, in each field, that stands for negative ids
-                and those out of range. By default these are an error.
+            oov_index: The id, in each field, that stands for negative ids and
+                those out of range. By default such ids are an error.
             field_names: What errors call the fields. Defaults to numbers.
             **kwargs: As for `keras.layers.Layer`, such as `name` and `dtype`.
 
@@ -416,7 +416,8 @@ class ShardedEmbedding(keras.layers.Layer):
         """Checks that an optimizer can update rows, or variables on servers.
 
         Raises:
-            ValueError: It has no such form; the message names those that do.
+            ValueError: The optimizer can't; the message names the optimizers
+                that can.
         """
         rules.rule_for(optimizer)
 
@@ -465,7 +466,7 @@ class ShardedEmbedding(keras.layers.Layer):
                 `input_dim` is a sequence, `[..., k]` with a combiner,
                 `[..., fields, k]` with both, but `[..., fields]` with `"fm"`.
                 Or ragged `[batch, (k)]`, if `input_dim` is an int.
-            training: False, and only that, skips what serves the gradient.
+            training: Only False skips the work that the gradient needs.
 
         Returns:
             Floats of the layer's compute dtype. The shape is that of the ids
@@ -727,8 +728,8 @@ class ShardedEmbedding(keras.layers.Layer):
         if tuple(table.shape) != expected:
             raise ValueError(
                 f"The table of the layer {self.name!r} must have the shape "
-                f"{expected}; received {tuple(table.shape)}. Make the layer "
-                "as it was when the file was saved."
+                f"{expected}; received {tuple(table.shape)}. Create the layer "
+                "with the arguments it had when the file was saved."
             )
         starts = self.layout.starts
         for shard, variable in enumerate(self.shards):

@@ -126,8 +126,8 @@ def check_sends_less(
     )
     if by_sums >= by_rows:
         raise ValueError(
-            "`combine_on_servers` must send less than it saves: a bag of "
+            "`combine_on_servers` must save bytes, but doesn't: a bag of "
             f"{ids_per_bag} ids needs {by_sums} bytes from {num_shards} "
-            f"shards, and its rows at most {by_rows}. Leave it out of the "
-            f"layer {layer!r}."
+            f"shards, and its rows at most {by_rows}. Leave "
+            f"`combine_on_servers` out of the layer {layer!r}."
         )

@@ -266,10 +266,10 @@ def rule_for(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
     if type(optimizer) not in _RULES:
         names = ", ".join(sorted(cls.__name__ for cls in _RULES))
         raise ValueError(
-            f"The optimizer must be one of {names} of keras.optimizers, for "
-            f"fused updates; received {type(optimizer).__name__}. Choose one "
-            "of these, or a model without ShardedEmbedding and parameter "
-            "servers."
+            f"The optimizer must be one of {names} of keras.optimizers, which "
+            f"have fused updates; received {type(optimizer).__name__}. Choose "
+            "one of these optimizers, or a model without ShardedEmbedding and "
+            "parameter servers."
         )
     for option in _UNSUPPORTED:
         value = getattr(optimizer, option, None)

@@ -146,8 +146,8 @@ def _distinct(gradient: Any, layer: Any) -> Any:
         return table_rows.sum_per_row(gradient)
     if gradient is not None and layer is not None:
         raise ValueError(
-            f"The table of the layer {layer.name!r} must be used by lookups "
-            "alone; received a gradient for all its rows. Call the layer, "
+            f"The table of the layer {layer.name!r} must be used only by "
+            "lookups; received a gradient for all its rows. Call the layer, "
             "outside of loops, instead of using its variables."
         )
     return gradient

@@ -94,9 +94,9 @@ class Bases:
             )(
                 f"The base of the version, {path}, must be its {num_bytes} "
                 f"bytes of frozen weights, named by their SHA-256; it {state}. "
-                "Its group publishes a base that is missing again with its "
-                "next version. Start all groups with the same frozen weights, "
-                "and none has to read it."
+                "If a base is missing, its group publishes it again with the "
+                "next version. If all groups start with the same frozen "
+                "weights, no group has to read a base."
             )
         return found
 

@@ -86,17 +86,17 @@ class GroupClaim:
         elif found and not self._is_own(found):
             self._failure = ClaimLostError(
                 f"{_named(found)} has taken over {self._files.directory}: "
-                f"{_named(self._own)} publishes nothing more; end it. If two "
-                "groups were started with one index, give each its own "
+                f"{_named(self._own)} publishes nothing more; stop it. If two "
+                "groups were started with the same index, give each its own "
                 "(TFDISTILL_GROUP)."
             )
         self.check()
         if not found or not self._is_taken:
             if self._is_taken:
                 _log.warning(
-                    "%s is gone, and maybe versions next to it. Training "
-                    "continues and publishes there again. Don't change an "
-                    "exchange that is in use.",
+                    "%s was deleted, perhaps with versions next to it. "
+                    "Training continues and publishes there again. Don't "
+                    "change an exchange that is in use.",
                     self._files.path(_NAME),
                 )
             self._files.write(_NAME, self._own)
@@ -115,12 +115,13 @@ class GroupClaim:
         if found is None or found.get("run") == self._own["run"]:
             return
         path = self._files.path(_NAME)
-        owner = _named(found) if found else "nobody that this run knows"
+        owner = _named(found) if found else "an unknown owner"
         self._failure = GroupClaimedError(
             f"{self._files.directory} belongs to another run: {path} names "
-            f"{owner}; this is {_named(self._own)}. Give each run an exchange "
-            "of its own (TFDISTILL_EXCHANGE). If that run is over, remove "
-            f"{path}; to resume it, set TFDISTILL_WORKDIR as it was."
+            f"{owner}; this is {_named(self._own)}. Give each run its own "
+            "exchange (TFDISTILL_EXCHANGE). If that run is over, remove "
+            f"{path}; to resume it, set TFDISTILL_WORKDIR to the run's "
+            "directory."
         )
 
     def _is_own(self, found: dict[str, Any]) -> bool:

@@ -84,8 +84,8 @@ class GroupPublisher:
             files = stage.files()
             if not files:
                 raise versions.ExportError(
-                    f"`write` must leave at least one file in {stage.path}; "
-                    "it left none."
+                    f"`write` must leave at least one file in {stage.path}; it "
+                    "left no file."
                 )
             checked = dataclasses.replace(draft, files=files)
             if signer is not None:

@@ -160,7 +160,7 @@ def patched(
             rest = _write_over(results[name], entries[name], rest)
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise DeltaError(
-                f"its delta of {name} is wrong: {error}"
+                f"its delta of {name} is invalid: {error}"
             ) from error
     if rest:
         raise DeltaError(f"its delta must end; {len(rest)} bytes are left.")

@@ -338,7 +338,8 @@ class Exchange:
         if not self.enabled:
             raise versions.ExportError(
                 "The exchange has no place to publish to: it was created with "
-                "root=None. Set TFDISTILL_EXCHANGE, or pass it a directory."
+                "root=None. Set TFDISTILL_EXCHANGE, or pass a directory to the "
+                "Exchange."
             )
         made = commit.GroupPublisher(
             self._file_system, self.group_path(group), self._retention
@@ -404,7 +405,7 @@ class Exchange:
             found = manifest.Manifest.from_json(text)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise versions.VersionNotFoundError(
-                f"There is no version at {path}: {error}. It was not published "
+                f"There is no version at {path}: {error}. It wasn't published "
                 "yet, or was pruned."
             ) from error
         except (

@@ -68,7 +68,7 @@ def check(content: bytes) -> None:
     own = {function.signature.name for function in definitions}
     if shadows := sorted(own & set(dir(tf.raw_ops))):
         raise GraphError(
-            "the names of its functions must be no operations'; found "
+            "its functions must not have the names of operations; found "
             f"{shadows[:3]}."
         )
     callees: dict[str, set[str]] = {}
@@ -101,7 +101,7 @@ def check(content: bytes) -> None:
             manifest.check_file_name(asset.filename)
         except manifest.ManifestError as error:
             raise GraphError(
-                f"the name of an asset is wrong: {error}"
+                f"an asset has an invalid name: {error}"
             ) from error
 
 
@@ -121,9 +121,9 @@ def _parsed(content: bytes) -> Any:
         not parsed.meta_graphs[0].object_graph_def.nodes
     ):
         raise GraphError(
-            "it must hold one graph with objects, as TensorFlow 2 writes; it "
-            f"holds {len(parsed.meta_graphs)} graphs. A TensorFlow 1 graph can "
-            "run any of its operations when it is loaded."
+            "it must hold one graph with objects, as TensorFlow 2 writes it; "
+            f"it holds {len(parsed.meta_graphs)} graphs. A TensorFlow 1 graph "
+            "can run any of its operations when it is loaded."
         )
     return parsed.meta_graphs[0]
 
@@ -223,7 +223,7 @@ def check_names(names: Iterable[str]) -> None:
     for name in sorted(found):
         if not _NAME.fullmatch(name):
             raise GraphError(
-                "its files must be those of a SavedModel (saved_model.pb, "
+                "its files must be the files of a SavedModel (saved_model.pb, "
                 "fingerprint.pb, variables, and texts in assets); found "
                 f"{name!r}."
             )
@@ -258,7 +258,7 @@ def check_directory(directory: str) -> None:
     for name, found in filesystem.walk(file_system, root):
         if not (found.is_dir or found.is_file):
             raise GraphError(
-                f"its files must be regular ones; {name!r} is a link or a "
+                f"its files must be regular files; {name!r} is a link or a "
                 "device."
             )
         if found.is_file:

@@ -40,7 +40,8 @@ class KeyFrames:
         if choose is not None and every == 1:
             raise ValueError(
                 "`choose` is for deltas between whole versions; received it "
-                "with key_every=1, which publishes none. Pass key_every=10."
+                "with key_every=1, which publishes no deltas. Pass "
+                "key_every=10."
             )
         self.every = every
         self._choose = choose
@@ -89,7 +90,9 @@ class KeyFrames:
         # An earlier attempt may have published it the other way: all readers
         # must see the same.
         if not whole and step in other.listed(described["group"]):
-            raise versions.VersionExistsError(f"Step {step} is there already.")
+            raise versions.VersionExistsError(
+                f"Step {step} has already been added."
+            )
         start = values
         if base:
             kept = {key: values.pop(key) for key in keys}
@@ -162,9 +165,8 @@ class KeyFrames:
         if self._writer is writer and keys == found and name != before:
             self._moves = True
             _log.warning(
-                "Weights that are frozen have changed since the last version: "
-                "something gives them values. So from now on versions hold "
-                "them, too, and are larger."
+                "Frozen weights have changed since the last version, so "
+                "versions now include them and are larger."
             )
             return set(), ""
         return found, name
@@ -216,7 +218,9 @@ def read_delta(
     if base is not None:
         arrays = _zeros(field.get("variables"), found)
     elif parts.keys() != found.keys():
-        raise deltas.DeltaError("what is held has other variables, or scales.")
+        raise deltas.DeltaError(
+            "the version it is added to has different variables or scales."
+        )
     else:
         arrays = {
             key: tf.cast(value, found[key]["dtype"]).numpy()

@@ -206,8 +206,8 @@ def load(
     """
     if filesystem.in_object_store(directory):
         raise ValueError(
-            "A SavedModel must be where TensorFlow itself can read; received "
-            f"{directory!r}. Copy it to a local directory first."
+            "A SavedModel must be in a place that TensorFlow itself can read; "
+            f"received {directory!r}. Copy it to a local directory first."
         )
     try:
         graph_check.check_directory(directory)

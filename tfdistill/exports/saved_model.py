@@ -343,7 +343,9 @@ def read_variables(
     for name, value in parts.items():
         # The files may have changed meanwhile.
         if value.shape != found[name][0]:
-            raise ValueError(f"variable {name} is another than it was.")
+            raise ValueError(
+                f"variable {name} differs from the variable that was exported."
+            )
     values = joined(parts, {key: variables[key] for key in keys})
     check_finite(values, keys)
     return [*map(tf.convert_to_tensor, values)] if widen else values

@@ -113,17 +113,17 @@ class StudentGraph:
         if not student.built:
             raise ValueError(
                 f"The student {student.name!r} must be built before it is "
-                "traced; received one without variables. Call it once on a "
-                "batch, or give it an Input."
+                "traced; it has no variables yet. Call it once on a batch, or "
+                "give it an Input."
             )
         absent = [
             n for n, v in named(input_spec, "inputs").items() if v is None
         ]
         if absent:
             raise ValueError(
-                "An export and its teachers must get each input of the "
+                "An export and its teachers need a value for each input of the "
                 f"student; received None for {absent} in the data. Pass zeros "
-                "there, or make the student without that input."
+                "instead, or build the student without that input."
             )
         self._student = student
         self.variables = layer.variables_of(student)
@@ -137,8 +137,8 @@ class StudentGraph:
             names = ", ".join(sorted(v.name for v in captured))
             raise ValueError(
                 "Every variable of the student must be a Keras variable, so "
-                f"that a teacher can have values of its own; received {names}."
-                " Create them with `self.add_weight(...)`."
+                f"that a teacher can have its own values; received {names}. "
+                "Create them with `self.add_weight(...)`."
             )
         self.tables = tables_used(student, self._concrete.captured_inputs)
         self.output_spec = keras.tree.map_structure(
@@ -342,8 +342,8 @@ def leaf_names(structure: Any, default: str) -> list[str]:
     if len(set(legal)) != len(legal):
         raise ValueError(
             f"The names of {default} must differ in letters, digits or _, "
-            "because a signature cannot hold other characters; "
-            f"received {found}. Rename some."
+            "because a signature cannot hold other characters; received "
+            f"{found}. Rename them."
         )
     return legal
 

@@ -147,8 +147,8 @@ class Agreement:
         ready = self.exchange_news().ready
         for index in set(asked).difference(ready):
             _log.warning(
-                "Version %d of group %d, which was in use before, is not "
-                "used: some worker could not read it.",
+                "Version %d of group %d, which was in use before, is no longer "
+                "used: at least one worker couldn't read it.",
                 asked[index],
                 self._followers[index].group,
             )

@@ -55,10 +55,10 @@ def checked_groups(
     )
     if not is_index or len({*peers, own}) != len(peers) + 1:
         raise ValueError(
-            "`peers` must hold indices of other groups, >= 0, each once; "
-            f"received {peers!r}"
-            f"{'' if own is None else f', and this is group {own}'}. Leave "
-            "`peers` out for all others."
+            "`peers` must list the indices of other groups, >= 0, each once; "
+            "received "
+            f"{peers!r}{'' if own is None else f', and this is group {own}'}. "
+            "Leave `peers` out for all others."
         )
     return list(peers)
 
@@ -257,7 +257,7 @@ class Follower:
         if self._attempts == _MOST_TRIES:
             _log.warning(
                 "Version %d of group %d cannot be read yet: %s: %s. Training "
-                "continues without it, and will try again.",
+                "continues without it and tries again later.",
                 step,
                 self.group,
                 type(error).__name__,

@@ -99,8 +99,7 @@ def check_spec(what: str, ours: Mapping[str, Any], theirs: Any) -> None:
         same = False
     if not same:
         raise Refused(
-            f"its {what} must be those of the student, {ours}; received "
-            f"{theirs}."
+            f"its {what} must match the student's, {ours}; received {theirs}."
         )
 
 
@@ -164,4 +163,7 @@ def schema_difference(ours: Mapping[str, str], theirs: Any) -> str | None:
     differ = [name for name in names if ours.get(name) != theirs.get(name)]
     if not differ:
         return None
-    return f"its schema must be ours, but differs in {str(differ)[:200]}."
+    return (
+        "its schema must match this group's, but differs in "
+        f"{str(differ)[:200]}."
+    )

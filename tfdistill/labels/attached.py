@@ -13,7 +13,7 @@ import tensorflow as tf
 
 
 class Labelled(NamedTuple):
-    """Inputs, and what teachers said of them.
+    """Inputs, and the teachers' labels for them.
 
     Attributes:
         inputs: As the student is called with, `[batch, ...]`.
@@ -48,13 +48,12 @@ def attach(element: Any, labels: Mapping[str, Any]) -> Any:
     """Adds labels to an element of a data set, in the form that `fit` expects.
 
     Args:
-        element: `x`, `(x, y)` or `(x, y, sample_weight)`, in batches; labels
-            that it has already stay.
+        element: `x`, `(x, y)` or `(x, y, sample_weight)`, in batches; existing
+            labels are kept.
         labels: By name of the teacher, what `label` returned.
 
     Example:
-        ```python
-        def add(x, y):  # The labels of a function of one's own.
+        ```python def add(x, y):  # Labels from your own function.
             outputs = [tfdistill.labels.Form().encode(teach(x))]
             version = tf.zeros(tf.shape(y)[:1], tf.int64)
             label = tfdistill.labels.label(outputs, version=version)

@@ -52,7 +52,8 @@ def write(
         teacher: A Keras model, or the directory of a SavedModel. It predicts in
             inference mode.
         directory: New or empty; local or mounted.
-        form: What is kept of each output. Default: all of it, as float32.
+        form: How much of each output is kept. Default: the whole output, as
+            float32.
         trust: Whether to load a SavedModel that holds more than what
             `graph_ops` lists, with a warning.
         progress: Called after each batch with the number of examples so far.
@@ -61,13 +62,13 @@ def write(
         The number of examples.
 
     Raises:
-        ValueError: An argument is not as above, or what is kept of an example
-            has no fixed size.
+        ValueError: An argument is not as above, or the kept outputs have no
+            fixed size per example.
     """
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             "The data set must end; received an endless one. Leave out "
-            "repeat(), or take() what is to be labelled."
+            "repeat(), or take() only the examples to label."
         )
     form = form or forms.Form()
     path = _new_directory(directory)
@@ -79,9 +80,9 @@ def write(
             found = _described(kept)
             if outputs not in (None, found):
                 raise ValueError(
-                    "What is kept of an example must have one size; received "
-                    f"{outputs} and {found}. Pad sequences to one length in "
-                    "the data set."
+                    "The outputs kept for each example must have the same "
+                    f"size; received {outputs} and {found}. Pad sequences to "
+                    "one length in the data set."
                 )
             outputs = found
             writer.write(record)
@@ -89,8 +90,8 @@ def write(
             progress(num_rows)
     if outputs is None:
         raise ValueError(
-            "The data set must have at least one example to label; received "
-            "an empty one."
+            "The data set must have at least one example to label; received an "
+            "empty data set."
         )
     said = {
         "format": FORMAT,
@@ -197,10 +198,10 @@ class WrittenLabels:
         check = tf.debugging.Assert(
             tf.reduce_all(found == wanted),
             [
-                f"The labels in {self._path} are of other data, or of other "
-                f"{self.num_rows} examples: read the same data set in the same "
-                "order, in batches of the same size, and shuffle and repeat it "
-                "afterwards. The first difference is in batch",
+                f"The labels in {self._path} were written for other data, or "
+                f"for {self.num_rows} other examples: read the same data set "
+                "in the same order, in batches of the same size, and shuffle "
+                "and repeat it afterwards. The first difference is in batch",
                 number,
             ],
         )
@@ -235,7 +236,7 @@ def _record(
         ):
             raise ValueError(
                 f"The teacher's outputs must be finite, as {form.dtype}; "
-                f"received NaN or infinite ones after {num_before} examples."
+                f"received NaN or infinite values after {num_before} examples."
             )
         form.check(output.numpy())
         if end in student_graph.PROBABILITIES and not forms.is_top(kept):

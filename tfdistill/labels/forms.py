@@ -91,8 +91,8 @@ class Form:
         classes = kept.get(f"{_CLASSES}{num_classes}")
         if classes is None:
             raise ValueError(
-                f"The labels must be of the student's {num_classes} classes; "
-                f"received {' and '.join(kept)}. Ask a teacher of the same "
+                f"The labels must be for the student's {num_classes} classes; "
+                f"received {' and '.join(kept)}. Use a teacher with the same "
                 "classes."
             )
         top = tf.exp(tf.cast(kept["log_probability"], tf.float32))

@@ -120,7 +120,8 @@ def _array(proto: Any, name: str, spec: tf.TensorSpec) -> np.ndarray:
     if held != math.prod(sizes):
         raise BadAnswerError(
             "malformed",
-            f"{name!r} must hold its values: as many as its shape {sizes} has.",
+            f"{name!r} must contain all of its values, as many as its shape "
+            f"{sizes} has.",
         )
     return np.asarray(tf.make_ndarray(proto))
 

@@ -48,11 +48,11 @@ class Teachers:
     """Attaches servers' predictions to each batch.
 
     Pass it to `dataset.map`, after `batch`. It asks one server a batch, all of
-    them in turn, and another one if that fails. The training never waits
-    longer than `timeout_secs` for a batch, and never fails for want of
-    servers: rows without an answer have version -1 and teach nothing. A server
-    that fails is left alone for `timeout_secs`, and for twice as long each
-    time; if all are, batches pass at once.
+    them in turn, and another one if that fails. The training never waits longer
+    than `timeout_secs` for a batch, and continues without servers: rows without
+    an answer have version -1 and teach nothing. A server that fails gets no
+    requests for `timeout_secs`, and for twice as long after each further
+    failure; while no server is left, batches pass at once.
 
     `num_parallel_calls` of `dataset.map` is how many batches are asked about
     at once, and `prefetch` how many answers wait for the training, which
@@ -275,8 +275,8 @@ class Teachers:
             is_first = self._refused[kind] == 1
         if is_first:
             _log.warning(
-                "Refused an answer of the teacher %s at %s (%s): %s It isn't "
-                "asked for a while; training continues. Later cases are only "
+                "Rejected an answer from %s at %s (%s): %s It gets no requests "
+                "for a while; training continues. Later cases are only "
                 "counted, in Teachers.status().",
                 self.name,
                 server.address,
@@ -314,9 +314,9 @@ def _named(x: Any) -> dict[str, tf.Tensor]:
     for name, tensor in named.items():
         if not isinstance(tensor, tf.Tensor) or not tensor.shape.rank:
             raise ValueError(
-                "Inputs that servers are asked about must be dense tensors "
-                f"[batch, ...]; received {name}={tensor!r}. Batch the data "
-                "set first, and pass the teachers to its `map`."
+                "Inputs sent to servers must be dense tensors [batch, ...]; "
+                f"received {name}={tensor!r}. Batch the data set first, and "
+                "pass the teachers to its `map`."
             )
         if tensor.dtype.is_floating:
             named[name] = tf.cast(tensor, tf.float32)

@@ -100,17 +100,17 @@ class FragmentMixer(mixer.WeightMixer):
         """Reads nothing yet.
 
         Args:
-            rule: The optimizer of the common weights.
+            rule: The optimizer for the common weights.
             every_steps: Steps between mixes, >= 1.
-            num_fragments: Into how many parts the weights are cut, >= 1, and
-                at most as many as there are trained variables.
+            num_fragments: Number of parts into which the weights are cut, >= 1,
+                and at most the number of trained variables.
             choose: Picks which numbers of kernels and tables are sent, such as
                 `contrib.AboveRms()`. Default: all.
-            bits: Of a number, 8 or 1: its sign, beside a scale that 256 of them
-                share. Default 8.
-            wait_secs: The longest wait of a mix for its peers, > 0. Longer than
-                a group takes to start again, or weights that are to be common
-                no longer are, which is warned of.
+            bits: Bits per number: 8, or 1 for its sign and a scale shared by
+                256 numbers. Default 8.
+            wait_secs: The longest wait of a mix for its peers, > 0. It should
+                exceed the time that a group takes to restart; otherwise the
+                groups' weights diverge, with a warning.
             **kwargs: As for `WeightMixer`.
 
         Raises:
@@ -133,7 +133,8 @@ class FragmentMixer(mixer.WeightMixer):
             raise ValueError(f"`bits` must be 8 or 1; received {bits!r}.")
         if not wait_secs:
             raise ValueError(
-                "`wait_secs` must be > 0: all groups mix the same; received 0."
+                "`wait_secs` must be > 0, because all groups must mix the same "
+                "versions; received 0."
             )
         self._num_fragments = num_fragments
         self._choose, self._bits = choose, bits
@@ -295,8 +296,9 @@ class FragmentMixer(mixer.WeightMixer):
                 lambda: publish(blocks, anchor), wait_secs=0.0
             ):
                 _log.warning(
-                    "The outer gradient of step %d is not published: %d before "
-                    "it are still to be. Is their storage out of reach?",
+                    "The outer gradient of step %d isn't published: %d earlier "
+                    "gradients are still waiting. Check that their storage is "
+                    "reachable.",
                     step,
                     _MOST_UNPUBLISHED,
                 )
@@ -320,7 +322,7 @@ class FragmentMixer(mixer.WeightMixer):
                 except versions.ExportError as error:
                     if self._sent_step != step and time.monotonic() >= until:
                         raise  # Nobody waits for it any more.
-                    _log.warning("%s It is tried again.", error)
+                    _log.warning("%s It will be tried again.", error)
                     time.sleep(pause.failed())
                 else:
                     return
@@ -371,11 +373,11 @@ class FragmentMixer(mixer.WeightMixer):
         ]
         if apart and not self._is_apart:
             _log.warning(
-                "Step %d: this group and the groups %s do not have the same "
-                "weights in common any more: a mix of one of them was without "
-                "another, which was missing for longer than wait_secs, %g. "
-                "They go on mixing, at a distance. Let `wait_secs` be longer "
-                "than a group takes to start again.",
+                "Step %d: this group and the groups %s no longer have equal "
+                "weights: one mixed without another, which was away longer "
+                "than wait_secs, %g. They continue mixing from different "
+                "weights. Set `wait_secs` longer than a group takes to "
+                "restart.",
                 self.step,
                 apart,
                 self._wait_secs,

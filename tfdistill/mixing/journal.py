@@ -51,10 +51,9 @@ class Journal:
         """Says that a mix cannot be repeated, once."""
         if not self._has_warned:
             _log.warning(
-                "The mix at step %d cannot be repeated as it was before this "
-                "training was stopped: the exchange does not have all of its "
-                "versions any more. Weights will differ from those of a "
-                "training that was not stopped.",
+                "The mix at step %d can't be repeated exactly: some of its "
+                "versions are gone from the exchange. Weights will differ from "
+                "the weights of an uninterrupted training.",
                 step,
             )
         self._has_warned = True

@@ -32,18 +32,18 @@ class WeightMixer(steps.Mixer):
     background, with the same checks. All workers of a group mix the same
     versions at the same step, and no version twice. Weights that are trained
     change by the rule; `tfdistill.mixing.rules` says what becomes of all
-    others. All groups must begin with equal weights, and mix by the same rule:
-    versions of another are refused.
+    others. All groups must begin with equal weights and mix by the same rule;
+    other versions are refused.
 
-    By default training never waits: a mix takes what has been read, and is
-    skipped if that is nothing. With `wait_secs` it waits until all peers have
-    published their version of its own step, so that the result does not depend
-    on the groups' speeds. A peer that was missing then is not waited for again
-    until it publishes.
+    By default training never waits: a mix takes the versions that have been
+    read, and is skipped if there are none. With `wait_secs` it waits until all
+    peers have published their version of its own step, so that the result does
+    not depend on the groups' speeds. A peer that was missing then is not waited
+    for again until it publishes.
 
     Attributes:
         num_mixes: Mixes that took place.
-        num_skipped: Mixes that had no version.
+        num_skipped: Mixes that were skipped because no version had been read.
         num_bytes: Bytes of the versions that were mixed.
         waits: How long the training thread waited for versions.
         blocked: How long mixing held up the training thread, waits included.
@@ -75,9 +75,9 @@ class WeightMixer(steps.Mixer):
             every_steps: Steps between mixes, >= 1; a multiple of the
                 exporter's.
             peers: Groups to mix with, each of which must mix with this one.
-                Default: all others of the run. An empty list: nobody, so that
-                the rule takes the group's own weights for the mean, as DiLoCo
-                with one replica does.
+                Default: all other groups of the run. With an empty list, the
+                rule treats the group's own weights as the mean, as DiLoCo with
+                one replica does.
             wait_secs: The longest wait of a mix for its peers' versions of
                 the same step, >= 0. Default 0: training never waits.
             clock: Seconds of a clock that never goes backwards.
@@ -152,8 +152,9 @@ class WeightMixer(steps.Mixer):
         if not exporters:
             raise ValueError(
                 "`callbacks` must have a StudentExporter before the "
-                "WeightMixer: a mix needs what each group had before it; "
-                f"received {[type(c).__name__ for c in callbacks]}."
+                "WeightMixer: a mix needs the version that each group had "
+                "before the mix; received "
+                f"{[type(c).__name__ for c in callbacks]}."
             )
         self._exporter = exporters[-1]
         self._check_steps(self._exporter)
@@ -178,15 +179,15 @@ class WeightMixer(steps.Mixer):
         if replicas.on_servers(strategy):
             raise ValueError(
                 "A WeightMixer must not be used with parameter servers, where "
-                "no task has all weights; received "
-                f"{type(strategy).__name__}. Learn from the predictions of the "
-                "other groups, by teachers.Peers()."
+                f"no task has all weights; received {type(strategy).__name__}. "
+                "Learn from the other groups' predictions with "
+                "teachers.Peers()."
             )
         if self.mixes_versions and self._exporter.exports_averages:
             raise ValueError(
                 "The StudentExporter beside a WeightMixer must publish the "
-                "weights that are to be mixed; received one that publishes "
-                "their averages. Leave out use_ema of the optimizer."
+                "weights themselves; this StudentExporter publishes their "
+                "moving averages. Leave out the optimizer's use_ema."
             )
         self._schedule.start(self.step)
         self._ahead.start(self.step)
@@ -216,7 +217,7 @@ class WeightMixer(steps.Mixer):
             raise ValueError(
                 "A mixing.WeightMixer needs another group to mix with; "
                 f"received none for group {group}. Start more groups, leave "
-                "the mixer out, or pass peers=[] to mix with nobody."
+                "the mixer out, or pass peers=[] to disable mixing."
             )
         before = self._followers
         self._followers = self._followers_of(groups)
@@ -295,10 +296,10 @@ class WeightMixer(steps.Mixer):
             self._following = None
 
     def goes_on(self, staged: Sequence[follower.Staged]) -> bool:
-        """Whether these versions are to be mixed; else it is the end.
+        """Whether these versions are to be mixed; if not, mixing ends.
 
-        Called on all workers before each mix, also before one that is left
-        out, and all must give the same answer. By default it is yes.
+        Called on all workers before each mix, including skipped mixes, and all
+        must give the same answer. Default: True.
         """
         del staged
         return True

@@ -42,8 +42,8 @@ def encode(
     for array in arrays:
         if not np.isfinite(array).all():
             raise ValueError(
-                "An outer gradient must be finite: weights are not. Lower the "
-                "learning rate, or clip gradients."
+                "An outer gradient must be finite, but the weights contain NaN "
+                "or infinity. Lower the learning rate, or clip gradients."
             )
         sent, index = array, b""
         if choose is not None and array.size > 1:
@@ -114,12 +114,14 @@ def _decoded(content: memoryview, size: int) -> tuple[np.ndarray, memoryview]:
                 parts[1], math.ceil(size / 8) or 1
             )
         except zlib.error as error:
-            raise ValueError(f"its index is no deflated one: {error}") from None
+            raise ValueError(
+                f"its index isn't valid deflate data: {error}"
+            ) from None
         if len(index) != math.ceil(size / 8):
-            raise ValueError(f"its index must be of {size} numbers.")
+            raise ValueError(f"its index must have {size} entries.")
         chosen = np.unpackbits(np.frombuffer(index, np.uint8), count=size) > 0
     if np.count_nonzero(chosen) != num_sent:
-        raise ValueError("its index must name as many numbers as there are.")
+        raise ValueError("its index must name as many numbers as the file has.")
     scale = np.repeat(np.frombuffer(parts[2], "<f4"), _BLOCK)[:num_sent]
     with np.errstate(over="ignore", invalid="ignore"):
         numbers = _signed(parts[3], num_sent, bits) * scale

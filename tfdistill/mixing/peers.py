@@ -37,22 +37,23 @@ def check_origin(version: versions.Version, ours: Mapping[str, Any]) -> None:
     began = theirs.get(INITIAL_FIELD)
     if not isinstance(began, str):
         raise screen_lib.Refused(
-            "its manifest does not say which weights its group began with. "
+            "its manifest doesn't record the weights its group began with. "
             "Give each group's `fit` a tfdistill.mixing.WeightMixer."
         )
     if began != ours[INITIAL_FIELD]:
         raise screen_lib.Refused(
-            f"its group began with other weights, {began:.64}, than this one, "
-            f"{ours[INITIAL_FIELD]}, and both must begin with equal ones to "
-            "mix. Call keras.utils.set_random_seed with the same number in all "
-            "groups before the model is built, and use a new exchange "
-            "directory for a new run."
+            f"its group began with the weights {began:.64}, and this group "
+            f"with {ours[INITIAL_FIELD]}; groups that mix must begin with "
+            "equal weights. Call keras.utils.set_random_seed with the same "
+            "number in all groups before the model is built, and use a new "
+            "exchange directory for a new run."
         )
     rule = theirs.get(RULE_FIELD, ours[RULE_FIELD])
     if rule != ours[RULE_FIELD]:
         raise screen_lib.Refused(
-            f"its group mixes by {rule!s:.200}, and this one by "
-            f"{ours[RULE_FIELD]}. Give the WeightMixers of all groups one rule."
+            f"its group mixes by {rule!s:.200}, and this group by "
+            f"{ours[RULE_FIELD]}. Give the WeightMixers of all groups the same "
+            "rule."
         )
 
 

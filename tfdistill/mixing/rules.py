@@ -56,7 +56,7 @@ class Rule:
         """Returns the rule's state before the first mix.
 
         Args:
-            weights: Those that all groups begin with.
+            weights: The weights that all groups begin with.
 
         Returns:
             A flat list of arrays or tensors. Default: none.
@@ -130,18 +130,17 @@ class OuterOptimizer(Rule):
 
         g = anchor - mean,   anchor <- optimizer(anchor, g),   w <- anchor
 
-    The anchor is what the last mix gave, and begins with the weights that all
+    The anchor is the result of the last mix, and initially the weights that all
     groups begin with. `SGD(1.0)` is FedAvg (McMahan et al. 2017,
     arXiv:1602.05629), up to rounding; `SGD(1.0, momentum=0.5)` is the block
-    momentum of BMUF for two groups (Chen and Huo 2016, ICASSP; for n groups
-    1 - 1 / n); `SGD(0.7, momentum=0.9, nesterov=True)` is DiLoCo (Douillard et
-    al. 2023, arXiv:2311.08105), whose groups train with AdamW. A schedule of
-    the learning rate counts mixes. Statistics that are not trained take the
-    mean.
+    momentum of BMUF for two groups (Chen and Huo 2016, ICASSP; for n groups 1 -
+    1 / n); `SGD(0.7, momentum=0.9, nesterov=True)` is DiLoCo (Douillard et al.
+    2023, arXiv:2311.08105), whose groups train with AdamW. A schedule of the
+    learning rate counts mixes. Statistics that are not trained take the mean.
 
     Args:
-        optimizer: A `keras.optimizers.Optimizer`. The rule makes its own from
-            its configuration, and never changes the one it is given.
+        optimizer: A `keras.optimizers.Optimizer`. The rule creates its own copy
+            from the configuration, and never changes the given optimizer.
 
     Example:
         >>> rule = OuterOptimizer(keras.optimizers.SGD(0.5))

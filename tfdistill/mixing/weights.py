@@ -36,9 +36,10 @@ class Floats:
         """
         if dynamic.columns_of(student):
             raise ValueError(
-                "Weights must be of the same ids in all groups to be mixed; "
-                "received a DynamicEmbedding, whose ids get rows as they come. "
-                "Learn from the other groups' predictions, by teachers.Peers()."
+                "Only tables whose rows belong to the same ids in all groups "
+                "can be mixed; received a DynamicEmbedding, which assigns rows "
+                "to ids as they arrive. Learn from the other groups' "
+                "predictions with teachers.Peers()."
             )
         self._strategy = strategy
         self._trained = {id(v) for v in student.trainable_variables}

@@ -25,9 +25,9 @@ ERRORS = (
 class IgnoreStorageErrors(keras.callbacks.Callback):
     """Runs another callback, and warns if its files cannot be written.
 
-    `keras.callbacks.TensorBoard` and `ModelCheckpoint` end a training that
-    meets a full disk; within this one it continues. Only errors of storage are
-    caught (`OSError`, and what TensorFlow raises for one).
+    `keras.callbacks.TensorBoard` and `ModelCheckpoint` stop training when the
+    disk is full; wrapped in this callback, they don't. Only storage errors are
+    caught (`OSError`, and TensorFlow's equivalents).
 
     Example:
         ```python
@@ -62,7 +62,7 @@ class IgnoreStorageErrors(keras.callbacks.Callback):
             self.num_failures += 1
             _log.log(
                 logging.INFO if self.num_failures > 1 else logging.WARNING,
-                "%s could not write its files in %s, training goes on: %s",
+                "%s couldn't write its files in %s; training continues: %s",
                 type(self.callback).__name__,
                 hook,
                 error,

@@ -66,7 +66,7 @@ class SummaryFile:
         except storage_errors.ERRORS as error:
             _log.log(
                 logging.INFO if self._failed else logging.WARNING,
-                "%s lacks summaries for now, training goes on: %s",
+                "%s has no summaries for now; training continues: %s",
                 self._directory,
                 error,
             )
@@ -287,48 +287,59 @@ _MEANINGS = {
     "see whether distillation helps, compare Validation/loss.",
     "codistillation/distillation_weight": "Factor of the distillation loss at "
     "the last step.",
-    "codistillation/churn": "To the teacher of a ChurnBudget, on its held-out "
-    "rows, as measured last.",
-    "codistillation/churn_budget": "What a ChurnBudget allows.",
+    "codistillation/churn": "Latest measured churn to the teacher of a "
+    "ChurnBudget, on its held-out rows.",
+    "codistillation/churn_budget": (
+        "The largest churn that a ChurnBudget allows."
+    ),
     "teachers/num_good": "Teachers with full weight.",
-    "teachers//taught_rows": "Share of the last step's examples (chief's first "
-    "replica) that had an answer.",
+    "teachers//taught_rows": "Share of the last step's examples (on the "
+    "chief's first replica) for which the teacher had "
+    "an answer.",
     "teachers//staleness_steps": "The student's step minus the version's.",
     "teachers//health": "4 good, 3 fading, 2 too stale, 1 dropped, 0 absent.",
-    "teachers//share": "What the teacher's age leaves of its weight.",
-    "teachers//loss": "Task loss on rows of the student's batches at the last "
-    "five refreshes.",
+    "teachers//share": "Share of the teacher's weight that remains at its age.",
+    "teachers//loss": "Task loss on rows of the student's batches, over the "
+    "last five refreshes.",
     "teachers//num_quarantined": "Versions (messages, answers) refused so far.",
     "teachers//num_answers": "Batches with this teacher's predictions in time.",
     "teachers//num_missed": "Batches without this teacher's predictions.",
-    "teachers//num_unsent": "Messages that the peer did not take.",
-    "teachers//num_forged": "Messages unsigned, or of another run.",
-    "teachers//sent_bytes": "Sent to that peer so far.",
-    "exchange/export_secs": "Of the last export, in the background.",
+    "teachers//num_unsent": "Messages that the peer didn't accept.",
+    "teachers//num_forged": "Messages that were unsigned or from another run.",
+    "teachers//sent_bytes": "Bytes sent to that peer so far.",
+    "exchange/export_secs": "Duration of the last export, in the background.",
     "exchange/export_bytes": "Size of the last version.",
-    "exchange/read_secs": "Longest last read of a teacher, in the background.",
+    "exchange/read_secs": (
+        "Duration of the slowest teacher's last read, in the background."
+    ),
     "exchange/num_published": "Exports so far.",
-    "exchange/num_skipped": "Exports left out as one was being written.",
+    "exchange/num_skipped": (
+        "Exports skipped because another was still being written."
+    ),
     "exchange/num_failed": "Exports that failed so far.",
     "exchange/export_blocked_secs": "Pause of training for the last export.",
     "exchange/refresh_blocked_secs": "Pause of training for the last refresh.",
     "exchange/blocked_share": "Share of the time in which exports, refreshes "
     "and mixes paused training; 0.02 is usual.",
     "mixing/num_mixes": "Mixes of weights so far.",
-    "mixing/num_skipped": "Mixes left out without a version.",
+    "mixing/num_skipped": "Mixes skipped because no peer had a version.",
     "mixing/num_waits": "Mixes that waited for versions.",
     "mixing/read_bytes": "Size of the versions mixed so far.",
-    "mixing/staleness_steps": "Of the oldest version of the last mix.",
-    "mixing/blocked_secs": "Pause of training for the last mix, with its wait.",
-    "mixing/wait_secs": "The part of the last mix that was a wait.",
-    "goodput/share": "Share of this group's time without what faults cost.",
-    "goodput/": "Lost so far; docs/monitoring.md has the causes.",
-    "host/examples_per_second": "Without evaluations.",
-    "host/step_secs": "Mean since the last point, without evaluations.",
+    "mixing/staleness_steps": "Age of the oldest version in the last mix.",
+    "mixing/blocked_secs": (
+        "Pause of training for the last mix, including its wait."
+    ),
+    "mixing/wait_secs": "Time that the last mix waited for versions.",
+    "goodput/share": "Share of this group's time that wasn't lost to faults.",
+    "goodput/": "Time lost so far; docs/monitoring.md lists the causes.",
+    "host/examples_per_second": "Examples per second, without evaluations.",
+    "host/step_secs": (
+        "Mean duration of a step since the last point, without evaluations."
+    ),
     "host/rss_bytes": "Memory of the chief's process.",
-    "training/learning_rate": "At the end of an epoch.",
-    "training/": "Over the epoch.",
-    "Validation/": "Over the validation data; loss is the task loss.",
+    "training/learning_rate": "Learning rate at the end of the epoch.",
+    "training/": "Mean over the epoch.",
+    "Validation/": "Value over the validation data; loss is the task loss.",
 }
 # From the worst that may recover to the best, as a chart shows them.
 _HEALTHS = ("absent", "dropped", "too_stale", "fading", "good")

@@ -152,9 +152,9 @@ class RowsAhead:
                 )
             if layer.combine_on_servers:
                 raise ValueError(
-                    "`rows_ahead` must be 0 with `combine_on_servers`, by "
-                    f"which no rows travel; received {num_ahead} with the "
-                    f"layer {layer.name!r}. Leave one of them out."
+                    "`rows_ahead` must be 0 with `combine_on_servers`, which "
+                    f"sends no rows; received {num_ahead} with the layer "
+                    f"{layer.name!r}. Leave one of them out."
                 )
         self._model = model
         self._variables = variables
@@ -207,9 +207,9 @@ class RowsAhead:
             lookup, parts = next(left.get(id(layer), iter(())), (None, ()))
             if lookup is None:
                 raise ValueError(
-                    "With `rows_ahead` a step must look up what a call of the "
-                    f"model does; received one more lookup of {layer.name!r} "
-                    "than that. Leave `rows_ahead` out."
+                    "With `rows_ahead`, a step must make the same lookups as a "
+                    f"call of the model; this step looks up {layer.name!r} "
+                    "once more. Leave `rows_ahead` out."
                 )
             found = [part.value for part in parts]
             return lookup.vectors(found, layer.variable_dtype)
@@ -318,8 +318,8 @@ def _check_follows_from_data(
         operation = stack.pop()
         if operation in changing:
             raise ValueError(
-                "`rows_ahead` must be 0 if ids follow from what is trained, as "
-                f"those of the layer {layer.name!r} do. Leave it out."
+                "`rows_ahead` must be 0 if ids depend on trained variables, as "
+                f"the ids of the layer {layer.name!r} do. Leave it out."
             )
         if operation not in seen:
             seen.add(operation)

@@ -87,8 +87,8 @@ def _warn_of_whole_tables(model: keras.Model) -> None:
                 f"of {size:,} values. Parameter servers send all of it, "
                 f"{num_bytes / 1e6:.1f} MB, to a worker for each step, and "
                 "take a gradient of the same size back. Use "
-                "layers.ShardedEmbedding(input_dim, output_dim) in its place, "
-                "which sends only the rows of a batch.",
+                "layers.ShardedEmbedding(input_dim, output_dim) instead, which "
+                "sends only a batch's rows.",
                 stacklevel=3,
             )
 
@@ -200,9 +200,9 @@ class ServerTrainer(trainer.Trainer):
             return None
         if not data.is_endless():
             raise ValueError(
-                "`rows_ahead` must be 0 for data that end, since the next "
-                f"batch may be none; received {self.rows_ahead}. Repeat the "
-                "data, and give `steps_per_epoch`."
+                "`rows_ahead` must be 0 for data that end, since there may be "
+                f"no next batch; received {self.rows_ahead}. Repeat the data, "
+                "and pass `steps_per_epoch`."
             )
         return self.update.fetch_ahead(self._model, self.rows_ahead)
 

@@ -38,9 +38,9 @@ def source_of(
     if isinstance(x, tf.data.Dataset) or callable(x):
         if y is not None or sample_weight is not None or batch_size:
             raise ValueError(
-                "`y`, `sample_weight` and `batch_size` must be left out if "
-                "`x` is a data set or a data set function, which hold them; "
-                f"received x={type(x).__name__}."
+                "`y`, `sample_weight` and `batch_size` must be left out if `x` "
+                "is a data set or a data set function, which already contain "
+                f"them; received x={type(x).__name__}."
             )
         return x
     if x is None or isinstance(

@@ -108,7 +108,9 @@ class Peer:
     @property
     def why(self) -> str:
         """Why it does not answer."""
-        return self.trouble or f"its last answer was of step {self.last_answer}"
+        return (
+            self.trouble or f"its last answer was for step {self.last_answer}"
+        )
 
     def keep(self, message: message_lib.Message, num_bytes: int) -> None:
         """Keeps a message, and lets go of the one that came first."""
@@ -129,7 +131,7 @@ class Peer:
         return box.pop(step, None)
 
     def forget(self) -> None:
-        """Lets go of all messages: it has started again."""
+        """Drops all messages, because the peer has restarted."""
         self.boxes.clear()
         self.newest.clear()
         self.num_silent = 0
@@ -289,8 +291,8 @@ class Mailbox:
             self._warn_once(
                 self._group,
                 "size",
-                f"A message must have less than {MAX_BYTES} bytes; that of "
-                f"step {message.step} has {len(data)} and is not sent. Send "
+                f"A message must have less than {MAX_BYTES} bytes; the message "
+                f"of step {message.step} has {len(data)} and isn't sent. Send "
                 "less: PeerPredictions(encoding=Form(top_k=...)).",
             )
             return
@@ -331,8 +333,8 @@ class Mailbox:
             # finite.
             self._refuse(
                 "finite",
-                "its predictions must be finite; those of some examples are "
-                "NaN or infinite, and do not count",
+                "its predictions must be finite; some examples' predictions "
+                "are NaN or infinite, and aren't used",
                 peer=peer,
                 step=step,
             )
@@ -357,8 +359,9 @@ class Mailbox:
                     peer.group,
                     "silent",
                     f"Group {peer.group} sends no predictions: {peer.why}. "
-                    "Training goes on without them. It waits no more until "
-                    "they come again; the status of the teachers counts.",
+                    "Training continues without them, and doesn't wait for "
+                    "them until they arrive again; the teachers' status counts "
+                    "the missing predictions.",
                 )
         return received
 
@@ -403,8 +406,8 @@ class Mailbox:
         if address.replicas != self._replicas:
             peer.trouble = (
                 f"its worker {self._worker} has the replicas "
-                f"{list(address.replicas)}, and this one "
-                f"{list(self._replicas)}. Use equally many workers and "
+                f"{list(address.replicas)}, and this worker "
+                f"{list(self._replicas)}. Use the same number of workers and "
                 "replicas in all groups"
             )
             self._warn_once(peer.group, "replica", peer.trouble)
@@ -429,8 +432,8 @@ class Mailbox:
             # A peer says nothing; this ends when the connection does.
             await reader.read(1)
             peer.trouble = (
-                "it closes the connection: it has ended, or does not have this "
-                "group among its `peers`"
+                "it closed the connection: it has ended, or this group isn't "
+                "among its `peers`"
             )
         finally:
             if peer.stream is writer.transport:
@@ -450,7 +453,7 @@ class Mailbox:
         self._guests[guest] = str(guest.get_extra_info("peername", "?")[0])
         if len(self._guests) > MAX_GUESTS:
             self._hang_up(self._most_intrusive())
-            self._refuse("crowd", "too many connections come without a pass")
+            self._refuse("crowd", "too many connections arrived without a pass")
         hearing = self._loop.create_task(self._hear(reader, guest))
         self._hearing.add(hearing)
         # Also if it is cancelled before it begins, as the mailbox closes.
@@ -481,8 +484,8 @@ class Mailbox:
             if not hmac.compare_digest(shown, wanted):
                 self._refuse(
                     "forged",
-                    "whoever connects must have this run's key and this "
-                    "mailbox's address of now",
+                    "a connection must have this run's key and this mailbox's "
+                    "current address",
                 )
                 return
             self._guests.pop(guest, None)
@@ -511,15 +514,15 @@ class Mailbox:
         if peer is None:
             self._refuse(
                 "sender",
-                f"it must come from one of the groups {list(self._peers)}; "
-                f"received one of group {message.group}",
+                f"it must come from one of the groups {list(self._peers)}; it "
+                f"came from group {message.group}",
             )
             return False
         known = peer.address and peer.address.incarnation
         if message.incarnation != known:
             # It has just started, and its note is not read yet; or it is of an
             # earlier run, and its note is that of another. It tries again.
-            peer.trouble = "it has started again"
+            peer.trouble = "it has restarted"
             return False
         with self._arrived:
             if message.replica in self._replicas:
@@ -550,8 +553,8 @@ class Mailbox:
         self._warn_once(
             group,
             kind,
-            f"{whose} does not count: {reason}. Training goes on; more of its "
-            "kind are counted.",
+            f"{whose} isn't used: {reason}. Training continues; further cases "
+            "are only counted.",
         )
 
     def _warn_once(self, group: int, kind: str, text: str) -> None:

@@ -103,7 +103,7 @@ def decode(data: bytes, signer: signing.Signer | None) -> Message:
         magic, *named, size = _HEADER.unpack_from(body)
         end = _HEADER.size + size
         if magic != _MAGIC or end > len(body):
-            raise ValueError("it begins in another way")
+            raise ValueError("it doesn't begin as a message does")
         described = str(body[_HEADER.size : end], "utf-8")
         return Message._make([*named, described, body[end:]])
     except (struct.error, ValueError) as error:
@@ -130,14 +130,14 @@ def answer(received: Message, own: Own) -> tuple[np.ndarray, ...]:
     if received.layout != ours.layout:
         raise RefusedError(
             "shape",
-            f"its predictions must be {ours.layout}, as the student's; "
+            f"its predictions must have the student's layout, {ours.layout}; "
             f"received {received.layout[:200]}. Use the same model and the "
             "same `encoding` in all groups",
         )
     if received.batch != ours.batch or len(received.values) != len(ours.values):
         raise RefusedError(
             "batch",
-            "it must be about the same batch; received one about another. "
+            "it must be about the same batch, but is about another batch. "
             'Shard the data with mode="coordinated", and shuffle and augment '
             "them with the same seeds in all groups",
         )
