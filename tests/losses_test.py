@@ -291,7 +291,7 @@ def test_unsettled_from_logits_is_refused_and_can_be_settled(cls):
 @pytest.mark.parametrize("cls", ALL)
 def test_a_teacher_of_another_shape_never_broadcasts(cls):
     for shape in ((4, 1), (4, 9), (4,), (1, 10)):
-        with pytest.raises(ValueError, match="outputs of one shape"):
+        with pytest.raises(ValueError, match="outputs of the same shape"):
             make(cls).call(np.ones(shape), np.ones((4, 10)))
 
 

@@ -79,7 +79,7 @@ def test_tensors_of_any_float_dtype(dtype):
     ("predictions", "message"),
     [
         ([[0.5, np.nan]], r"\[0, 1\]; received nan at \(0, 1\).*softmax"),
-        ([[0.4, 0.4]], "must sum to one; .* off by up to 0.2"),
+        ([[0.4, 0.4]], "must each sum to one; .* off by up to 0.2"),
         (np.zeros((0, 3)), r"received shape \(0, 3\)"),
     ],
 )

@@ -547,9 +547,9 @@ def _ends_in_softmax(here, there):
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (_twice(_mixer), "one Mixer at most; .* WeightMixer, WeightMixer"),
-        (_twice(cases.never), "one Loader at most; received TeacherLoader, Te"),
-        (_twice(lambda: _exporter(None)), "one Exporter at most"),
+        (_twice(_mixer), "at most one Mixer; .* WeightMixer, WeightMixer"),
+        (_twice(cases.never), "at most one Loader; received TeacherLoader, Te"),
+        (_twice(lambda: _exporter(None)), "at most one Exporter"),
         (_learns_from_itself(teachers.Peers), "and this is group 0. Leave"),
         (_learns_from_itself(teachers.Peers, group=3), "and this is group 3."),
         (
@@ -560,9 +560,9 @@ def _ends_in_softmax(here, there):
         (_gives_a_class, r"received the class Backup. .*Backup\(...\)"),
         (
             _publishes_elsewhere,
-            "publishes in .*here, and group_1 teaches from .*there. Give both",
+            "publishes to .*here, and group_1 reads from .*there. Give both",
         ),
-        (_distils_while_it_mixes, "must be the `distillation_weight` as well"),
+        (_distils_while_it_mixes, "must also be the `distillation_weight`"),
         (_reads_no_labels, "labels of big, which no teacher reads"),
         (_misspells("compile", "distilation_loss"), "`distillation_loss`?"),
         (_misspells("compile", "optimiser"), "Did you mean `optimizer`?"),
@@ -578,7 +578,7 @@ def _ends_in_softmax(here, there):
             ),
             r"AUC\(from_logits=False\)",
         ),
-        (_trains_nothing, "Nothing of .* will be trained"),
+        (_trains_nothing, "has no trainable weights"),
         (_ends_in_logits, "student must end .*probabilities; received logits"),
         (_ends_in_softmax, "student must end .*logits; received probabilities"),
     ],

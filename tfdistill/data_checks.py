@@ -36,8 +36,8 @@ def checked(
     """Returns the same data set, which fails at the first faulty batch.
 
     Features, targets and weights of a floating dtype must be finite, and class
-    indices within their range. The check runs where the data are read, beside
-    the training and not within its steps. `fit` ends with a `DataError`.
+    indices within their range. The check runs in the input pipeline, parallel
+    to training. `fit` ends with a `DataError`.
 
     Args:
         dataset: Elements `x`, `(x, y)` or `(x, y, sample_weight)`, batched or
@@ -72,8 +72,8 @@ def checked(
     ]
     if num_classes is not None and (num_classes < 1 or not targets):
         raise ValueError(
-            "`num_classes` must be >= 1, and be for integer targets of the "
-            f"data set; received {num_classes} for {targets or 'none'}."
+            "`num_classes` must be >= 1, and the data set must have such "
+            f"integer targets; received {num_classes} for {targets or 'none'}."
         )
 
     def check(number: tf.Tensor, element: Any) -> Any:
@@ -113,7 +113,7 @@ def told() -> Iterator[None]:
             raise DataError(
                 f"Labels must be from 0 to {int(label[2]) - 1}, one for each "
                 f"output; received {label[1]}. {_REMEDY}, give the model more "
-                "outputs, or find the batch by "
+                "outputs, or find the batch with "
                 "tfdistill.data.checked(dataset, num_classes=...)."
             ) from error
         raise

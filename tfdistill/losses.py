@@ -49,19 +49,22 @@ def at_step(step: tf.Tensor) -> Iterator[None]:
 class DistillationLoss(keras.losses.Loss):
     """Base class: turns several teachers' outputs into one soft target.
 
-    A subclass needs only `call(y_true, y_pred)`; `compared` gives it what
-    most compare, `scale` the factor of its temperature. Work is done in float32
-    (float64 if `dtype="float64"`), whatever the outputs' dtype.
+    A subclass only needs `call(y_true, y_pred)`; `compared` returns the values
+    that most losses compare, and `scale` the factor for the temperature. Work
+    is done in float32 (float64 if `dtype="float64"`), whatever the outputs'
+    dtype.
 
     Args:
         temperature: Divides the logits of teachers and student, > 0. On
-            probabilities it acts as `p ** (1 / temperature)`, renormalized.
-            The loss is multiplied by its square, which keeps the size of the
+            probabilities it acts as `p ** (1 / temperature)`, renormalized. The
+            loss is multiplied by its square, which keeps the size of the
             gradient (Hinton et al. 2015, section 2). A schedule, such as
-            `keras.optimizers.schedules.PolynomialDecay(4.0, 1000, 1.0)`,
-            gives each step its own (outside of a training: that of step 0).
-        from_logits: Whether teachers and student give logits. None, the
-            default, means "as the task loss": `with_from_logits()` settles it.
+            `keras.optimizers.schedules.PolynomialDecay(4.0, 1000, 1.0)`, gives
+            each step its own temperature (outside of training: the temperature
+            of step 0).
+        from_logits: Whether teachers and student return logits. None, the
+            default, means the same as for the task loss: `with_from_logits()`
+            sets it.
         name: Name of the loss; by default made from the class.
         reduction: As for every Keras loss; `"sum_over_batch_size"`.
         dtype: As for every Keras loss; the Keras default float type.
@@ -87,13 +90,13 @@ class DistillationLoss(keras.losses.Loss):
         if not (callable(given) or is_number and 0 < given < math.inf):
             raise ValueError(
                 "`temperature` must be a finite number > 0, or a schedule of "
-                f"them; received {temperature!r}. Use 1.0 for untempered soft "
-                "targets."
+                f"such numbers; received {temperature!r}. Use 1.0 for "
+                "untempered soft targets."
             )
         if not (from_logits is None or isinstance(from_logits, bool)):
             raise ValueError(
-                "`from_logits` must be True, False or None (as the task "
-                f"loss); received {from_logits!r}."
+                "`from_logits` must be True, False or None (the same as the "
+                f"task loss); received {from_logits!r}."
             )
         self._temperature = (
             temperature if callable(temperature) else float(temperature)
@@ -125,25 +128,25 @@ class DistillationLoss(keras.losses.Loss):
         Args:
             teacher_outputs: One float tensor `[batch, ..., classes]` per
                 teacher, all of one shape and of any float dtype.
-            weights: `[num_teachers]`, or one weight per example (and
-                position): `[num_teachers, batch, ...]`. Non-negative; they
-                are divided by their sum over the teachers. If a weight is
-                0 the teacher's values are not looked at: they may be NaN.
+            weights: `[num_teachers]`, or one weight per example (and position):
+                `[num_teachers, batch, ...]`. Non-negative; they are divided by
+                their sum over the teachers. If a weight is 0, the teacher's
+                values are ignored and may be NaN.
 
         Returns:
             Tempered probabilities, in the shape of one teacher's output.
-            (`LogitsMeanSquaredError`: logits.) Rows for which every weight is
-            0 are all zeros; they mean nothing, so give them `sample_weight` 0.
+            (`LogitsMeanSquaredError`: logits.) Rows for which every weight is 0
+            are all zeros and have no meaning, so give them `sample_weight` 0.
 
         Raises:
-            ValueError: If shapes do not fit, or `from_logits` is unsettled.
+            ValueError: If shapes differ, or `from_logits` is still None.
         """
         logits_given = self._settled_from_logits()
         outputs = [self._cast(output) for output in teacher_outputs]
         shapes = [output.shape for output in outputs]
         if not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
             raise ValueError(
-                "All teachers must have outputs of one shape; received "
+                "All teachers must have outputs of the same shape; received "
                 f"{[tuple(shape) for shape in shapes]}. Leave out the teacher "
                 "that predicts something else."
             )
@@ -201,10 +204,10 @@ class DistillationLoss(keras.losses.Loss):
         target, student = self._cast(y_true), self._cast(y_pred)
         if not target.shape.is_compatible_with(student.shape):
             raise ValueError(
-                "Teachers and student must have outputs of one shape; received "
-                f"{target.shape} from the teachers and {student.shape} from "
-                "the student. Check that both have the same classes in the "
-                "same order."
+                "Teachers and student must have outputs of the same shape; "
+                f"received {target.shape} from the teachers and "
+                f"{student.shape} from the student. Check that both have the "
+                "same classes in the same order."
             )
         if not self._settled_from_logits():
             student = self._logits(student, keras.config.epsilon())
@@ -218,10 +221,10 @@ class DistillationLoss(keras.losses.Loss):
         if len(logits.shape) < 2 or logits.shape[-1] == 1:
             raise ValueError(
                 f"`{type(self).__name__}` needs outputs [batch, ..., classes] "
-                f"with two classes or more; received shape {logits.shape}. "
-                "For a sigmoid output use BinarySoftTargetCrossEntropy, for "
-                "a regression LogitsMeanSquaredError(from_logits=True); of "
-                "several outputs name those to distil: "
+                f"with two classes or more; received shape {logits.shape}. For "
+                "a sigmoid output use BinarySoftTargetCrossEntropy, for a "
+                "regression LogitsMeanSquaredError(from_logits=True). With "
+                "several outputs, name the outputs to distill: "
                 "distillation_loss={output: loss}."
             )
         log_p = tf.nn.log_softmax(logits / self.temperature)
@@ -239,10 +242,10 @@ class SoftTargetCrossEntropy(DistillationLoss):
     `-sum_c target_c * log_softmax(student / temperature)_c`, the loss of Anil
     et al. 2018.
 
-    With `top_k`, the aggregate of the teachers has only its k likeliest classes
-    and one probability for all others together; so has the student. This is a
-    lower bound of the whole loss, and equals it if k is the number of classes
-    or one less. Between the other classes the student is free.
+    With `top_k`, the aggregate of the teachers keeps its k likeliest classes
+    and one probability for all other classes together, and so does the student.
+    This is a lower bound of the whole loss, and equals it if k is the number of
+    classes or one less. Between the other classes the student is free.
 
     Example:
         >>> loss = SoftTargetCrossEntropy(top_k=2, from_logits=False)
@@ -304,10 +307,11 @@ class SoftTargetCrossEntropy(DistillationLoss):
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class ForwardKL(DistillationLoss):
-    """KL(teacher || student): the student must cover all the teacher does.
+    """KL(teacher || student): the student must cover the teacher's classes.
 
     Equals the soft-target cross-entropy minus the teacher's entropy: the same
-    gradient, but 0 at agreement. Arguments are those of `DistillationLoss`.
+    gradient, but 0 at agreement. The arguments are the same as for
+    `DistillationLoss`.
     """
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
@@ -320,10 +324,10 @@ class ForwardKL(DistillationLoss):
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class ReverseKL(DistillationLoss):
-    """KL(student || teacher): the student must avoid what the teacher does.
+    """KL(student || teacher): the student must avoid what the teacher avoids.
 
-    A class that the teacher gives no probability costs about 87 nats times
-    the student's probability, not infinity. Arguments are those of
+    A class that the teacher gives no probability costs about 87 nats times the
+    student's probability, not infinity. The arguments are the same as for
     `DistillationLoss`.
     """
 
@@ -343,7 +347,8 @@ class LogitsMeanSquaredError(DistillationLoss):
     sides mask by a logit of -inf costs nothing.
 
     Args:
-        from_logits: True, or None for "as the task loss", which must be True.
+        from_logits: True, or None to use the task loss's setting, which must be
+            True.
         **kwargs: As for `DistillationLoss`; the temperature cancels out.
 
     Raises:
@@ -356,9 +361,9 @@ class LogitsMeanSquaredError(DistillationLoss):
         super().__init__(from_logits=from_logits, **kwargs)
         if from_logits is False:
             raise ValueError(
-                "`LogitsMeanSquaredError` needs models that give logits; "
-                "received from_logits=False. Drop the last activation, or "
-                "use SoftTargetCrossEntropy."
+                "`LogitsMeanSquaredError` needs models that return logits; "
+                "received from_logits=False. Drop the last activation, or use "
+                "SoftTargetCrossEntropy."
             )
 
     def _probabilities(self, logits: tf.Tensor) -> tf.Tensor:
@@ -379,8 +384,8 @@ class BinarySoftTargetCrossEntropy(DistillationLoss):
     """Cross-entropy of each output as a yes/no question (sigmoid, CTR).
 
     Outputs are `[batch]`, `[batch, 1]` or, with several labels, `[batch, ...,
-    labels]`; the mean is taken over the last axis, as Keras does. Arguments
-    are those of `DistillationLoss`.
+    labels]`; the mean is taken over the last axis, as Keras does. The arguments
+    are the same as for `DistillationLoss`.
     """
 
     def _logits(self, probabilities: tf.Tensor, floor: float) -> tf.Tensor:

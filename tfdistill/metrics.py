@@ -44,7 +44,7 @@ def _probabilities(predictions: npt.ArrayLike, name: str) -> np.ndarray:
             f"`{name}` must hold at least one example; received shape "
             f"{array.shape}."
         )
-    remedy = "Apply softmax or sigmoid first if the model gives logits."
+    remedy = "Apply softmax or sigmoid first if the model returns logits."
     in_range = (array >= 0) & (array <= 1 + 1e-6)  # Rounding of a softmax.
     if not in_range.all():
         where = np.unravel_index(int(np.argmin(in_range)), array.shape)
@@ -59,7 +59,7 @@ def _probabilities(predictions: npt.ArrayLike, name: str) -> np.ndarray:
     worst = float(np.max(np.abs(array.sum(axis=-1) - 1.0)))
     if worst > _ROW_SUM_TOLERANCE:
         raise ValueError(
-            f"The rows of `{name}` must sum to one; received rows that "
+            f"The rows of `{name}` must each sum to one; received rows that "
             f"are off by up to {worst:.3g}. {remedy}"
         )
     return array
@@ -164,8 +164,7 @@ def divergence(
 ) -> float:
     """Returns the mean KL divergence of two models, at temperature 1.
 
-    However the distillation loss was tempered, this says how near a student has
-    come to its teacher.
+    Measures how close a student is to its teacher, whatever the temperature.
 
     Args:
         predictions: Probabilities of one model, as the teacher.

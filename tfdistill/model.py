@@ -82,19 +82,21 @@ def _of_the_model_inside(name: str) -> Any:
 class DistributedModel(steps.Trained, keras.Model):
     """Trains any Keras model on several workers or parameter servers.
 
-    `compile`, `fit`, `evaluate` and `predict` take what those of the model
-    take, under every strategy. With one replica the model trains exactly as
-    Keras does. Under `MirroredStrategy` and `MultiWorkerMirroredStrategy` the
-    same global batch gives the same weights, to float tolerance, but that
-    batch normalization normalizes over each replica's own rows
+    `compile`, `fit`, `evaluate` and `predict` accept the model's own arguments,
+    under every strategy. With one replica the model trains exactly as Keras
+    does. Under `MirroredStrategy` and `MultiWorkerMirroredStrategy` the same
+    global batch gives the same weights, to float tolerance, except that batch
+    normalization normalizes over each replica's own rows
     (`keras.layers.BatchNormalization(synchronized=True)` over all). `save`,
-    `save_weights`, `load_weights` and `export` are those of the model, whose
-    files plain Keras loads. They do not say how it was compiled.
+    `save_weights`, `load_weights` and `export` are the wrapped model's own
+    methods, and plain Keras loads its files. The files don't contain how the
+    model was compiled.
 
     A model may have a `compute_loss`, `test_step`, `compute_metrics` or
     `compile` of its own, and outside of parameter servers a `train_step`. On
-    several replicas each runs on its own rows, and results count by rows: they
-    equal those of one process if each loss is a mean over the rows of a batch.
+    several replicas each runs on its own rows, and results are weighted by the
+    number of rows: they equal the results of one process if each loss is a mean
+    over the rows of a batch.
 
     Attributes:
         model: The model that was given.
@@ -213,16 +215,16 @@ class DistributedModel(steps.Trained, keras.Model):
     # ---- Keras' methods ----
 
     def compile(self, *args: Any, rows_ahead: int = 0, **kwargs: Any) -> None:
-        """Configures training; takes what the model's own `compile` takes.
+        """Configures training; accepts the arguments of the model's `compile`.
 
         Args:
             *args: As for the model's `compile`.
-            rows_ahead: On parameter servers, how many batches ahead of its step
-                a worker fetches what it reads, for links that are slow: 1 or
-                2. One worker trains the same; what others write is seen so many
-                steps later. It needs data that repeat and several steps per
-                execution, at whose beginning it starts anew, and fetches the
-                optimizer's slots, too. Default 0.
+            rows_ahead: On parameter servers with slow links, how many batches
+                ahead of its step a worker fetches rows and variables: 1 or 2.
+                The results of one worker stay the same; with several, each sees
+                the others' updates that many steps later. It needs data that
+                repeat and several steps per execution, starts again with each
+                execution, and fetches the optimizer's slots, too. Default 0.
             **kwargs: As for the model's `compile`. `steps_per_execution` may
                 be `"auto"` besides: `fit` starts with one, measures, and grows
                 while steps a second do, to 64 at most, or 16 on servers.
@@ -296,8 +298,10 @@ class DistributedModel(steps.Trained, keras.Model):
         if self._own.has_loss:
             raise ValueError(
                 "`loss_weights` must not be learned for a model with a "
-                "`compute_loss` of its own, which need not add what they cost; "
-                f"received {type(self.model).__name__}. Learn them there."
+                "`compute_loss` of its own, which may leave out the penalty "
+                "that keeps them from growing; received "
+                f"{type(self.model).__name__}. Learn the weights in "
+                "`compute_loss`."
             )
         return uncertainty.by_output(
             loss,
@@ -335,7 +339,7 @@ class DistributedModel(steps.Trained, keras.Model):
         return has_replicas or replicas.on_servers(strategy)
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """Trains the model; takes what `keras.Model.fit` takes.
+        """Trains the model; accepts the arguments of `keras.Model.fit`.
 
         In a launched run it adds callbacks: one that writes what the launcher
         shows, and for a `CodistillModel` a `CodistillTensorBoard`. Training
@@ -372,9 +376,8 @@ class DistributedModel(steps.Trained, keras.Model):
         #     [_After]
         if self.model.built and not self.model.trainable_weights:
             warnings.warn(
-                f"Nothing of {self.model.name!r} will be trained: it has no "
-                "trainable weights. Set `trainable` of it, or of layers, to "
-                "True before `compile`.",
+                f"{self.model.name!r} has no trainable weights. Set `trainable "
+                "= True` on it or its layers before `compile`.",
                 stacklevel=2,
             )
         strategy = self.distribute_strategy
@@ -523,8 +526,8 @@ class DistributedModel(steps.Trained, keras.Model):
     def predict_step(self, data: Any) -> Any:
         """Predicts for one replica's part of the global batch.
 
-        On several workers it answers in a dtype that collectives can gather,
-        which `predict` turns back.
+        On several workers it returns a dtype that collectives can gather, and
+        `predict` converts it back.
         """
         self.trainer.begin_step()
         is_own = "predict_step" in self._own
@@ -542,8 +545,9 @@ class DistributedModel(steps.Trained, keras.Model):
     ) -> Any:
         """Returns the loss; see `keras.Model.compute_loss`.
 
-        The model's own is called in its place. On several replicas each calls
-        it with its own rows, and its value is taken for a mean over these.
+        If the model has its own `compute_loss`, it is called instead. On
+        several replicas each calls it with its own rows, and its value is
+        treated as a mean over these rows.
         """
         given = (x, y, y_pred, sample_weight)
         if self._own.has_loss:
@@ -586,18 +590,18 @@ def _check_inside(model: Any, inside: str, never_run: tuple[str, ...]) -> None:
         )
     if isinstance(model, DistributedModel):
         raise ValueError(
-            f"`{inside}` must be one that does not train on several "
-            f"workers by itself; received {type(model).__name__}. Call "
-            "`fit` on it as it is, or pass the model inside it."
+            f"`{inside}` must not be a wrapper that already trains on several "
+            f"workers; received {type(model).__name__}. Call its own `fit`, or "
+            "pass the model inside it."
         )
     own = [n for n in never_run if own_steps.is_own(model, n)]
     if own:
         raise ValueError(
-            f"`{inside}` must leave its training to the model that wraps it; "
-            f"received {type(model).__name__} with its own {', '.join(own)}, "
-            "which would never run. Move that code into `compute_loss`, or "
-            "into `self.add_loss` in `call` or a layer; or wrap a model of the "
-            "same layers without these methods."
+            f"`{inside}` must leave training to its wrapper; received "
+            f"{type(model).__name__} with its own {', '.join(own)}, which "
+            "would never run. Move that code into `compute_loss`, or into "
+            "`self.add_loss` in `call` or a layer; or wrap a model with the "
+            "same layers and without these methods."
         )
 
 
@@ -608,11 +612,10 @@ def _check_preprocessor(student: Any) -> None:
     )
     if is_hub and getattr(student, "preprocessor", None) is not None:
         raise ValueError(
-            "`student` must be given inputs that are preprocessed already; "
-            f"received {type(student).__name__} with a preprocessor, which "
-            "would never be run. Set `student.preprocessor = None`, or pass "
-            "preprocessor=None to its constructor, and map the data: "
-            "`dataset.map(preprocessor)`."
+            "`student` must receive preprocessed inputs; received "
+            f"{type(student).__name__} with a preprocessor, which would never "
+            "run. Set `student.preprocessor = None`, or pass preprocessor=None "
+            "to its constructor, and map the data: `dataset.map(preprocessor)`."
         )
 
 
@@ -627,11 +630,11 @@ class CodistillModel(steps.Codistilled, DistributedModel):
     with one psi on the aggregate (Anil et al. 2018, Algorithm 1). The second
     term is absent while `w(step)` is 0 or no healthy teacher is in use.
     Teachers run in inference mode on the student's own batch. With
-    `auxiliary_heads`, outputs that only learn from teachers are its `own`.
+    `auxiliary_heads`, `own` are the outputs that only learn from teachers.
 
     `evaluate`, `predict`, `save`, `save_weights`, `load_weights` and `export`
-    use only the student. Its files contain nothing of the teachers, nor how it
-    was compiled.
+    use only the student. Its files contain neither the teachers nor how it was
+    compiled.
 
     `fit` logs `loss`, `task_loss`, `distillation_loss` (unweighted),
     `teacher_loss` (with teachers: the mean task loss of those in use, on rows
@@ -668,29 +671,30 @@ class CodistillModel(steps.Codistilled, DistributedModel):
 
         Args:
             student: Any Keras 3 model: functional, subclassed, multi-output.
-            teachers: Whom to learn from: one of `tfdistill.teachers`, or a list
-                of them. Defaults to nobody: plain training.
+            teachers: The teachers to learn from: one of `tfdistill.teachers`,
+                or a list of them. Defaults to no teachers: plain training.
             auxiliary_heads: Outputs of `student`, a functional model that
                 returns a dict, that learn from teachers in place of others:
                 with `{"click_soft": "click"}`, the teachers' `click` teaches
                 `click_soft`, and `click` learns from labels only. A head has no
-                label and is trained only; `CodistillModel.student` is without
-                it. Without teachers it isn't even trained. Defaults to none.
-            agree_on: On which rows the student learns from its teachers.
-                "batch": those it is trained on. "mixed": one row for each two
-                neighbours in the batch, with each column from one of the two;
-                pictures, and sequences of floats, are a weighted sum. The
+                label and is only used in training; `CodistillModel.student`
+                doesn't have it. Without teachers it isn't trained either.
+                Defaults to no heads.
+            agree_on: The rows on which the student learns from its teachers.
+                "batch": the rows it is trained on. "mixed": one row for each
+                two neighbours in the batch, with each column from one of the
+                two; pictures, and sequences of floats, are a weighted sum. The
                 student answers about them in inference mode, as its teachers
-                do. "both": every second row of the batch, and the mixed ones.
-                A function of the batch's inputs returns rows of its own, of
-                any number. Labels count on the batch only. Default "batch".
+                do. "both": every second row of the batch, and the mixed ones. A
+                function of the batch's inputs returns rows of its own, of any
+                number. Labels count on the batch only. Default "batch".
             name: Name of the model.
 
         Raises:
-            ValueError: `student` is not a `keras.Model`, has a training step
-                of its own or a preprocessor; `teachers` are none;
-                `auxiliary_heads` are no such outputs; or `agree_on` is none of
-                these, or not "batch" beside a teacher that answers about the
+            ValueError: `student` is not a `keras.Model`, has a training step of
+                its own or a preprocessor; `teachers` contains something else;
+                `auxiliary_heads` names other outputs; or `agree_on` has another
+                value, or isn't "batch" although a teacher answers about the
                 batch only.
         """
         _check_preprocessor(student)
@@ -767,10 +771,10 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 the first steep fall of the task loss is over, then 1; see
                 `teachers.auto_burn_in`.
             distillation_loss_weights: By output, as `distillation_loss`, a
-                number that its loss is multiplied by besides, as Keras'
-                `loss_weights` are of the task; or `"uncertainty"`, to learn
-                them as those, logged as `<output>_distillation_loss_weight`.
-                Default 1 each.
+                number by which its distillation loss is multiplied, as Keras'
+                `loss_weights` for the task; or `"uncertainty"`, to learn these
+                factors, logged as `<output>_distillation_loss_weight`. Default
+                1 each.
             distillation_sample_weights: Whether sample weights count for the
                 distillation loss, too. With False, all rows are distilled
                 alike: rows without a label have weight 0 beside rows with one.
@@ -874,7 +878,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """Returns the task's loss; 0 if the student has teachers and no task.
+        """Returns the task loss, or 0 if the student has teachers and no task.
 
         See `DistributedModel.compute_loss`.
         """
@@ -944,7 +948,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         """Returns the student, serialized, if the model has no teachers.
 
         Raises:
-            ValueError: It has, and a copy would lack them.
+            ValueError: The model has teachers, which a copy would lack.
         """
         if len(self.teachers):
             raise ValueError(
@@ -975,9 +979,9 @@ def _check_labels(
     is_read = any(isinstance(each, readers) for each in taught)
     if labels and not is_read and taught.loss:
         warnings.warn(
-            f"The data carry labels of {', '.join(labels)}, which no teacher "
+            f"The data contain labels of {', '.join(labels)}, which no teacher "
             "reads. Add tfdistill.teachers.LabelTeacher(name) to `teachers`, "
-            "or leave `distillation_loss` out to train without.",
+            "or leave out `distillation_loss` to train without teachers.",
             stacklevel=2,
         )
 
@@ -992,8 +996,8 @@ def _check_roles(
         kinds = [type(c).__name__ for c in callbacks if isinstance(c, role)]
         if len(kinds) > 1:
             raise ValueError(
-                f"`callbacks` must hold one {role.__name__} at most; received "
-                f"{', '.join(kinds)}. Leave out all but one."
+                f"`callbacks` must hold at most one {role.__name__}; received "
+                f"{', '.join(kinds)}. Keep only one."
             )
     exporter: Any = steps.first(callbacks, steps.Exporter)
     if exporter:
@@ -1006,8 +1010,8 @@ def _check_roles(
             follower.checked_groups(each.places.groups, own=exporter.group)
         else:
             warnings.warn(
-                f"The StudentExporter publishes in {exporter.exchange.root}, "
-                f"and {each.name} teaches from {each.exchange.root}. Give both "
+                f"The StudentExporter publishes to {exporter.exchange.root}, "
+                f"and {each.name} reads from {each.exchange.root}. Give both "
                 "the same exchange.",
                 stacklevel=4,
             )
@@ -1015,9 +1019,10 @@ def _check_roles(
     if moves and not steps.first(callbacks, steps.Loader):
         warnings.warn(
             "The model learns from other groups or from its own past, but "
-            "`fit` got no TeacherLoader, so its teachers never load or never "
-            "change. Add tfdistill.callbacks.TeacherLoader(every_steps=...) "
-            "to `callbacks`.",
+            "`fit` got no TeacherLoader, so its teachers are never loaded or "
+            "never change. Add "
+            "tfdistill.callbacks.TeacherLoader(every_steps=...) to "
+            "`callbacks`.",
             stacklevel=4,
         )
     is_heard = cluster.num_groups == 1 or exporter

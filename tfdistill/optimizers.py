@@ -34,7 +34,7 @@ def is_kernel(variable: Any) -> bool:
 
 
 class KernelDecay(_Base):
-    """Makes an optimizer's weight decay one of kernels, by a schedule.
+    """Limits an optimizer's weight decay to kernels, with an optional schedule.
 
     A mixin before an optimizer of Keras. In Keras' way, kernels shrink before
     each update by learning rate x decay (Loshchilov & Hutter 2017,
@@ -78,9 +78,9 @@ class KernelDecay(_Base):
     ) -> None:
         """Refuses: which variables decay follows from what they are."""
         raise ValueError(
-            f"The kernels decay in {type(self).__name__}, all of them and "
-            "nothing else; received variables to exclude. Use an optimizer of "
-            "keras.optimizers to choose others."
+            f"{type(self).__name__} decays all kernels and nothing else; "
+            "received variables to exclude. To choose the variables, use an "
+            "optimizer of keras.optimizers."
         )
 
     def get_config(self) -> dict[str, Any]:
@@ -125,9 +125,9 @@ def with_kernel_decay(kind: type, *, coupled: bool) -> type:
             apart from it, in Keras' way. See `KernelDecay`.
 
     Returns:
-        A class that takes what `kind` takes; `weight_decay` may be a
-        `keras.optimizers.schedules.LearningRateSchedule`. A file with such an
-        optimizer loads after this function was called for its class.
+        A class with the arguments of `kind`, except that `weight_decay` may
+        also be a `keras.optimizers.schedules.LearningRateSchedule`. A file with
+        such an optimizer loads after this function was called for its class.
 
     Example:
         >>> sgd = with_kernel_decay(keras.optimizers.SGD, coupled=True)

@@ -55,12 +55,14 @@ class Workload:
             evaluations, or one if `num_steps` is no multiple of ten.
         steps_per_execution: As `compile` takes it. Default: as there.
         dtype_policy: Of the student.
-        seed: Of initial weights, dropout and the order of the examples.
-            Groups make different ones of it.
+        seed: Seed for initial weights, dropout and the order of the examples.
+            Each group derives its own.
         mode: Which examples a group trains on; see `tfdistill.data`.
-        checkpoints: `"best"` keeps the student of the lowest validation loss
-            as `best.keras`, `"all"` one of each evaluation. Default `"none"`.
-        backup_every_steps: Default: that of `callbacks.Backup`.
+        checkpoints: `"best"` keeps the student with the lowest validation loss
+            as `best.keras`, `"all"` the student at each evaluation. Default
+            `"none"`.
+        backup_every_steps: Steps between backups. Default: the default of
+            `callbacks.Backup`.
         teachers: Returns the teachers. Default: all other groups, by their
             exports. None: there are none.
         optimizer_alone: Returns the optimizer of a group without teachers.
@@ -82,9 +84,8 @@ class Workload:
             the time that a start takes.
         warm_start: Directory of another training's backups, whose weights and
             slots training begins with; see `callbacks.Backup`.
-        churn_budget: Of a model that is retrained: how far its predictions may
-            move at a retrain, in the mean, as `metrics.churn` says. Default 0:
-            there is no budget.
+        churn_budget: The largest churn (`metrics.churn`) that a retrain may
+            cause. Default 0: no budget.
         gate: A `line.Gate`, which says what may be promoted. Default: one with
             its own defaults.
         slices: Called with the inputs of the held-out data, as arrays; returns
@@ -160,8 +161,8 @@ class Workload:
         if not 0 <= self.churn_budget < 1:
             raise ValueError(
                 "`churn_budget` must be >= 0 and < 1; received "
-                f"{self.churn_budget}. 0.01 lets a probability move by .01, "
-                "in the mean."
+                f"{self.churn_budget}. 0.01 lets a probability move by 0.01 on "
+                "average."
             )
         for part, whole in (
             (self.epoch_steps, self.num_steps),
@@ -170,9 +171,9 @@ class Workload:
             if whole % part:
                 raise ValueError(
                     "`evaluate_every_steps` must divide `num_steps`, and "
-                    "`steps_per_execution` must divide it; received "
-                    f"{self.epoch_steps}, {self.num_steps} and "
-                    f"{self.steps_per_execution}. Override them."
+                    "`steps_per_execution` must divide `evaluate_every_steps`; "
+                    f"received {self.epoch_steps}, {self.num_steps} and "
+                    f"{self.steps_per_execution}. Override one of them."
                 )
 
     @property
