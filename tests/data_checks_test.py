@@ -60,7 +60,7 @@ BEFORE = {
     ),
     "batch size of a data set": (
         lambda b: {"x": b, "batch_size": 8},
-        "`batch_size` is for arrays",
+        "`batch_size` doesn't apply to a data set",
     ),
     "two validations": (
         lambda b: {
@@ -227,7 +227,7 @@ def test_a_loader_that_has_nobody_to_follow_is_told_of(monkeypatch):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         _fit(x=_batches(), callbacks=[loader])
-    told = [w for w in found if "follows none of the others" in str(w.message)]
+    told = [w for w in found if "follows no other group" in str(w.message)]
     assert len(told) == 1
 
 

@@ -84,21 +84,21 @@ def defaults(
     """Returns the usual callbacks of a codistilled training.
 
     They are a `StudentExporter`, a `TeacherLoader` and, in a launched run, a
-    `Backup` in `backup` in the group's directory.
-    Use the classes themselves for any other option of theirs.
+    `Backup` in `backup` in the group's directory. Use the classes themselves
+    for any other options.
 
     Args:
         every_steps: Steps between exports, and between refreshes, >= 1; or
             "auto", see `StudentExporter`.
-        exchange: Where this group publishes. Defaults to that of its cluster:
-            of the strategy in whose scope the call is made, and elsewhere of
-            the environment.
+        exchange: Where this group publishes. Defaults to the exchange of its
+            cluster: the cluster of the strategy in whose scope the call is
+            made, or else of the environment.
 
     Returns:
         A new list, to which you may add callbacks of your own.
 
     Raises:
-        ValueError: `every_steps` is no whole number >= 1.
+        ValueError: `every_steps` isn't a whole number >= 1.
 
     Example:
         >>> [type(callback).__name__ for callback in defaults(every_steps=50)]
@@ -141,7 +141,7 @@ class StudentExporter(steps.Exporter):
     Attributes:
         every_steps: Steps between exports; with "auto", at present.
         offset_steps: Steps by which exports come later; None unless given.
-        schema: The digests of what its versions mean.
+        schema: The digests that identify the meaning of its versions.
         exchange: Where it publishes, once training has begun.
         group: Whose versions these are, once training has begun.
         totals: How many exports were published, skipped and failed, and the
@@ -163,14 +163,14 @@ class StudentExporter(steps.Exporter):
         """Writes nothing yet.
 
         Args:
-            exchange: Where to publish. Defaults to the exchange of the
-                cluster which the model's strategy was made for.
+            exchange: Where to publish. Defaults to the exchange of the cluster
+                for which the model's strategy was made.
             every_steps: Steps between exports, >= 1. The last step of training
                 is exported, too. "auto": 100 until a group that teaches this
                 one says how long it takes to read a version; then as many as
                 take half as long again, here and there, but at least 20.
-            group: This group's index. Defaults to that of the cluster which
-                the model's strategy was made for; see `make_strategy`.
+            group: This group's index. Defaults to the index in the cluster for
+                which the model's strategy was made; see `make_strategy`.
             variables_dtype: `"bfloat16"` halves the bytes that travel.
                 `"int8"` takes a quarter and `"int4"` an eighth, and scales,
                 for floats of two axes or more: one for each row of a table,
@@ -190,9 +190,9 @@ class StudentExporter(steps.Exporter):
                 most of the student, such as a backbone beside LoRA weights,
                 is not in deltas: all groups publish it once. Default 1: all
                 are whole.
-            choose: Picks which changes of dense floats go into a delta, such
-                as `contrib.TopOfChunks()`; what it leaves out is offered again.
-                Default: all go.
+            choose: Picks which changes of dense floats go into a delta, such as
+                `contrib.TopOfChunks()`; the other changes are offered again.
+                Default: all changes.
 
         Raises:
             ValueError: An argument is not as above.
@@ -501,8 +501,8 @@ class StudentExporter(steps.Exporter):
                     _log.warning(
                         "Group %d had this group's loss after step %d, %s: "
                         "both started with the same weights and data, so they "
-                        "have nothing to teach each other. Give each group "
-                        "its own seed, such as "
+                        "have nothing to teach each other. Give each group its "
+                        "own seed, such as "
                         "keras.utils.set_random_seed(cluster.group), or its "
                         "own part of the data (tfdistill.data.group_shard).",
                         group,
@@ -629,9 +629,9 @@ class TeacherLoader(steps.Loader):
         if num_peers and not teachers.follows_peers:
             warnings.warn(
                 f"`fit` got a TeacherLoader among {num_peers + 1} groups, but "
-                "the model follows none of the others. Pass "
-                "teachers=tfdistill.teachers.Peers() to "
-                "CodistillModel, or leave the loader out.",
+                "the model follows no other group. Pass "
+                "teachers=tfdistill.teachers.Peers() to CodistillModel, or "
+                "leave out the loader.",
                 stacklevel=2,
             )
         teachers.start()
@@ -678,9 +678,9 @@ class WaitForGroups(keras.callbacks.Callback):
     """Waits after the first step until every group has completed its own.
 
     Groups never wait for each other in a long training: the one that starts
-    first has no teacher for a moment. In a run of a minute, that moment and the
-    tracing of the first step would be a good part of it. The groups see each
-    other's first steps in the workdir of the run.
+    first has no teacher for a moment. A run of a minute would lose much of its
+    time to start-up. The groups see each other's first steps in the workdir of
+    the run.
 
     Example:
         ```python
@@ -712,8 +712,8 @@ class WaitForGroups(keras.callbacks.Callback):
         cluster = cluster or identity.Cluster.from_env()
         if cluster.num_groups > 1 and cluster.workdir is None:
             raise ValueError(
-                "`cluster` must have a workdir, in which groups see each "
-                f"other start; received none with {cluster.num_groups} groups. "
+                "`cluster` must have a workdir, where groups see each other "
+                f"start; it has no workdir and {cluster.num_groups} groups. "
                 "Set TFDISTILL_WORKDIR, or pass tfdistill.Cluster(workdir=...)."
             )
         self._cluster = cluster

@@ -192,18 +192,17 @@ def shuffled_indices(
 def resumable(make: Callable[[int], tf.data.Dataset]) -> tf.data.Dataset:
     """Returns `make(0)`, which a resumed `fit` reads as `make(n)`.
 
-    Of any other data set, a `fit` that resumes after n batches reads these
-    once more to reach the next, which at 20 ms a batch takes half an hour
-    after 90,000 steps.
+    With any other data set, a resumed `fit` must read past the first n batches,
+    which at 20 ms a batch takes half an hour after 90,000 steps.
 
     Args:
         make: Makes the data set from a number of batches on, with the elements
-            of `make(0).skip(number)`. What is random in it depends on that
-            number alone, not on what was drawn before.
+            of `make(0).skip(number)`. Anything random in it depends only on
+            that number, not on earlier draws.
 
     Returns:
-        The data set. Pass it to `fit` as it is: what a transformation makes of
-        it is as any other data set.
+        The data set. Pass it to `fit` unchanged: after a transformation it is
+        like any other data set.
 
     Example:
         >>> def batches(first):

@@ -46,7 +46,9 @@ def test_a_worker_takes_what_the_chief_says(tmp_path):
 
 def test_a_worker_that_sees_no_backup_says_so(tmp_path):
     store = _saved(tmp_path / "own")
-    with pytest.raises(RuntimeError, match="that all of them see") as caught:
+    with pytest.raises(
+        RuntimeError, match="that all workers can read"
+    ) as caught:
         _choose(store, is_chief=False, others=(0, 12, 0))
     assert str(tmp_path) in str(caught.value)
 

@@ -223,7 +223,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path, old, other, match):
 
 
 def test_a_directory_without_a_backup_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="holds no complete one"):
+    with pytest.raises(ValueError, match="contains no complete backup"):
         _train(tmp_path / "new", tmp_path / "nothing")
 
 

@@ -568,8 +568,8 @@ def test_a_trial_that_was_taught_in_few_steps_is_told(tmp_path):
     assert (
         "codistill: in 1 of 1 trials, a group had a teacher in less than 90% "
         "of the steps after its burn-in. In the one with the fewest, group 0 "
-        "of trial 0, it was 44%: 1 of its teacher's versions were refused, the "
-        "last one, 25, because its loss is 9."
+        "of trial 0, it was 44%: its teacher had 1 refused version(s), most "
+        "recently version 25: its loss is 9."
     ) in made["notes"]
 
 

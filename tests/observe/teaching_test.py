@@ -22,7 +22,9 @@ def _train(tmp_path, caplog, *, published=True, **kwargs):
     log = run_log.RunLogger(tmp_path / "log")
     callbacks = [cases.never(), log]
     cases.fit(model, _X, _Y, batch_size=4, epochs=2, callbacks=callbacks)
-    told = [r.message for r in caplog.records if "had a teacher" in r.message]
+    told = [
+        r.message for r in caplog.records if "never used a teacher" in r.message
+    ]
     return told, runs.records(tmp_path / "log")[-1]
 
 
@@ -51,16 +53,20 @@ def test_a_training_without_a_teacher_says_so(
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        ({}, "the first version of group_1, 40, came at the end"),
-        ({"step": -1}, "group_1 gave no answer that counts"),
+        ({}, "the first version of group_1 (step 40) came at the end"),
+        ({"step": -1}, "group_1 gave no usable answer"),
         (
             {"health": "too_stale", "reason": "It is old."},
             "group_1 is too stale (It is old)",
         ),
+        (
+            {"health": "absent", "reason": "Worse.", "num_quarantined": 3},
+            "group_1: 3 versions refused (Worse)",
+        ),
     ],
 )
 def test_a_good_teacher_is_not_named_as_the_reason(status, said):
-    teacher = {"name": "group_1", "step": 40, "health": "good", "reason": ""}
+    teacher = runs.teacher(step=40)
     assert run_log._described({**teacher, **status}) == said
 
 

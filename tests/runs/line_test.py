@@ -122,7 +122,7 @@ def test_a_model_is_retrained_from_the_one_that_serves(
     script = _workload().replace("Dense(32", "Dense(16")
     (tmp_path / "my_line.py").write_text(script)
     assert _line("retrain", "--span=5") == 1
-    assert "`warm_start` must be of the same" in caplog.text
+    assert "`warm_start` must have the same" in caplog.text
     assert "--new-weights" in caplog.text
     assert _line("retrain", "--span=5", "--new-weights") == 0
     assert line.lineage(3)["warm_start"] is False

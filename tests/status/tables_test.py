@@ -114,7 +114,7 @@ def test_messages_on_a_terminal_stay_above_the_table():
         (1, {}, None),
         (1, {"distillation_weight": 0.0}, "let two groups teach each other: B"),
         (2, {}, "check whether it's worth it: C"),
-        (2, {"untaught": "why"}, "no step of groups 0, 1 had a teacher: why"),
+        (2, {"untaught": "why"}, "groups 0, 1 never used a teacher: why"),
     ],
 )
 def test_a_result_ends_with_what_is_next(tmp_path, num_groups, record, told):

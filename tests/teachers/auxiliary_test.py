@@ -184,12 +184,12 @@ def _with_methods():
 @pytest.mark.parametrize(
     "student, heads, words",
     [
-        (cases.two_tasks, {"soft": "click"}, "must name outputs"),
-        (cases.two_tasks, {"click": "click"}, "must name outputs"),
-        (cases.dictionaries, {"kind": "value"}, "of its shape"),
+        (cases.two_tasks, {"soft": "click"}, "must map each head"),
+        (cases.two_tasks, {"click": "click"}, "must map each head"),
+        (cases.dictionaries, {"kind": "value"}, "of the same shape"),
         (cases.dense, {"soft": "click"}, "outputs are a dict"),
         (cases.Subclassed, {"soft": "click"}, "outputs are a dict"),
-        (_with_methods, {"click": "sale"}, "no methods of its own"),
+        (_with_methods, {"click": "sale"}, "methods would be lost"),
     ],
 )
 def test_what_is_no_head_is_refused(student, heads, words):

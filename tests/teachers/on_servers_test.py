@@ -212,7 +212,7 @@ def test_waiting_for_a_half_has_an_end(group, monkeypatch):
     monkeypatch.setattr(on_servers, "_FREE_TIMEOUT_SECS", 0.01)
     group.remote.arguments()
     group.remote.swapped()
-    with pytest.raises(RuntimeError, match="not ended in 0.01"):
+    with pytest.raises(RuntimeError, match="didn't end within 0.01"):
         group.remote._wait_until_free()
     group.remote.note()
     group.remote._wait_until_free()

@@ -136,7 +136,7 @@ def test_what_cannot_be_mixed_is_refused():
     x, y = cases.data(16)
     with pytest.raises(ValueError, match="must be one of 'batch', 'mixed'"):
         _model("rows", cases.linear(3))
-    with pytest.raises(ValueError, match="may have no answer about other rows"):
+    with pytest.raises(ValueError, match="may not have answers for other rows"):
         tfdistill.CodistillModel(
             cases.linear(1),
             teachers=tfdistill.teachers.LabelTeacher("labels"),

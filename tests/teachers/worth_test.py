@@ -189,7 +189,7 @@ def test_versions_are_compared_with_the_student_of_their_own_step(
     if is_good:
         assert not said
     else:
-        assert "loss is 0.8" in said
+        assert "held-out batch is 0.8," in said
         assert "student's at step 20, 0.53" in said
 
 
@@ -252,7 +252,7 @@ def test_a_bad_version_waits_and_so_does_a_good_one_once_it_is_old(exchange):
     # By now the student is much better than that version.
     student.set_weights([9 * w for w in student.get_weights()])
     cases.refresh_until(model, lambda: peer.waits)
-    assert "on the canary batch" in peer.waits
+    assert "on the held-out batch" in peer.waits
     assert model.teachers.status()[0]["share"] == 0
     # A good one has its weight at once.
     _scaled(student, 1.0, exchange, 30)
@@ -271,9 +271,9 @@ def test_there_is_no_verdict_while_the_student_improves_steeply():
         "as before",
     )
     # Nothing newer is in sight, so nothing is to be waited for.
-    assert "base rates 2.3" in record.doubt("a", "", is_late=True)
+    assert "rates have a loss of 2.3" in record.doubt("a", "", is_late=True)
     record.add(*losses, falls=False)
-    assert "its loss is 2.2, the student's 1, that" in record.doubt("a", "")
+    assert "its loss is 2.2, the student's 1; base" in record.doubt("a", "")
 
 
 def test_what_a_backup_holds_gives_the_same_verdict():

@@ -69,10 +69,10 @@ def _check_optimizers(model: Any) -> None:
     more = [n for n, value in found.items() if value is not model.optimizer]
     if more:
         raise ValueError(
-            "A model that a callbacks.Backup resumes must have one optimizer, "
-            "that of Keras' `compile`, by whose steps backups are numbered; "
-            f"received {', '.join(sorted(more))} besides. Leave the Backup "
-            "out, and save weights with keras.callbacks.ModelCheckpoint."
+            "A model that a callbacks.Backup resumes must have only the "
+            "optimizer of Keras' `compile`, whose steps number the backups; it "
+            f"also has {', '.join(sorted(more))}. Leave out the Backup, and "
+            "save weights with keras.callbacks.ModelCheckpoint."
         )
 
 

@@ -414,8 +414,8 @@ class FitBackup(keras.callbacks.Callback):
         with backup_store.together(self._store, self._gather):
             self._state.begin_with(warm)
         _log.warning(
-            "Starting at step 0 with the weights and the optimizer's slots of "
-            "%s.",
+            "Starting at step 0 with the weights and the optimizer's slots "
+            "from %s.",
             warm.path,
         )
 
@@ -434,8 +434,8 @@ class FitBackup(keras.callbacks.Callback):
         states = chosen.host["states"]
         if lost := states.keys() - self._kept.keys():
             _log.warning(
-                "The backup also keeps the state of %s, which this training "
-                "lacks; it continues without.",
+                "The backup contains state of %s, which this script doesn't "
+                "use. It is ignored.",
                 ", ".join(sorted(lost)),
             )
         set_states(self._of_model, states)

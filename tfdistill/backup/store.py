@@ -84,8 +84,8 @@ class Chosen:
         ]
         raise ValueError(
             f"The backup {self.version.path} must be of this model and "
-            f"optimizer; received one that differs in {keys[:5]}. Use another "
-            "directory, or the model and optimizer of the backup."
+            f"optimizer; it differs in {keys[:5]}. Use another directory, or "
+            "the model and optimizer of the backup."
         )
 
 
@@ -112,10 +112,9 @@ class BackupStore(publisher.Exchange):
         """
         if filesystem.in_object_store(directory):
             raise ValueError(
-                "A backup's directory must be one that TensorFlow's own "
-                f"checkpoints can be read from; received {directory}. Give a "
-                "directory that all workers share; only the exchange may be "
-                "in such a store."
+                "A backup's directory must be readable by TensorFlow's own "
+                f"checkpoints; received {directory}. Use a directory that all "
+                "workers share; only the exchange may be in such a store."
             )
         super().__init__(
             directory,
@@ -240,12 +239,12 @@ def together(store: BackupStore, gather: Gather) -> Iterator[None]:
     if failure is not None:
         raise RuntimeError(
             f"The backups in {store.root} must be readable on every worker; "
-            f"received {type(failure).__name__}: {failure}. Give a directory "
-            "that all of them see."
+            f"received {type(failure).__name__}: {failure}. Use a directory "
+            "that all workers can read."
         ) from failure
     if any(failed):
         replicas = [i for i, is_bad in enumerate(failed) if is_bad]
         raise RuntimeError(
-            f"The workers of the replicas {replicas} could not read the "
-            f"backup in {store.root}; their logs say why."
+            f"The workers of the replicas {replicas} could not read the backup "
+            f"in {store.root}; their logs have the reason."
         )

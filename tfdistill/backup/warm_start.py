@@ -29,7 +29,7 @@ def choose(
     if found is None:
         raise ValueError(
             "`warm_start` must be the directory of another training's Backup; "
-            f"received {directory}, which holds no complete one."
+            f"received {directory}, which contains no complete backup."
         )
     return found
 
@@ -215,9 +215,9 @@ def planned(chosen: store.Chosen, state: Any) -> WarmStart:
 
 def _refused(chosen: store.Chosen, why: str) -> ValueError:
     return ValueError(
-        "`warm_start` must be of the same variables and optimizer, except that "
-        "a table of embeddings may have more rows than it had; received "
-        f"{chosen.version.path}, which {why}. Train from "
-        "new weights, without `warm_start`, and learn from the old model's "
-        "predictions: teachers.FixedTeacher(old_model)."
+        "`warm_start` must have the same variables and optimizer, except that "
+        "a table of embeddings may have more rows; received "
+        f"{chosen.version.path}, which {why}. Train from new weights, without "
+        "`warm_start`, and learn from the old model's predictions: "
+        "teachers.FixedTeacher(old_model)."
     )

@@ -109,8 +109,8 @@ def _why(teacher: Mapping[str, Any]) -> str:
     if refused:
         last = max(refused, key=int)
         return (
-            f"{teacher['num_quarantined']} of its teacher's versions were "
-            f"refused, the last one, {last}, because {refused[last]}"
+            f"its teacher had {teacher['num_quarantined']} refused version(s), "
+            f"most recently version {last}: {refused[last]}"
         )
     if reason := teacher.get("reason"):
         return f"at the end, its teacher was {teacher['health']}: {reason}"

@@ -62,9 +62,7 @@ class TeachingWatch(keras.callbacks.Callback):
         self.model.teachers.count(self._step())
         if self._num_epochs and not self._is_taught:
             self.untaught = self._reason()
-            _log.warning(
-                "No step of this training had a teacher: %s", self.untaught
-            )
+            _log.warning("This run never used a teacher: %s", self.untaught)
 
     def _step(self) -> int:
         optimizer = self.model.optimizer
@@ -103,12 +101,15 @@ def _described(teacher: dict[str, Any]) -> str:
     name, step, reason = (teacher[n] for n in ("name", "step", "reason"))
     if teacher["health"] == "good":
         if step < 0:
-            return f"{name} gave no answer that counts"
+            return f"{name} gave no usable answer"
         # It is in use by now, and no step came after that.
-        return f"the first version of {name}, {step}, came at the end"
+        return f"the first version of {name} (step {step}) came at the end"
     version = f"version {step}" if step >= 0 else "no version in use"
     health = teacher["health"].replace("_", " ")
-    return f"{name} is {health} ({(reason or version).rstrip('.')})"
+    why = (reason or version).rstrip(".")
+    if number := teacher["num_quarantined"]:
+        return f"{name}: {number} version{'s' * (number > 1)} refused ({why})"
+    return f"{name} is {health} ({why})"
 
 
 class RunLogger(steps.SteppedCallback):

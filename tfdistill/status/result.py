@@ -168,7 +168,7 @@ def _next(
     for why, groups in untaught.items():
         plural = "s" * (len(groups) > 1)
         which = f"group{plural} {', '.join(groups)}"
-        yield f"no step of {which} had a teacher: {why}"
+        yield f"{which} never used a teacher: {why}"
     if any(status.state != "done" for status in run.groups):
         if commands.resume and _group_files(run, workdir, _BACKUP):
             yield f"resume the run: {commands.resume}"

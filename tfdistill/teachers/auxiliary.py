@@ -52,16 +52,15 @@ def student_of(model: Any, heads: Mapping[str, str]) -> keras.Model:
     if not are_alike or len(set(heads.values())) != len(heads):
         shapes = {name: tuple(value.shape) for name, value in outputs.items()}
         raise ValueError(
-            "`auxiliary_heads` must name outputs, and for each another one of "
-            f"its shape that is no head; received {dict(heads)} for outputs of "
-            f"the shapes {shapes}."
+            "`auxiliary_heads` must map each head to another output of the "
+            f"same shape that isn't a head; received {dict(heads)} for outputs "
+            f"of the shapes {shapes}."
         )
     student = keras.Model(model.input, own, name=model.name)
     if type(model) is not type(student):
         raise ValueError(
-            "`auxiliary_heads` need a model of plain keras.Model, as the "
-            "student without them has no methods of its own; received "
-            f"{type(model).__name__}."
+            "`auxiliary_heads` need a functional model, because a subclass's "
+            f"methods would be lost; received {type(model).__name__}."
         )
     return student
 

@@ -45,7 +45,7 @@ class Canary:
         self.num_examples = len(keras.tree.flatten(batch[0])[0]) if batch else 0
         if not self.num_examples:
             raise ValueError(
-                "A canary needs at least one example; received none."
+                "A canary needs at least one example; received an empty one."
             )
         self.inputs = batch[0]
         self.targets = batch[1] if len(batch) > 1 else None
@@ -77,7 +77,7 @@ class Canary:
             if not bool(tf.reduce_all(finite)):
                 raise ValueError(
                     "its outputs on the canary batch must be finite; received "
-                    "NaN or infinite ones."
+                    "NaN or infinite values."
                 )
         return outputs
 
@@ -92,7 +92,7 @@ def of_validation(data: Any) -> Canary | None:
     try:
         return Canary(data if isinstance(data, tf.data.Dataset) else (*data,))
     except Exception as error:  # `fit` reads them too, and knows what to say.
-        _log.info("No canary could be made of the validation data: %s", error)
+        _log.info("The validation data can't be used as a canary: %s", error)
         return None
 
 

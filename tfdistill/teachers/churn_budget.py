@@ -256,23 +256,26 @@ class ChurnBudget(steps.SteppedCallback):
             f"{self.target:.4g} and the weight at {self.weight:.3g}"
         )
         if self._anchor is None:
-            said += ", and without a last step, as its variables are others"
+            said += (
+                ", without a final correction, because the teacher's "
+                "variables differ from the student's"
+            )
         if not replicas.is_chief(self.model.distribute_strategy):
             return
         if self.churn <= self.target:
             _log.info("%s.", said)
         elif self.weight < self._most:
             _log.warning(
-                "%s: the budget was not kept. Measure more often "
+                "%s. The budget wasn't met. Measure more often "
                 "(`every_steps`), or begin with a larger `initial_weight`, or "
                 "with the teacher's weights: callbacks.Backup(warm_start=).",
                 said,
             )
         else:
             _log.warning(
-                "%s, the largest allowed: the budget cannot be kept so. Allow "
-                "a larger `max_weight`, train for fewer steps or at a lower "
-                "rate, or begin with the teacher's weights: "
+                "%s. The weight is at its maximum, so the budget can't be met "
+                "this way. Allow a larger `max_weight`, train for fewer steps "
+                "or at a lower rate, or begin with the teacher's weights: "
                 "callbacks.Backup(warm_start=).",
                 said,
             )
@@ -354,7 +357,7 @@ class ChurnBudget(steps.SteppedCallback):
         try:
             return self._measured(snapshot)
         except Exception as error:  # TensorFlow raises many kinds.
-            _log.warning("The churn was not measured: %s", error)
+            _log.warning("The churn couldn't be measured: %s", error)
             return math.nan
 
     def _finished(self) -> float:
@@ -403,7 +406,7 @@ def _task_of(model: Any) -> yardstick.Yardstick:
     if found is None or len(keras.tree.flatten(model.graph.output_spec)) != 1:
         raise ValueError(
             "A ChurnBudget needs a student with one output and one compiled "
-            "loss, which says whether outputs are logits; received "
+            "loss, which determines whether outputs are logits; received "
             f"{model.loss!r} and {model.graph.output_spec}."
         )
     return found
@@ -414,9 +417,9 @@ def _named(teachers: Any, name: str | None) -> fixed.FixedTeacher:
     found = [t for t in known if name in (None, t.name)]
     if len(found) != 1:
         raise ValueError(
-            "A ChurnBudget measures the churn to one teachers.FixedTeacher, "
-            f"the model's only one or that named `teacher`; received {name!r} "
-            f"and {[t.name for t in known]}."
+            "A ChurnBudget measures the churn to a teachers.FixedTeacher: the "
+            "model's only FixedTeacher, or the one named by `teacher`; "
+            f"received {name!r} and {[t.name for t in known]}."
         )
     return found[0]
 
@@ -425,8 +428,8 @@ def _chunks(held_out: Any) -> list[Any]:
     """Returns the inputs of the rows that count, in parts."""
     if held_out is None:
         raise ValueError(
-            "A ChurnBudget needs rows that are not trained on; received none. "
-            "Pass `held_out`, or `validation_data` to `fit`."
+            "A ChurnBudget needs rows that are not trained on, but has no such "
+            "rows. Pass `held_out`, or `validation_data` to `fit`."
         )
     is_whole = isinstance(held_out, tf.data.Dataset | tuple | list)
     found = canary.Canary(

@@ -47,7 +47,7 @@ class FixedTeacher(teacher.Teacher):
                 a `.keras` file, which is loaded in Keras' safe mode; or the
                 directory of a SavedModel.
             name: For logs. Default: the model's name, or the path.
-            weight: What it counts beside other teachers, >= 0. Default 1.
+            weight: Weight relative to other teachers, >= 0. Default 1.
             trust_graph: Whether to load a SavedModel that holds more than
                 `exports.graph_ops` lists. Loading one runs its code. Default
                 False.
@@ -59,8 +59,8 @@ class FixedTeacher(teacher.Teacher):
             if not model.built:
                 raise ValueError(
                     "A FixedTeacher must be built and trained; received "
-                    f"{model.name!r}, which has no variables. Call it once on "
-                    "a batch, and load its weights."
+                    f"{model.name!r}, which has no variables. Call the model "
+                    "once on a batch, and load its weights."
                 )
             path, default = "", model.name
         elif isinstance(model, str | os.PathLike):
@@ -69,8 +69,8 @@ class FixedTeacher(teacher.Teacher):
             raise ValueError(
                 "A FixedTeacher must be a keras.Model, the path of a .keras "
                 "file or the directory of a SavedModel; received "
-                f"{type(model).__name__}. Of a KerasHub preset, pass what "
-                "`from_preset` returns."
+                f"{type(model).__name__}. For a KerasHub preset, pass the "
+                "model that `from_preset` returns."
             )
         super().__init__(name=name or default, weight=weight)
         self._given: Any = model
@@ -88,7 +88,7 @@ class FixedTeacher(teacher.Teacher):
             raise ValueError(
                 "A FixedTeacher must have finite weights; received "
                 f"{model.name!r} with NaN or infinity in {path}. Pass a model "
-                "whose training did not diverge."
+                "whose training didn't diverge."
             )
         return model
 
@@ -116,8 +116,8 @@ class FixedTeacher(teacher.Teacher):
         if student.on_servers:
             raise ValueError(
                 "A fixed teacher of a parameter-server group must be a Keras "
-                f"model or a .keras file; received {self._path!r}. Pass one "
-                "of these, or train without parameter servers."
+                f"model or a .keras file; received {self._path!r}. Pass such a "
+                "model, or train without parameter servers."
             )
         self._infer = loaded = other_graphs.load(
             self._path,

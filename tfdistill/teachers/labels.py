@@ -21,7 +21,7 @@ TAUGHT_ROWS = "taught_rows"
 class LabelTeacher(teacher.Teacher):
     """A teacher whose predictions come with the data, as labels.
 
-    Under parameter servers, too: labels travel with the batch.
+    It works under parameter servers, too: labels travel with the batch.
 
     Example:
         >>> LabelTeacher("ensemble", weight=2).name
@@ -38,7 +38,7 @@ class LabelTeacher(teacher.Teacher):
             labels: The name by which `tfdistill.labels` attaches them; or the
                 `labels.Teachers` that asks servers for them, whose answers and
                 faults `status` then counts.
-            weight: What they count beside other teachers, >= 0. Default 1.
+            weight: Weight relative to other teachers, >= 0. Default 1.
 
         Raises:
             ValueError: It is neither.
@@ -79,9 +79,9 @@ class LabelTeacher(teacher.Teacher):
         label = batch.labels.get(self.name)
         if label is None:
             raise ValueError(
-                f"The data must carry labels of the teacher {self.name!r}; "
-                f"received those of {sorted(batch.labels)}. Map the data set "
-                "with tfdistill.labels, or remove the name from `teachers`."
+                f"The data must contain labels of the teacher {self.name!r}; "
+                f"it contains labels of {sorted(batch.labels)}. Map the data "
+                "set with tfdistill.labels, or remove the name from `teachers`."
             )
         if len(label["outputs"]) != num_outputs:
             raise ValueError(
@@ -121,7 +121,7 @@ class LabelTeacher(teacher.Teacher):
             found["share"] = rows
         if rows == 0:
             found["health"] = teacher.ABSENT
-            found["reason"] = "no row has a label that counts"
+            found["reason"] = "no row has a usable label"
         if self._asker is not None:
             self._add_answers(found, is_absent=rows == 0)
         return found
@@ -155,8 +155,8 @@ def check_classes(name: str, loss: losses.DistillationLoss | None) -> None:
     if isinstance(loss, scale.OF_NUMBERS):
         raise ValueError(
             f"The predictions of {name!r} must be whole for "
-            f"{type(loss).__name__}, which compares each number by itself; "
-            "received top classes. Leave `top_k` out."
+            f"{type(loss).__name__}, which compares each number separately; "
+            "received only the top classes. Leave out `top_k`."
         )
 
 

@@ -426,8 +426,8 @@ class RemoteTeachers:
         while self._num_done < self._swapped_at:
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    "An execution that uses the version before has not ended "
-                    f"in {_FREE_TIMEOUT_SECS:g} s."
+                    "An execution that uses the previous version didn't end "
+                    f"within {_FREE_TIMEOUT_SECS:g} s."
                 )
             time.sleep(_FREE_POLL_SECS)
 

@@ -19,9 +19,9 @@ from tfdistill.teachers import teacher
 class OwnPast(teacher.Teacher):
     """The student at its last export, or a running mean of its exports.
 
-    A version is taken of what the `StudentExporter` among the callbacks would
-    publish, at each of its exports; without an exporter, at each refresh of the
-    `TeacherLoader`. None is taken during the burn-in, from which nobody learns.
+    At each export, it takes the version that the `StudentExporter` among the
+    callbacks publishes; without an exporter, it takes one at each refresh of
+    the `TeacherLoader`. No version is taken during the burn-in.
 
     It cannot run under parameter servers, where no worker has all values.
 
@@ -37,7 +37,7 @@ class OwnPast(teacher.Teacher):
             decay: What the mean keeps of itself at each version, >= 0 and < 1;
                 0.9 is about the mean of the last ten. Default 0: the last
                 version only.
-            weight: What it counts beside other teachers, >= 0. Default 1.
+            weight: Weight relative to other teachers, >= 0. Default 1.
 
         Raises:
             ValueError: An argument is not as above.
@@ -45,9 +45,8 @@ class OwnPast(teacher.Teacher):
         super().__init__(weight=weight)
         if isinstance(decay, bool) or not 0 <= decay < 1:
             raise ValueError(
-                "`decay` must be the share of the old mean that each version "
-                f"of the student keeps, >= 0 and < 1; received {decay!r}. Such "
-                "as 0.9."
+                "`decay` must be the share of the old mean that is kept at "
+                f"each version, >= 0 and < 1; received {decay!r}. Such as 0.9."
             )
         self._decay = float(decay)
         self._step = -1

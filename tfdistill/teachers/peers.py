@@ -60,13 +60,13 @@ class Peers(teacher.Teacher):
 
     A version is quarantined, and the one before it stays in use, if it is
     damaged, unsigned, of other shapes, not finite, or on a labelled `canary`
-    clearly worse than the student was at the version's step. One that its group
-    made in the burn-in, while the student's distillation weight was 0, is never
-    read. One that has grown old loses its weight.
+    clearly worse than the student was at the version's step. A version that its
+    group made in the burn-in, while the student's distillation weight was 0, is
+    never read. Old versions lose their weight.
 
     With `at_most`, neither a step nor the exchange costs more with more groups.
-    Another group takes the place of one that publishes nothing, fades, is
-    refused twice, or is far behind it.
+    A peer that publishes nothing, fades, is refused twice, or is far behind
+    another group is replaced by that group.
 
     Under parameter servers, peers must train the student's own graph.
 
@@ -91,23 +91,23 @@ class Peers(teacher.Teacher):
         """Reads nothing yet.
 
         Args:
-            exchange: Where peers publish. Default: that of the environment,
+            exchange: Where peers publish. Default: the environment's exchange,
                 `Exchange(cluster.exchange)`.
             peers: Groups to learn from. Default: all others of the run.
             at_most: How many of them to learn from at a time, >= 1, at first
                 those with the next higher numbers. Default: all.
-            weight: What each of them counts, >= 0. For different weights pass
+            weight: Weight of each peer, >= 0. For different weights pass
                 several `Peers`. Default 1.
-            max_staleness_steps: A version that is more of the student's steps
-                old than this loses its weight; None for no bound. Default
-                "auto": a peer that has published nothing for ten of the
-                intervals at which its versions arrived before fades, over ten
-                more. Its next version gets full weight.
-            canary: Held-out examples that each version must predict before it
-                is used: a dataset as `fit` takes it, or arrays `(x, y)`, of
-                which the first 256 examples are taken. A version is refused if
-                its outputs are not finite or have another shape, and, if there
-                are targets, if by the task loss it is clearly worse than the
+            max_staleness_steps: Versions older than this many student steps
+                aren't used. None: no limit. Default "auto": a peer that has
+                published nothing for ten of the intervals at which its versions
+                arrived before fades, over ten more. Its next version gets full
+                weight.
+            canary: Held-out examples on which each version is tested first: a
+                dataset as `fit` takes it, or arrays `(x, y)`, of which the
+                first 256 examples are taken. A version is refused if its
+                outputs are not finite or have another shape, and, if there are
+                targets, if by the task loss it is clearly worse than the
                 student was at the version's step. Default: the
                 `validation_data` of `fit`, if these are a dataset or arrays.
             schema: What peers' labels, vocabularies and columns must be; see
@@ -162,9 +162,9 @@ def exchange_for(
     """Returns the exchange that was given, or else the environment's."""
     if exchange is None and groups and cluster.exchange is None:
         raise ValueError(
-            f"Learning from the groups {tuple(groups)} needs an exchange; "
-            "received none, and the environment names none. Launch the run by "
-            "launch.local, set TFDISTILL_EXCHANGE, or pass "
+            f"Learning from the groups {tuple(groups)} needs an exchange, but "
+            "none was passed and the environment has none. Start the run with "
+            "tfdistill run, set TFDISTILL_EXCHANGE, or pass "
             "tfdistill.Exchange(directory)."
         )
     return exchange or publisher.Exchange(cluster.exchange)
@@ -313,7 +313,11 @@ class Peer(teacher.Teacher):
             try:
                 return self._over(read_values(), delta)
             except (deltas.DeltaError, *follower_lib.CONTRADICTIONS) as error:
-                _log.info("Delta %d is read otherwise: %s", delta.step, error)
+                _log.info(
+                    "Delta %d isn't used; a whole version is read instead: %s",
+                    delta.step,
+                    error,
+                )
                 fault = error
         if whole := self._twin(delta):
             return self._whole(whole)
@@ -373,7 +377,7 @@ class Peer(teacher.Teacher):
         place = self.exchange.deltas
         delta = place.open(group, step)
         if deltas.frame_of(delta.manifest) not in self._frames:
-            raise deltas.DeltaError("it is of a key frame that is not held.")
+            raise deltas.DeltaError("its key frame hasn't been read.")
         try:
             self._screen(delta)
             with place.readable(delta) as readable:

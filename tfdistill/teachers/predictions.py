@@ -34,11 +34,10 @@ class PeerPredictions(teacher.Teacher):
     """Exchanges predictions for the same batch with all peers.
 
     All groups must read `data.group_shard(..., mode="coordinated")`. A step
-    waits for its peers for `wait_secs` at most, and does without those that
-    are missing. XLA cannot compile such a step.
+    waits for its peers for at most `wait_secs`, and continues without missing
+    predictions. XLA cannot compile such a step.
 
-    It cannot run under parameter servers, whose workers are each at a step of
-    its own.
+    It can't run under parameter servers, where each worker is at its own step.
 
     Example:
         >>> PeerPredictions(wait_secs=0.1).name
@@ -61,7 +60,7 @@ class PeerPredictions(teacher.Teacher):
                 of the environment.
             peers: Groups to learn from, which must learn from this one.
                 Default: all others of the run.
-            weight: What each of them counts, >= 0. Default 1.
+            weight: Weight of each peer, >= 0. Default 1.
             wait_secs: The longest wait of a step for the predictions of its
                 peers, >= 0. Default 0.05.
             encoding: What is sent of predictions: a `tfdistill.labels.Form`.
@@ -106,9 +105,9 @@ class PeerPredictions(teacher.Teacher):
         if student.on_servers:
             raise ValueError(
                 "Peers teach by their predictions of the same batch, which "
-                "workers of parameter servers do not have: each is at a step "
-                "of its own. Received PeerPredictions. Learn from versions, by "
-                "teachers.Peers(), or from labels of servers, by "
+                "workers of parameter servers don't have: each is at its own "
+                "step. Received PeerPredictions. Learn from versions with "
+                "teachers.Peers(), or from servers' labels with "
                 "teachers.LabelTeacher(...)."
             )
         cluster = self._cluster

@@ -167,9 +167,9 @@ def _check(inputs: Any) -> None:
     flat = keras.tree.flatten(inputs)
     if not all(isinstance(v, tf.Tensor) and v.shape.rank for v in flat):
         raise ValueError(
-            "Only dense tensors can be mixed; received inputs of the kinds "
+            "Only dense tensors can be mixed; received inputs of types "
             f"{', '.join(type(each).__name__ for each in flat)}. Pass "
-            "agree_on='batch', or a function that returns rows of its own."
+            "agree_on='batch', or a function that returns its own rows."
         )
 
 

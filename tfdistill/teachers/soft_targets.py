@@ -142,8 +142,8 @@ def _ask(
         )
         if not fits:
             raise ValueError(
-                f"The teacher {teacher.name} must answer with one tensor for "
-                "each of the student's outputs, of the shapes "
+                f"The teacher {teacher.name} must return one tensor for each "
+                "of the student's outputs, of the shapes "
                 f"{', '.join(map(str, wanted))}; received "
                 f"{', '.join(map(str, received)) or 'nothing'}."
             )

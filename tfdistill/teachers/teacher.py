@@ -39,11 +39,11 @@ class Standing:
     """A teacher's share of its weight until the next refresh, and why.
 
     Attributes:
-        health: "good", "fading", "too_stale", "dropped" or "absent": what the
-            share is owed to. Default "good".
-        reason: Why it is not "good", for logs. Default none.
-        share: What its weight is scaled by, in [0, 1]; with 0 the step does
-            not ask it. Default 1.
+        health: "good", "fading", "too_stale", "dropped" or "absent": why the
+            share is what it is. Default "good".
+        reason: Why the health is not "good", for logs. Default: empty.
+        share: Factor for the teacher's weight, in [0, 1]; with 0 the step
+            doesn't run the teacher. Default 1.
         step: The step of the version in use, or -1 (default) for none: what
             has a version counts in `teacher_staleness`.
         last_step: The last step of the student at which it counts, exact also

@@ -40,7 +40,7 @@ _TAUGHT, _VERSIONS = labels_lib.TAUGHT_ROWS, "versions"
 # A version that answers NaN or infinity before so many refreshes in a row is
 # dropped: one may be the student's own overflow.
 _MAX_BAD = 3
-_CHIEFS = "the log of the group's chief says why."
+_CHIEFS = "see the log of the group's chief for the reason."
 _ATTACHED = (
     "Teachers serve one student; {} is attached already. Make new teachers, "
     "and a new CodistillModel."
@@ -61,14 +61,15 @@ def checked(teachers: Any) -> list[teacher_lib.Teacher]:
         if not isinstance(each, teacher_lib.Teacher):
             raise ValueError(
                 "`teachers` must be a tfdistill.teachers.Teacher or a list of "
-                f"them; received {each!r:.100}. Of other groups, pass "
-                "tfdistill.teachers.Peers(), an object; of a model or a path, "
+                f"them; received {each!r:.100}. For other groups, pass the "
+                "object tfdistill.teachers.Peers(); for a model or a path, "
                 "tfdistill.teachers.FixedTeacher(model_or_path)."
             )
     if len(set(map(id, found))) != len(found):
         raise ValueError(
-            "`teachers` must hold each teacher once; received "
-            f"{[each.name for each in found]}. Give one a larger `weight`."
+            "`teachers` must contain each teacher once; received "
+            f"{[each.name for each in found]}. To count a teacher twice, "
+            "double its `weight`."
         )
     return found
 
@@ -245,7 +246,7 @@ class TeacherList:
         if bound and found != rows_lib.BATCH:
             raise ValueError(
                 f"`agree_on` must be 'batch' beside {', '.join(bound)}, which "
-                "may have no answer about other rows; received "
+                "may not have answers for other rows; received "
                 f"{agree_on!r:.100}."
             )
         return found
@@ -464,12 +465,13 @@ class TeacherList:
     def _doubt(self, each: teacher_lib.Teacher, doubt: str) -> None:
         if doubt and not each.waits:
             _log.warning(
-                "The teacher %s gets no weight until it improves: %s",
+                "%s isn't used as a teacher until it publishes a better "
+                "version: %s",
                 each.label,
                 doubt,
             )
         elif each.waits and not doubt:
-            _log.info("The teacher %s has its weight back.", each.label)
+            _log.info("%s is used as a teacher again.", each.label)
         each.waits = doubt
 
     def _load_graphs(self, ready: Sequence[int]) -> Sequence[int]:
@@ -605,8 +607,9 @@ def _give_names(teachers: Sequence[teacher_lib.Teacher]) -> None:
         if each.name in taken:
             if not isinstance(each, fixed.FixedTeacher):
                 raise ValueError(
-                    "Each teacher must have a name of its own; received "
-                    f"{each.name!r} twice. Leave one out, or pass `name`."
+                    "Each teacher must have its own name; received "
+                    f"{each.name!r} twice. Leave out one of them, or pass "
+                    "`name`."
                 )
             each.name = f"{each.name}_{number}"
         taken.add(each.name)

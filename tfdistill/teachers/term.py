@@ -141,8 +141,8 @@ def _wrapped(loss: Any, task_loss: Any) -> global_batch.GlobalBatchLoss | None:
     if not isinstance(loss, losses_lib.DistillationLoss):
         raise ValueError(
             "`distillation_loss` must be a tfdistill.losses.DistillationLoss; "
-            f"received {loss!r}. A task loss compares with labels, not with "
-            "several teachers."
+            f"received {loss!r}. A task loss compares predictions with labels, "
+            "not with teachers."
         )
     if loss.from_logits is None:
         found = map(scale.gives_logits, keras.tree.flatten(task_loss))

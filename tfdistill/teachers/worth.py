@@ -46,7 +46,7 @@ _NOT_COMPARED = (
 _MAY_BE_BAD = (
     "The teacher %s may be bad: %s Either the student has memorized these "
     "examples, or the teacher has learned something else. Pass "
-    "`validation_data` to `fit`, to compare them on it."
+    "`validation_data` to `fit`, to compare them on that data."
 )
 
 
@@ -165,9 +165,9 @@ class HeldOut:
         if not is_worse(*means, float(error)):
             return ""
         return (
-            f"on the canary batch, its loss is {means[0]:.3g}, clearly worse "
-            f"than the student's at step {at}, {means[1]:.3g}; that of base "
-            f"rates is {base:.3g}."
+            f"its loss on the held-out batch is {means[0]:.3g}, clearly worse "
+            f"than the student's at step {at}, {means[1]:.3g}; base rates have "
+            f"a loss of {base:.3g}."
         )
 
 
@@ -280,8 +280,8 @@ class Record:
         error = math.sqrt(max(0.0, square - (theirs - own) ** 2) / count)
         means = theirs, own, base, error
         text = (
-            f"on the student's batches its loss is {theirs:.3g}, the student's "
-            f"{own:.3g}, that of base rates {base:.3g}."
+            f"on the student's batches, its loss is {theirs:.3g}, the "
+            f"student's {own:.3g}; base rates have a loss of {base:.3g}."
         )
         is_bad = is_worse(
             *means,

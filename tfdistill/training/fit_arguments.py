@@ -94,8 +94,8 @@ def check_strategy(strategy: tf.distribute.Strategy) -> None:
     if cluster.num_workers > 1 or cluster.uses_parameter_servers:
         raise ValueError(
             "The model must be created in the scope of its group's strategy, "
-            "because the group has several tasks; received one created outside "
-            "it, which every task would train separately. Call "
+            "because the group has several tasks; this model was created "
+            "outside it, and every task would train it separately. Call "
             "tfdistill.make_strategy first; then create the model and its "
             "optimizer, and call `compile`, in `with strategy.scope():`."
         )
@@ -169,8 +169,8 @@ def _check_options(arguments: Mapping[str, Any]) -> None:
         # Keras itself refuses `y`, weights and a split.
         if size := arguments.get("batch_size"):
             raise ValueError(
-                f"`batch_size` is for arrays; received {size} with a data set, "
-                "which holds batches itself. Leave it out."
+                "`batch_size` doesn't apply to a data set, which is already "
+                f"batched; received {size}. Leave it out."
             )
     has_data = arguments.get("validation_data") is not None
     has_split = bool(arguments.get("validation_split"))
@@ -182,9 +182,9 @@ def _check_options(arguments: Mapping[str, Any]) -> None:
     for name in ("validation_steps", "validation_batch_size"):
         if arguments.get(name) and not (has_data or has_split):
             raise ValueError(
-                f"`{name}` needs validation data; received "
-                f"{arguments[name]} without any. Pass `validation_data`, or "
-                "leave it out."
+                f"`{name}` needs validation data; received {arguments[name]} "
+                "without validation data. Pass `validation_data`, or leave it "
+                "out."
             )
     first, last = arguments.get("initial_epoch", 0), arguments.get("epochs", 1)
     if last and first > last:

@@ -380,8 +380,8 @@ def _check_loss_scale(optimizer: keras.Optimizer) -> None:
             f"The loss scale of mixed_float16 has fallen to {scale:g} from "
             f"{optimizer.initial_scale:g}: gradients were not finite in many "
             "steps, which were skipped. If this continues, the model learns "
-            "nothing: scale the inputs, check for gradients such as that of "
-            "sqrt(0), or use mixed_bfloat16.",
+            "nothing: scale the inputs, check for gradients such as the "
+            "gradient of sqrt(0), or use mixed_bfloat16.",
             stacklevel=2,
         )
 

@@ -113,10 +113,10 @@ class Own:
         if weights is not None and self.is_compiled:
             raise ValueError(
                 "Examples must have no weights if several replicas run a "
-                "model's own steps or loss, which count by rows; received "
-                f"`sample_weight` or `class_weight` for {self._model.name}. "
-                "Make the weights an input of the model and multiply in its "
-                "own loss."
+                "model's own steps or loss, which weight replicas by their "
+                "rows; received `sample_weight` or `class_weight` for "
+                f"{self._model.name}. Make the weights an input of the model "
+                "and multiply by them in its own loss."
             )
 
     def _on_replicas(self, step: Step, model: keras.Model) -> Step:
@@ -159,14 +159,14 @@ def check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
         return
     name = f"{type(model).__name__}.train_step"
     remedy = (
-        "Leave `train_step` to Keras and put what is special into "
+        "Leave `train_step` to Keras and put your own code into "
         "`compute_loss`, or into `self.add_loss` in `call` or a layer"
     )
     if replicas.on_servers(strategy):
         raise ValueError(
             "A training step of your own must not be run with parameter "
-            f"servers; received {name}. Its tape cannot follow variables that "
-            f"are elsewhere. {remedy}; or train with workers only "
+            f"servers; received {name}. Its tape can't follow variables on "
+            f"other tasks. {remedy}; or train with workers only "
             "(MultiWorkerMirroredStrategy)."
         )
     if embedding_layer.layers_of(model):
