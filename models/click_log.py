@@ -88,7 +88,7 @@ def generate(
 
     Args:
         seed: Another one gives another world, not only other rows of it.
-        rows_per_day: Of each day.
+        rows_per_day: Number of rows of each day.
         drift: Standard deviation of a day's step of all random walks.
         num_days: Another number gives another world, too.
     """

@@ -309,7 +309,7 @@ def build_dcn(
         bottom_units: Units of the hidden layers over the numbers, before the
             one of `embedding_dim` units. Default (32,).
         num_crosses: Cross layers. Default 2.
-        rank: Of their matrices. Default 16.
+        rank: Rank of their matrices. Default 16.
         top_units: Units of the hidden layers above. Default (64, 32).
 
     Returns:

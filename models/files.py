@@ -87,7 +87,7 @@ def sources(
     Args:
         paths: A file, a pattern such as `day_*.gz`, a directory, or
             `tfds:NAME[SPLIT]`; or several of these.
-        patterns: Of the files that are read of a directory.
+        patterns: Patterns of the files to read in a directory.
         file: Makes a source of a file.
         prepared: Makes one of the name of a prepared data set.
     """

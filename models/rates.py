@@ -44,7 +44,7 @@ def stepped(
         boundaries: Steps from which the rate is a tenth of what it was, after
             the warm-up.
         warmup_steps: First steps, in which the rate rises evenly.
-        warmup_share: Of the rate, at the first step.
+        warmup_share: Share of the rate at the first step.
     """
     after = piecewise(
         rate,

@@ -44,7 +44,7 @@ def _graph():
 # What the message says whatever the key is.
 _HARMLESS = (
     "The key of an exchange must have 16 to 4096 bytes; received 0123456789. "
-    "Make one with: openssl rand -hex 32"
+    "Create a key with: openssl rand -hex 32"
 )
 _TEXT = st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"])

@@ -167,8 +167,8 @@ class DistillationLoss(keras.losses.Loss):
     def _settled_from_logits(self) -> bool:
         if self.from_logits is None:
             raise ValueError(
-                f"`{type(self).__name__}` does not know yet whether outputs "
-                "are logits; received from_logits=None. Construct it with "
+                f"`{type(self).__name__}` needs to know whether outputs are "
+                "logits; received from_logits=None. Construct it with "
                 "from_logits=True or False, or call with_from_logits()."
             )
         return self.from_logits

@@ -135,7 +135,8 @@ def churn(
 
     Args:
         predictions: Probabilities of one model.
-        other_predictions: Those of the other, for the same examples.
+        other_predictions: Probabilities of the other model, for the same
+            examples.
 
     Returns:
         `churn`, the mean of |p - q| of Anil et al. 2018, for a binary model.
@@ -168,7 +169,8 @@ def divergence(
 
     Args:
         predictions: Probabilities of one model, as the teacher.
-        other_predictions: Those of the other, for the same examples.
+        other_predictions: Probabilities of the other model, for the same
+            examples.
 
     Returns:
         The mean over examples of `sum_c p_c log(p_c / q_c)`, in nats.

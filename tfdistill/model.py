@@ -297,11 +297,10 @@ class DistributedModel(steps.Trained, keras.Model):
         """Returns learned weights of the task's losses, by output."""
         if self._own.has_loss:
             raise ValueError(
-                "`loss_weights` must not be learned for a model with a "
-                "`compute_loss` of its own, which may leave out the penalty "
-                "that keeps them from growing; received "
-                f"{type(self.model).__name__}. Learn the weights in "
-                "`compute_loss`."
+                "`loss_weights` must not be learned for a model with its own "
+                "`compute_loss`, which may leave out the penalty that keeps "
+                f"them from growing; received {type(self.model).__name__}. "
+                "Learn the weights in `compute_loss`."
             )
         return uncertainty.by_output(
             loss,
@@ -682,7 +681,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 Defaults to no heads.
             agree_on: The rows on which the student learns from its teachers.
                 "batch": the rows it is trained on. "mixed": one row for each
-                two neighbours in the batch, with each column from one of the
+                two neighbors in the batch, with each column from one of the
                 two; pictures, and sequences of floats, are a weighted sum. The
                 student answers about them in inference mode, as its teachers
                 do. "both": every second row of the batch, and the mixed ones. A

@@ -28,7 +28,7 @@ class BurnIn:
 
     Args:
         steps: Number of steps at weight 0, >= 0; step number `steps` (counted
-            from 0) is the first to distil, or the last before a ramp.
+            from 0) is the first to distill, or the last before a ramp.
         weight: The weight from then on; finite, >= 0. Default 1.
         ramp_steps: Steps in which the weight rises evenly after the burn-in, >=
             0. Default 0: full weight at once.

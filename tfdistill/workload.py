@@ -54,7 +54,7 @@ class Workload:
         evaluate_every_steps: Steps between two evaluations. Default: ten
             evaluations, or one if `num_steps` is no multiple of ten.
         steps_per_execution: As `compile` takes it. Default: as there.
-        dtype_policy: Of the student.
+        dtype_policy: Dtype policy of the student.
         seed: Seed for initial weights, dropout and the order of the examples.
             Each group derives its own.
         mode: Which examples a group trains on; see `tfdistill.data`.
@@ -67,8 +67,9 @@ class Workload:
             exports. None: there are none.
         optimizer_alone: Returns the optimizer of a group without teachers.
             Default: `optimizer`.
-        optimizer_name: Of Keras, such as `"muon"` or `"schedule_free_adamw"`,
-            in place of `optimizer`, whose learning rate and clipping it takes.
+        optimizer_name: Name in Keras, such as `"muon"` or
+            `"schedule_free_adamw"`, in place of `optimizer`, whose learning
+            rate and clipping it takes.
         distillation_loss: Default: `SoftTargetCrossEntropy` of logits.
         distillation_loss_weights: As `CodistillModel.compile` takes it.
         auxiliary_heads, agree_on: As `CodistillModel` takes them.

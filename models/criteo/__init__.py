@@ -199,7 +199,7 @@ def make_datasets(
             repository.
         cache_dir: Where the converted rows are kept. Default: `tfdistill` in
             the user's cache directory.
-        **options: Those of `converted.Options`.
+        **options: Arguments of `converted.Options`.
     """
     binary = converted.open_or_convert(
         data_files.data_dir() / "criteo" if path is None else path,

@@ -83,7 +83,7 @@ class File(data_files.File):
                 f"{self.name} must hold lines of 40 columns with TABs between "
                 "them, that is a label 0 or 1, 13 integers and 26 categories; "
                 "integers and categories may be empty. It cannot be read: "
-                f"{cause}. Take other lines out, such as names of columns."
+                f"{cause}. Remove other lines, such as column names."
             ) from cause
         if num_malformed:
             data_files.tell(f"Criteo: leaving out of {self.name}: {told}")

@@ -67,7 +67,7 @@ def build_dlrm(
             the one of `embedding_dim` units. Default (512, 256, 64).
         top_units: Units of the hidden layers above. Default (512, 256).
         num_crosses: Cross layers; 0, the default, for products.
-        rank: Of the cross layers. Default 64.
+        rank: Rank of the cross layers. Default 64.
 
     Returns:
         A model from `{"integers": float32 [batch, 13], "categories": int32

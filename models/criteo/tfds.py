@@ -22,11 +22,11 @@ A week of display ads shown by Criteo, in the order of time: was the ad
 clicked (label 0 or 1), 13 integer features, mostly counts, and 26 categorical
 features, hashed by Criteo. Missing integers are NaN, missing categories empty.
 """
-_INSTRUCTIONS = """
-Criteo's terms do not allow others to hand the data on. Agree to them at
-https://ailab.criteo.com/ressources/ (Kaggle Display Advertising Challenge
-dataset), and put the rows with labels into `manual_dir`: `train.txt` or any
-`*.tsv`, also with `.gz`. `test.txt` has no labels and is not read.
+_INSTRUCTIONS = """ Criteo's terms don't allow others to distribute the data.
+                Agree to them at https://ailab.criteo.com/ressources/ (Kaggle
+                Display Advertising Challenge dataset), and put the rows with
+                labels into `manual_dir`: `train.txt` or any `*.tsv`, also with
+                `.gz`. `test.txt` has no labels and is not read.
 """
 
 

@@ -146,8 +146,9 @@ def make_datasets(
     source = files.find(path)
     if source.num_classes != num_classes:
         raise ValueError(
-            f"`num_classes` must be that of the data, {source.num_classes}; "
-            f"received {num_classes}. Override num_classes."
+            "`num_classes` must match the data, which have "
+            f"{source.num_classes}; received {num_classes}. Override "
+            "num_classes."
         )
     share = functools.partial(
         tfdistill_data.at_workers_share,

@@ -43,8 +43,8 @@ class Folders:
         unknown = set(_folders(root / "val")) - set(self.class_names)
         if unknown:
             raise ValueError(
-                f"The classes in {root / 'val'} must be those in "
-                f"{root / 'train'}; received {sorted(unknown)} besides."
+                f"The classes in {root / 'val'} must also be in "
+                f"{root / 'train'}; found others: {sorted(unknown)}."
             )
         self._root = root
         self.num_classes = len(self.class_names)

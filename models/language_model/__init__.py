@@ -211,7 +211,7 @@ def open_tokens(
             repository.
         cache_dir: Where the tokens are kept. Default: `tfdistill` in the
             user's cache directory.
-        **options: Those of `tokens.Options`.
+        **options: Arguments of `tokens.Options`.
     """
     return tokens.open_or_tokenize(
         text.sources(data_files.data_dir() / "imdb" if path is None else path),

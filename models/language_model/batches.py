@@ -92,9 +92,9 @@ def _num_windows(num_tokens: int, sequence_length: int, split: str) -> int:
     num_windows = (num_tokens - 1) // sequence_length
     if num_windows < 1:
         raise ValueError(
-            "`sequence_length` must leave room for a window and the token "
-            f"behind it; received {sequence_length} for {num_tokens} tokens "
-            f"of {split}. Use a shorter one, or more text."
+            "`sequence_length` must leave room for a window and the next "
+            f"token; received {sequence_length} for {num_tokens} tokens of "
+            f"{split}. Use shorter sequences, or more text."
         )
     return num_windows
 

@@ -40,9 +40,9 @@ class Source(data_files.File):
         super().__init__(path)
         if not path.name.endswith(_SUFFIXES):
             raise ValueError(
-                f"`path` must stand for text ({', '.join(_SUFFIXES)}); "
-                f"received one that stands for {path.name!r}. Rename the file, "
-                "or set `path` to where the text is."
+                f"`path` must match text files ({', '.join(_SUFFIXES)}); it "
+                f"matches {path.name!r}. Rename the file, or set `path` to the "
+                "location of the text."
             )
 
     def documents(self) -> Iterator[str]:

@@ -185,9 +185,8 @@ def train_vocabulary(
             break
     if not chosen:
         raise ValueError(
-            "A vocabulary must have documents to be made of; received none "
-            "that train. Lower `validation_fraction`, or see whether `path` "
-            "has text."
+            "A vocabulary needs training documents, and there are none. Lower "
+            "`validation_fraction`, or check that `path` has text."
         )
     model = io.BytesIO()
     try:
@@ -209,8 +208,8 @@ def train_vocabulary(
         )
     except RuntimeError as cause:
         raise ValueError(
-            "`vocabulary_size` must fit the text; received "
-            f"{vocabulary_size}, of which SentencePiece says: {cause}"
+            f"`vocabulary_size` must fit the text; received {vocabulary_size}, "
+            f"for which SentencePiece reports: {cause}"
         ) from cause
     return model.getvalue()
 
@@ -362,11 +361,11 @@ def _check_enough(split: str, number: int, options: Options) -> None:
     limit = options.limit(split)
     if limit is not None and number < limit:
         raise ValueError(
-            f"`num_{split}_tokens` must be at most what the text has; received "
-            f"{limit} of {number}. Lower it."
+            f"`num_{split}_tokens` must be at most the {number} tokens of the "
+            f"text; received {limit}."
         )
     if not number:
         raise ValueError(
             f"The text must have documents for {split}; found none. Change "
-            "`validation_fraction`, or give more text."
+            "`validation_fraction`, or use more text."
         )

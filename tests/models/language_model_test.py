@@ -118,7 +118,7 @@ def test_one_document_cannot_be_shared_out(text, tmp_path):
 
 
 def test_a_sequence_longer_than_the_text_is_refused(text):
-    with pytest.raises(ValueError, match="Use a shorter one"):
+    with pytest.raises(ValueError, match="Use shorter sequences"):
         datasets(text, sequence_length=10**6)
 
 

@@ -140,9 +140,7 @@ def test_what_cannot_be_known_ahead_is_refused():
         )
         with pytest.raises(ValueError, match=match):
             model.fit(_repeated(data), steps_per_epoch=2, verbose=0)
-    with pytest.raises(
-        ValueError, match="this step looks up 'table' once more"
-    ):
+    with pytest.raises(ValueError, match="this step looks up 'table' again"):
         model = cases.model(
             kind=LookedUpAgain, steps_per_execution=2, rows_ahead=1
         )

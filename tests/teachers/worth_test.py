@@ -33,8 +33,8 @@ def _rotated(weights):
 _PEERS = {
     "honest": (lambda ws: ws, 1.0, ""),
     "half_as_sure": (lambda ws: [w / 8 for w in ws], 1.0, "may be bad"),
-    "base_rates": (lambda ws: [0 * w for w in ws], 0.0, "no weight"),
-    "rotated": (_rotated, 0.0, "no weight"),
+    "base_rates": (lambda ws: [0 * w for w in ws], 0.0, "used as a teacher"),
+    "rotated": (_rotated, 0.0, "used as a teacher"),
 }
 
 

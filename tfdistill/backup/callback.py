@@ -132,7 +132,7 @@ class Backup(steps.SteppedCallback):
                 with the weights and the optimizer's slots of the newest one
                 there. A table of embeddings may have more rows than it had:
                 the new ones keep their initial values. Counters start at 0,
-                so that schedules begin anew, and the bias correction of Adam
+                so that schedules start again, and the bias correction of Adam
                 makes its first steps small. See docs/resume.md.
         """
         super().__init__()

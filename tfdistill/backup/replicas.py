@@ -354,7 +354,7 @@ class FitBackup(keras.callbacks.Callback):
     Attributes:
         chosen: The one that training resumes from; None to start at step 0.
         interval: What they cost, and when they are due by that.
-        num_skipped: Those left out while another was being written.
+        num_skipped: Backups skipped while another was being written.
     """
 
     def __init__(

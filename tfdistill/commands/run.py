@@ -35,9 +35,9 @@ the chief, a ps or the last worker ends the group. Frozen and stuck tasks are
 killed. DIR/logs/events.jsonl records all of this. Ctrl-C stops all tasks, and a
 second Ctrl-C kills them.
 
-Exit code: 0 if all groups are done; otherwise that of the task that failed
-first (128 + n for signal n); 75 if a task did not start in time or a group was
-stuck; 2 for wrong options; 130 or 143 after Ctrl-C or SIGTERM.
+Exit code: 0 if all groups are done; otherwise the exit code of the task that
+failed first (128 + n for signal n); 75 if a task did not start in time or a
+group was stuck; 2 for wrong options; 130 or 143 after Ctrl-C or SIGTERM.
 
 examples:
   tfdistill run --num-groups=2 --workers-per-group=2 my_train.py --epochs=3

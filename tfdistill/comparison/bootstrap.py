@@ -146,7 +146,7 @@ def interval(
     Args:
         statistic: Takes drawn samples, and an `axis` if it is vectorized. NaN
             for trials that have no pair; infinite if there is no such figure.
-        *samples: Of each method, one value for each of its trials.
+        *samples: For each method, one value for each of its trials.
         vectorized: Whether the statistic takes many draws at once.
 
     Returns:

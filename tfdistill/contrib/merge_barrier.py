@@ -1,4 +1,4 @@
-"""MergeBarrier: average weights while that helps, and distil after.
+"""MergeBarrier: average weights while that helps, and distill after.
 
 The barrier between models is the loss of their mean minus the mean of their
 losses (Frankle et al. 2020, arXiv:1912.05671, section 2).
@@ -41,7 +41,7 @@ class MergeBarrier(mixing.WeightMixer):
     those of its peers. At each mix the chief computes in the background, on
     the held-out batch, the loss of the mean of the versions and the mean of
     their losses. Once their difference exceeds the margin, all workers open
-    the barrier at their next mix, which does not take place any more. From
+    the barrier at their next mix, which no longer takes place. From
     then on the weight is that of the given schedule. The barrier stays open;
     so does that of any group that mixes with this one.
 
@@ -211,7 +211,7 @@ class MergeBarrier(mixing.WeightMixer):
     # ---- for a backup ----
 
     def state(self) -> dict[str, Any]:
-        """Returns what a resumed training goes on with."""
+        """Returns what a resumed training continues with."""
         return {**super().state(), "barrier": self.barrier}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -252,7 +252,7 @@ class SampledOutput(keras.layers.Layer):
         return tf.minimum(drawn, self.num_classes - 1)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, for serialisation."""
+        """Returns the constructor's arguments, for serialization."""
         return {
             **super().get_config(),
             "num_classes": self.num_classes,

@@ -635,7 +635,7 @@ class ShardedEmbedding(keras.layers.Layer):
         ):
             raise ValueError(
                 f"Ragged ids of the layer {self.name!r} must be [batch, (k)] "
-                f"of one field; received {ids.shape}. Make one layer per "
+                f"of one field; received {ids.shape}. Create a layer for each "
                 "field."
             )
         if self._combines_there:

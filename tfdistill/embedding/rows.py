@@ -44,10 +44,10 @@ class RowLayout:
 
     Attributes:
         num_rows: Number of ids, and of rows.
-        sharding: `"hash"` spreads neighbouring ids, whose low numbers are
-            often the frequent ones, evenly over the table (multiplicative
-            hashing: Knuth, The Art of Computer Programming 3, 6.4);
-            `"contiguous"` stores row i at i.
+        sharding: `"hash"` spreads neighboring ids, whose low numbers are often
+            the frequent ones, evenly over the table (multiplicative hashing:
+            Knuth, The Art of Computer Programming 3, 6.4); `"contiguous"`
+            stores row i at i.
         num_shards: Number of slices; their sizes differ by one unit at most.
         unit: Rows that stay together in one slice.
 
@@ -213,7 +213,8 @@ class Lookup:
     Attributes:
         rows: By shard the local rows, integers `[n_i]`, all different.
         places: Where each of these is among all, int32 by shard.
-        positions: Of each stored row asked for, int32 `[num_ids]`, among all.
+        positions: Position of each requested row among all, int32
+            `[num_ids]`.
     """
 
     rows: Sequence[tf.Tensor]

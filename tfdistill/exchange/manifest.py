@@ -109,8 +109,8 @@ class Manifest:
         for name in sorted(known ^ fields.keys()):
             fault = "missing" if name in known else "unknown to this release"
             raise ManifestError(
-                f"The fields of a manifest must be {sorted(known)}; received "
-                f"one where {_shorten(name)} is {fault}."
+                f"The fields of a manifest must be {sorted(known)}; "
+                f"{_shorten(name)} is {fault}."
             )
         _check("files", fields["files"], _KINDS["files"])
         files = {

@@ -43,8 +43,8 @@ class Signer:
         if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
             raise ValueError(
                 f"The key of an exchange must have {MIN_KEY_BYTES} to "
-                f"{MAX_KEY_BYTES} bytes; received {len(key)}. Make one with: "
-                "openssl rand -hex 32"
+                f"{MAX_KEY_BYTES} bytes; received {len(key)}. Create a key "
+                "with: openssl rand -hex 32"
             )
         self._key = key
 

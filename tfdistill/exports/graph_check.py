@@ -149,7 +149,7 @@ def _reachable(
         # Anything else would be looked up among this process's functions.
         if name not in callees:
             raise GraphError(
-                f"it must call functions of its own file only; found {name!r}."
+                f"it must only call functions in its own file; found {name!r}."
             )
         if name not in found:
             found.add(name)

@@ -20,7 +20,7 @@ class Places:
 
     Attributes:
         groups: All of them.
-        followers: Of those that are followed.
+        followers: Followers of the groups that are followed.
     """
 
     def __init__(

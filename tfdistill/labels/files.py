@@ -154,7 +154,7 @@ class WrittenLabels:
     def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Returns the data set with labels, as `Dataset.apply` calls it.
 
-        Its batches must be those that were labelled; fewer of them will do. The
+        Its batches must be the labeled batches; fewer of them will do. The
         first one that differs ends it with an `InvalidArgumentError`, so
         shuffle, repeat and batch in another way afterwards.
         """

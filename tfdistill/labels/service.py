@@ -92,7 +92,7 @@ class Teachers:
             outputs: The shape of each of the model's outputs without the batch,
                 by name, in the order of the student's; float32. A version of
                 a student with one output calls it "outputs".
-            name: Of the teacher, as `teachers.LabelTeacher(name)` has it.
+            name: Name of the teacher, as in `teachers.LabelTeacher(name)`.
             model: The model's name at the servers.
             timeout_secs: Longest time for one batch, tries at other servers
                 included, > 0. Default 0.5.

@@ -36,9 +36,9 @@ def write(
     """Writes the report's three files.
 
     Args:
-        directory: Of the candidate.
+        directory: Directory of the candidate.
         report: What `gate.verdict` returns, and `number` and `parent`.
-        history: Of earlier candidates, the oldest first: `number`, `log_loss`
+        history: For earlier candidates, oldest first: `number`, `log_loss`
             and `churn`.
     """
     path = pathlib.Path(directory)

@@ -80,7 +80,7 @@ class Line:
             place: A directory, or the URL of an object store.
             workload: The recipe; `recipes.place` makes it absolute.
             overrides: Arguments of the recipe.
-            name: Of the model that TensorFlow Serving serves. Default: the
+            name: Name of the model in TensorFlow Serving. Default: the
                 directory's.
             served_from: The directory of the versions as the server sees it,
                 such as `/models/clicks/versions` in a container.

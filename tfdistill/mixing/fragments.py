@@ -409,7 +409,7 @@ class Fragments(weights.Floats):
     """The trained weights of a student in parts, and the rule's state of each.
 
     Attributes:
-        fingerprint: Of the student's graph.
+        fingerprint: Fingerprint of the student's graph.
         sizes: By part, the numbers of each of its variables.
         most_bytes: What an outer gradient can take, and more.
         variables: All state.

@@ -47,7 +47,7 @@ class WeightMixer(steps.Mixer):
         num_bytes: Bytes of the versions that were mixed.
         waits: How long the training thread waited for versions.
         blocked: How long mixing held up the training thread, waits included.
-        staleness_steps: Of the last mix: by how many steps the versions were
+        staleness_steps: In the last mix, by how many steps the versions were
             behind this group's own, by group.
         is_over: Whether the group mixes no more; see `end`.
 

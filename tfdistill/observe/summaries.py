@@ -134,7 +134,7 @@ class CodistillTensorBoard(steps.SteppedCallback):
         """Writes nothing yet.
 
         Args:
-            directory: Of the TensorBoard run; a path or a URL.
+            directory: Directory of the TensorBoard run; a path or a URL.
             every_steps: Steps between points, >= 1. Default 50.
 
         Raises:

@@ -209,7 +209,7 @@ class RowsAhead:
                 raise ValueError(
                     "With `rows_ahead`, a step must make the same lookups as a "
                     f"call of the model; this step looks up {layer.name!r} "
-                    "once more. Leave `rows_ahead` out."
+                    "again. Leave `rows_ahead` out."
                 )
             found = [part.value for part in parts]
             return lookup.vectors(found, layer.variable_dtype)

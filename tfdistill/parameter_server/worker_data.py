@@ -94,9 +94,9 @@ class TravellingDataset:
             if any(t.dtype == tf.variant for t in made.captured_inputs):
                 raise ValueError(
                     "A data set function must make its whole data set itself; "
-                    "received one that uses a data set made outside of it. "
-                    "Move that into the function, or pass it in place of the "
-                    "function."
+                    "this function uses a data set made outside of it. Move "
+                    "that data set into the function, or pass it instead of "
+                    "the function."
                 )
             self.element_spec = made.structured_outputs.element_spec
 

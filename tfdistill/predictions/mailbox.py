@@ -77,7 +77,7 @@ class Peer:
         last_asked, last_answer: The last step that has asked it, and the last
             one that it has answered; -1 without one.
         sent_bytes, received_bytes: Of all messages to and from it.
-        last_bytes: Of the last message from it; None before.
+        last_bytes: Size of the last message from it; None before.
     """
 
     def __init__(self, group: int, most: int) -> None:

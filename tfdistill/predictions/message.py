@@ -44,7 +44,7 @@ class Message(NamedTuple):
     """Predictions of a batch.
 
     Attributes:
-        group: Of the sender.
+        group: Group of the sender.
         replica: Which of the group's replicas has predicted.
         step: The student's step, before its update.
         incarnation: 16 bytes, of the sender's mailbox.

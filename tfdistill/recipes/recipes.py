@@ -52,7 +52,8 @@ class Recipe:
             with `:function` behind it unless that is `workload`.
         arguments: All of its arguments.
         settings: Fields of the workload that replace the recipe's own.
-        method: Of `launch.methods`, and its arguments. None: as the recipe is.
+        method: A method of `launch.methods`, and its arguments. None: the
+            recipe unchanged.
     """
 
     recipe: str

@@ -258,7 +258,7 @@ def _row(
 
 
 def state(status: _Status) -> rich.text.Text:
-    """Returns the state of a group in its colour."""
+    """Returns the state of a group in its color."""
     return rich.text.Text(_state(status), _STYLES.get(status.state, ""))
 
 

@@ -59,7 +59,7 @@ class Peers(teacher.Teacher):
     with the peer's values, and the peer's graph file is never loaded.
 
     A version is quarantined, and the one before it stays in use, if it is
-    damaged, unsigned, of other shapes, not finite, or on a labelled `canary`
+    damaged, unsigned, of other shapes, not finite, or on a labeled `canary`
     clearly worse than the student was at the version's step. A version that its
     group made in the burn-in, while the student's distillation weight was 0, is
     never read. Old versions lose their weight.

@@ -35,7 +35,7 @@ class Rows:
     Attributes:
         inputs: `[rows, ...]`, structured as the student takes them.
         outputs: What the student answers.
-        taught: Those of its outputs that learn from teachers, or auxiliary
+        taught: Its outputs that learn from teachers, or auxiliary
             heads in their place.
         sample_weight: As in the data: None, a tensor, or by output.
         targets: The labels of the first rows; None if no row has one.
@@ -112,7 +112,7 @@ def asked(
 
 
 def mixed(inputs: Any, step: tf.Tensor) -> Any:
-    """Returns one row for each two neighbours of a batch.
+    """Returns one row for each two neighbors of a batch.
 
     Each column is that of one of the two: each of a table's features, each
     position of a text. Pictures, which are all of four axes or more, and

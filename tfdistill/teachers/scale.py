@@ -91,9 +91,8 @@ def check_metrics(loss: Any, metrics: Any) -> None:
         remedy = _remedy(metric, inner(losses[0]), logits.copy().pop())
         if remedy:
             warnings.warn(
-                f"The metric {metric!r} and the loss must take outputs for the "
-                "same, logits or probabilities; received one of each. Pass "
-                f"keras.metrics.{remedy}.",
+                f"The metric {metric!r} and the loss must both take logits or "
+                f"both take probabilities. Pass keras.metrics.{remedy}.",
                 stacklevel=3,
             )
 

@@ -215,7 +215,7 @@ class Teacher:
         waits: Why it counts nothing for now although it is asked: it is
             clearly worse than the student. Empty (default) if it counts.
         is_judged: Whether it is, by the student's own batches. Default False;
-            True for other groups without a labelled canary.
+            True for other groups without a labeled canary.
         record: What is known of it by these batches.
         num_due: In how many of the student's steps so far the distillation
             weight was above 0.

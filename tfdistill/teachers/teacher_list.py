@@ -83,7 +83,7 @@ class TeacherList:
         generation: Counts loaded graphs: the training step is traced again
             for each.
         has_exporter: Whether the `fit` in progress has a `StudentExporter`.
-        validation_data: Those of the `fit` in progress.
+        validation_data: The data of the `fit` in progress.
         remote: What the executions of a parameter-server group take along;
             None in any other.
     """

@@ -149,7 +149,7 @@ def _wrapped(loss: Any, task_loss: Any) -> global_batch.GlobalBatchLoss | None:
         answers = {answer for answer in found if answer is not None}
         if len(answers) != 1:
             raise ValueError(
-                f"{type(loss).__name__} cannot tell from the task loss whether "
+                f"{type(loss).__name__} can't infer from the task loss whether "
                 "outputs are logits. Construct it with from_logits=True or "
                 "from_logits=False. For a regression, use True."
             )

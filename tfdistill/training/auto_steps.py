@@ -111,7 +111,7 @@ class AutoSteps(steps.SteppedCallback):
         """Starts at one.
 
         Args:
-            strategy: Of the model.
+            strategy: The model's strategy.
             most: Steps of an execution, at most.
             longest_secs: How long an execution may last. One that is longer
                 has nothing to gain.
