@@ -208,9 +208,9 @@ def test_data_may_hold_none(two_replicas, monkeypatch, place):
 @pytest.mark.parametrize(
     ("outside", "message"),
     [
-        ("student", "the layer 'dense', whose variable '.*kernel' was created"),
-        ("layer", "the layer 'noise', whose variable 'seed_.*' was created"),
-        ("optimizer", "the optimizer, whose variable 'adam/iteration' was"),
+        ("student", "The layer 'dense' was created outside .* '.*kernel'"),
+        ("layer", "The layer 'noise' was created outside .* 'seed_.*'"),
+        ("optimizer", "The optimizer was created outside .* 'adam/iteration'"),
     ],
 )
 def test_what_was_made_outside_of_the_scope_is_refused(

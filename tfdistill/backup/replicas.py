@@ -462,12 +462,13 @@ class FitBackup(keras.callbacks.Callback):
         seed = keras_internals.global_seed()
         if seed is None or seed != host["seed"]:
             _log.warning(
-                "The random seed was %s at the backup and is %s now: data "
-                "that are shuffled without their own seed come in a different "
-                "order. Call keras.utils.set_random_seed with the same seed "
-                "each time, before you create the data set.",
-                host["seed"],
-                seed,
+                "%s, so data sets shuffled without a `seed` come in a new "
+                "order after this resume. Call keras.utils.set_random_seed "
+                "with the same seed each time, before you create the data set.",
+                "No global seed is set"
+                if seed is None
+                else f"The global seed was {host['seed']} at the backup and is "
+                f"{seed} now",
             )
         before = host["replicas"]
         now = int(self._strategy.num_replicas_in_sync)

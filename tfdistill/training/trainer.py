@@ -412,7 +412,7 @@ def check_scope(model: keras.Model) -> None:
     extended = model.distribute_strategy.extended
     optimizer = model.optimizer
     owners = {
-        id(variable): f"the layer {layer.name!r}"
+        id(variable): f"The layer {layer.name!r}"
         for layer in keras_internals.all_layers(model)  # The inner ones last.
         for variable in layer.variables
     }
@@ -424,13 +424,12 @@ def check_scope(model: keras.Model) -> None:
         if id(variable) in of_metrics:
             continue
         if not extended.variable_created_in_scope(variable.value):
-            owner = owners.get(id(variable), "the optimizer")
+            owner = owners.get(id(variable), "The optimizer")
             raise ValueError(
-                "The model, its student and its optimizer must be created in "
-                "the scope of the strategy, which places and shares their "
-                f"variables; received {owner}, whose variable "
-                f"{variable.path!r} was created outside it. Create all of "
-                "them, and call `compile`, in `with strategy.scope():`."
+                f"{owner} was created outside `strategy.scope()`, with its "
+                f"variable {variable.path!r}. Create all layers, the model and "
+                "the optimizer, and call `compile`, in `with "
+                "strategy.scope():`."
             )
 
 
