@@ -27,6 +27,7 @@ import tensorflow as tf
 from tfdistill import schedules
 from tfdistill.backup import callback as backup
 from tfdistill.cluster import identity
+from tfdistill.cluster import method
 from tfdistill.cluster import outputs
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
@@ -851,6 +852,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         if isinstance(weight, kinds) and weight not in found:
             # Before an exporter publishes the last step.
             found.insert(0, weight)
+        method.check_predicted()
         _check_roles(found, self.teachers, self._cluster)
         directory = self._cluster.group_dir
         if directory and not steps.first(found, summaries.CodistillTensorBoard):

@@ -1,5 +1,6 @@
 """A script trained by the method that its environment names."""
 
+import contextlib
 import json
 
 import keras
@@ -99,6 +100,30 @@ def test_nobody_teaches_an_independent_group_and_seeds_decide(named, tmp_path):
     for seed, is_same in (("7", True), ("8", False)):
         named("independent", SEED=seed)
         assert np.allclose(first, _make().get_weights()[0]) == is_same
+
+
+@pytest.mark.parametrize(
+    "held_out, exports, message",
+    [
+        ("all", True, None),
+        ("day", True, r"HeldOutPredictions\('day'.* made only 'all'. Add"),
+        ("all", False, "independent was not applied: no StudentExporter"),
+    ],
+)
+def test_what_a_comparison_lacks_is_told_before_the_first_step(
+    named, monkeypatch, held_out, exports, message
+):
+    monkeypatch.setattr(method, "predicted", set())
+    named("independent", HELD_OUT=held_out)
+    model = _make()
+    callbacks = [
+        tfdistill.callbacks.HeldOutPredictions("all", (_X, _Y)),
+        *tfdistill.callbacks.defaults(every_steps=3)[: 9 * exports],
+    ]
+    refused = pytest.raises(ValueError, match=message)
+    with refused if message else contextlib.nullcontext():
+        model.fit(_X, _Y, batch_size=32, verbose=0, callbacks=callbacks)
+    assert int(model.optimizer.iterations.numpy()) == (0 if message else 2)
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,20 @@
 is obeyed in one place: the seed by `make_strategy`, the share by `group_shard`,
 the teachers by `CodistillModel`, the interval by `StudentExporter` and
 `TeacherLoader`, the mixing of weights by `callbacks.defaults`. What was obeyed
-is noted, and `callbacks.HeldOutPredictions` writes it down.
+is noted, and `callbacks.HeldOutPredictions` writes it down. What a script lacks
+is found before its first step.
 """
 
 import dataclasses
 import os
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 METHOD = "TFDISTILL_METHOD"
 SEED = "TFDISTILL_SEED"
 EVERY_STEPS = "TFDISTILL_EVERY_STEPS"
+HELD_OUT = "TFDISTILL_HELD_OUT"
 NOBODY, PEERS, OWN_PAST = "nobody", "peers", "own_past"
 
 
@@ -36,6 +39,8 @@ METHODS: Mapping[str, Method] = {
 }
 # What this process has obeyed so far, by name.
 obeyed: dict[str, Any] = {}
+# The names of the `callbacks.HeldOutPredictions` that this process has made.
+predicted: set[str] = set()
 
 
 def chosen() -> Method | None:
@@ -82,6 +87,72 @@ def seed(group: int) -> int | None:
         [given, 0 if method and method.mixes else group]
     )
     return int(drawn.generate_state(1)[0])
+
+
+def check_predicted() -> None:
+    """Refuses a `fit` after which the comparison would have no predictions."""
+    name = os.environ.get(HELD_OUT)
+    if name and name not in predicted:
+        others = ", ".join(map(repr, sorted(predicted)))
+        raise ValueError(
+            f"`fit` must have a HeldOutPredictions({name!r}, ...), which the "
+            "comparison reads; this script has "
+            f"{f'made only {others}' if others else 'none'}. Add "
+            f"tfdistill.callbacks.HeldOutPredictions({name!r}, (x, y)) to the "
+            "callbacks, before the first `fit`."
+        )
+
+
+def disobeyed(
+    name: str,
+    found: Mapping[str, Any],
+    *,
+    teachers: Sequence[str],
+    every_steps: int | None,
+    mixes: bool,
+    num_groups: int,
+    asked: tuple[Any, Any],
+) -> str:
+    """Returns what a training does not show of a method, and a remedy.
+
+    Empty if it shows all. `found` is what it obeyed, `every_steps` None without
+    an exporter, and `asked` are the seed and the interval, if there is one.
+    """
+    method, (seed, every) = METHODS[name], asked
+    peers = [each for each in teachers if each != OWN_PAST]
+    taught = {
+        NOBODY: not teachers,
+        OWN_PAST: list(teachers) == [OWN_PAST],
+        PEERS: bool(peers) and len(peers) == len(teachers),
+    }
+    if found.get("seed") != seed:
+        return "make_strategy() was not called, which sets the seed."
+    if not taught[method.teachers]:
+        return (
+            f"the teachers were {', '.join(teachers) or 'none'}. Make the "
+            "tfdistill.CodistillModel after make_strategy()."
+        )
+    if num_groups > 1 and found.get("share") != method.share:
+        return (
+            "the script chooses the groups' data itself. Pass the data through "
+            "tfdistill.data.group_shard."
+        )
+    if every_steps is None or (every or every_steps) != every_steps:
+        return (
+            "no StudentExporter was in `fit`. Add "
+            "tfdistill.callbacks.defaults(every_steps=...)."
+        )
+    if mixes != method.mixes:
+        return (
+            "a WeightMixer is missing, or the script adds its own. Leave it to "
+            "tfdistill.callbacks.defaults(every_steps=...)."
+        )
+    return ""
+
+
+def asked() -> tuple[int | None, int | None]:
+    """Returns the seed and the interval that the environment names."""
+    return _number(SEED, least=0), _number(EVERY_STEPS, least=1)
 
 
 def _number(name: str, *, least: int) -> int | None:

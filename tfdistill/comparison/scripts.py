@@ -93,6 +93,7 @@ class Script(recipes.Recipe):
             method_lib.METHOD: str(self.method),
             method_lib.SEED: str(self.settings["seed"]),
             method_lib.EVERY_STEPS: str(every),
+            method_lib.HELD_OUT: self.arguments["held_out"],
         }
 
     def finish(self, directory: pathlib.Path, num_groups: int) -> str:
@@ -134,39 +135,15 @@ class Script(recipes.Recipe):
 
     def _disobeyed(self, found: Mapping[str, Any], num_groups: int) -> str:
         """Returns what a training does not show of the method, and a remedy."""
-        method, obeyed = method_lib.METHODS[str(self.method)], found["obeyed"]
-        seed, every = self.settings["seed"], self.settings.get("every_steps")
-        exports = found["exports"].get("every_steps")
-        names = [each["name"] for each in found["teachers"]]
-        peers = [name for name in names if name != method_lib.OWN_PAST]
-        taught = {
-            method_lib.NOBODY: not names,
-            method_lib.OWN_PAST: names == [method_lib.OWN_PAST],
-            method_lib.PEERS: bool(peers) and peers == names,
-        }
-        if obeyed.get("seed") != seed:
-            return "make_strategy() was not called, which sets the seed."
-        if not taught[method.teachers]:
-            return (
-                f"the teachers were {', '.join(names) or 'none'}. Make the "
-                "tfdistill.CodistillModel after make_strategy()."
-            )
-        if num_groups > 1 and obeyed.get("share") != method.share:
-            return (
-                "the script chooses the groups' data itself. Pass the data "
-                "through tfdistill.data.group_shard."
-            )
-        if exports is None or (every or exports) != exports:
-            return (
-                "no StudentExporter was in `fit`. Add "
-                "tfdistill.callbacks.defaults(every_steps=...)."
-            )
-        if ("mixing" in found) != method.mixes:
-            return (
-                "a WeightMixer is missing, or the script adds its own. Leave "
-                "it to tfdistill.callbacks.defaults(every_steps=...)."
-            )
-        return ""
+        return method_lib.disobeyed(
+            str(self.method),
+            found["obeyed"],
+            teachers=[each["name"] for each in found["teachers"]],
+            every_steps=found["exports"].get("every_steps"),
+            mixes="mixing" in found,
+            num_groups=num_groups,
+            asked=(self.settings["seed"], self.settings.get("every_steps")),
+        )
 
     def _ignores_seed(
         self, directory: pathlib.Path, loss: float | None

@@ -1,6 +1,7 @@
 """HeldOutPredictions: `fit` writes down what a student predicts."""
 
 import json
+import os
 import pathlib
 import re
 import time
@@ -64,6 +65,7 @@ class HeldOutPredictions(steps.SteppedCallback):
                 f"(x, y); received {type(data).__name__}."
             )
         self.name, self._data = name, data
+        method.predicted.add(name)
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Finds the callbacks whose doing it writes down."""
@@ -79,7 +81,9 @@ class HeldOutPredictions(steps.SteppedCallback):
         self._epochs: list[tuple[int, float]] = []
         self._epoch: tuple[int, float] | None = None
         self._first_loss: float | None = None
-        self.codistilled  # noqa: B018, an error now, not after the training.
+        # Errors now, not after the training.
+        objectives.compiled(self.codistilled.loss)
+        self._check_obeyed()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes when an epoch begins."""
@@ -130,6 +134,25 @@ class HeldOutPredictions(steps.SteppedCallback):
         run_files.write(path, [f"{text}\n".encode()])
         if method.obeyed:
             print(f"tfdistill: the comparison set: {self._told()}", flush=True)
+
+    def _check_obeyed(self) -> None:
+        """Refuses a training that is not what the comparison is about."""
+        if os.environ.get(method.HELD_OUT) != self.name:
+            return
+        strategy = self.codistilled.distribute_strategy
+        exporter = self._exporter
+        why = method.disobeyed(
+            os.environ[method.METHOD],
+            method.obeyed,
+            teachers=self.codistilled.teachers.names,
+            every_steps=exporter and exporter.every_steps,
+            mixes=self._mixer is not None,
+            num_groups=strategy_lib.cluster_of(strategy).num_groups,
+            asked=method.asked(),
+        )
+        if why:
+            name = os.environ[method.METHOD]
+            raise ValueError(f"{name} was not applied: {why}")
 
     def _predict(self) -> tuple[Any, Any]:
         """Returns outputs and labels, in the same order."""

@@ -181,23 +181,38 @@ _COMPILED: dict[str, Any] = {
 }
 
 
+def compiled(loss: Any) -> tuple[Any, str, Any]:
+    """Returns a model's own loss, its name, and what such models predict.
+
+    ValueError unless it is a cross-entropy of a single output.
+    """
+    while hasattr(loss, "inner"):
+        loss = loss.inner
+    name = loss if isinstance(loss, str) else type(loss).__name__
+    name = name if name in _COMPILED else getattr(loss, "name", name)
+    if name not in _COMPILED:
+        raise ValueError(
+            "Held-out predictions need a model with one output and a sparse, "
+            "categorical or binary cross-entropy as its loss; received "
+            f"{name}. Compile with such a loss, or leave HeldOutPredictions "
+            "out."
+        )
+    return loss, name, _COMPILED[name]
+
+
 def predictions_of(loss: Any, outputs: Any, labels: np.ndarray) -> Any:
     """Returns the predictions of a model of one output that `fit` trained.
 
     `loss` is what it was compiled with: it says what `outputs` are.
     """
-    while hasattr(loss, "inner"):
-        loss = loss.inner
-    name = type(loss).__name__
-    name = name if name in _COMPILED else getattr(loss, "name", name)
-    if name not in _COMPILED or not isinstance(outputs, np.ndarray):
+    loss, name, kind = compiled(loss)
+    if not isinstance(outputs, np.ndarray):
         raise ValueError(
-            "Held-out predictions need a model with one output and a sparse, "
-            f"categorical or binary cross-entropy as its loss; received {name} "
-            f"and outputs of {type(outputs).__name__}. Compile with one of "
-            "these losses, or leave HeldOutPredictions out."
+            "Held-out predictions need a model with one output; received "
+            f"outputs of {type(outputs).__name__}. Leave HeldOutPredictions "
+            "out."
         )
-    kind, exact = _COMPILED[name], np.asarray(outputs, np.float64)
+    exact = np.asarray(outputs, np.float64)
     if not getattr(loss, "from_logits", False):
         tiny = np.finfo(np.float64).tiny
         is_click = kind is Clicks
