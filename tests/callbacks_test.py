@@ -14,10 +14,12 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import runs
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import claim
 from tfdistill.follow import agreement
+from tfdistill.line import promotion
 from tfdistill.observe import run_log
 from tfdistill.system import background
 from tfdistill.training import steps
@@ -40,6 +42,57 @@ def test_a_launched_run_needs_to_say_nothing(run_dir):
     model.fit(_X, _Y, verbose=0, callbacks=found)
     assert list((run_dir / "group_0" / "backup").iterdir())
     assert tfdistill.Exchange(run_dir / "exchange").steps(0) == [1]
+
+
+class _Load(keras.callbacks.Callback):
+    """Waits until the newest version of the other group teaches."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        cases.load(self.model, 1)
+
+
+def test_trainings_of_one_process_are_kept_apart(run_dir, monkeypatch):
+    """No version of an earlier one teaches, and no file is overwritten."""
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
+    place, loss = run_dir / "exchange", tfdistill.losses.SoftTargetCrossEntropy
+    cases.publish(tfdistill.Exchange(place), cases.linear(1), step=1)
+
+    def fit(model, *more):
+        held_out = tfdistill.callbacks.HeldOutPredictions("day", (_X, _Y))
+        found = tfdistill.callbacks.defaults(every_steps=1)
+        cases.fit(model, _X, _Y, callbacks=[*found, *more, held_out])
+        (status,) = model.teachers.status()
+        return status["step"]
+
+    # As of two folds; the second one's model is then trained further, and
+    # compiled and trained again.
+    assert fit(cases.codistill(cases.linear(0), cases.peers()), _Load()) == 1
+    model = cases.codistill(cases.linear(0), cases.peers())
+    assert fit(model) == -1
+    second = tfdistill.Exchange(place / "fit_2")
+    cases.publish(second, cases.linear(1), step=1)
+    assert fit(model, _Load()) == 1
+    assert second.steps(0) == [1, 2]
+    model.compile("sgd", model.loss, distillation_loss=loss())
+    assert fit(model) == -1
+    _, newest = promotion.choose(run_dir, group=0)
+    assert newest.path == f"{place}/fit_3/group_0/1"
+
+    group_dir = run_dir / "group_0"
+    found = [
+        (line.get("fit"), line["step"], line.get("exchange"))
+        for line in runs.records(group_dir, "end")
+    ]
+    rooms = [None, "fit_2", "fit_2", "fit_3"]
+    numbers, last = [None, 2, 3, 4], [1, 1, 2, 1]
+    assert found == list(zip(numbers, last, rooms, strict=True))
+    card = promotion.card_text(run_dir, newest, name="served")
+    assert '"exchange": "fit_3"' in card
+    for file, names in {
+        "held_out/**/day.npz": {"held_out", "fit_2", "fit_3", "fit_4"},
+        "tensorboard/**/*.tfevents*": {"tensorboard", "fit_2", "fit_3"},
+    }.items():
+        assert {path.parent.name for path in group_dir.glob(file)} == names
 
 
 def _exporter(exchange, every_steps=1, *, pause_secs=None, **kwargs):

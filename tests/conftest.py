@@ -299,6 +299,17 @@ def run_dir(
     return tmp_path
 
 
+@pytest.fixture
+def start_again() -> Any:
+    """What makes this process one that was started again.
+
+    To it, the next `fit` with a directory is the first one.
+    """
+    from tfdistill.system import fits
+
+    return fits.start_again
+
+
 class _Clock:
     """Shows the time that it is set to."""
 

@@ -302,7 +302,8 @@ class StudentExporter(steps.Exporter):
             self._last_step = -1
             self._num_examples = 0.0
             self._uncounted.clear()
-            self._began = None
+            self._began = self.published = None
+            self._key_frames.forget()
         strategy = self.codistilled.distribute_strategy
         cluster = strategy_lib.cluster_of(strategy)
         self._schedule = steps.EverySteps(

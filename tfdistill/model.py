@@ -31,6 +31,7 @@ from tfdistill.cluster import method
 from tfdistill.cluster import outputs
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
+from tfdistill.exchange import publisher
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.follow import follower
@@ -38,6 +39,7 @@ from tfdistill.labels import attached
 from tfdistill.observe import run_log
 from tfdistill.observe import summaries
 from tfdistill.parameter_server import trainer as server_trainer
+from tfdistill.system import fits
 from tfdistill.system import keras_internals
 from tfdistill.teachers import auto_burn_in
 from tfdistill.teachers import auxiliary
@@ -380,8 +382,12 @@ class DistributedModel(steps.Trained, keras.Model):
                 "= True` on it or its layers before `compile`.",
                 stacklevel=2,
             )
+        with fits.one(self.model):
+            return self._fit(super().fit, args, kwargs)
+
+    def _fit(self, keras_own: Any, args: Any, kwargs: Any) -> Any:
         strategy = self.distribute_strategy
-        arguments = fit_arguments.of_loop(super().fit, args, kwargs, strategy)
+        arguments = fit_arguments.of_loop(keras_own, args, kwargs, strategy)
         callbacks = self._callbacks(arguments)
         if self.trainer.auto_steps is not None:
             callbacks = auto_steps.added(callbacks, self.trainer.auto_steps)
@@ -396,7 +402,7 @@ class DistributedModel(steps.Trained, keras.Model):
             fit_arguments.check_strategy(strategy)
             replicas.meet(strategy, "fit")
             with guards.over(arguments, strategy):
-                history = self.trainer.fit(arguments, super().fit)
+                history = self.trainer.fit(arguments, keras_own)
         self.average_statistics()
         # What the chief's callbacks write is complete then, for all to read.
         replicas.meet(strategy, "fit to its end")
@@ -854,12 +860,30 @@ class CodistillModel(steps.Codistilled, DistributedModel):
             found.insert(0, weight)
         method.check_predicted()
         _check_roles(found, self.teachers, self._cluster)
+        self._turn_exchanges(found)
         directory = self._cluster.group_dir
         if directory and not steps.first(found, summaries.CodistillTensorBoard):
             path = f"{directory}/{summaries.DIRECTORY}"
             found.append(summaries.CodistillTensorBoard(path))
         watch = [run_log.TeachingWatch()] if len(self.teachers) else []
         return [*watch, *found]
+
+    def _turn_exchanges(self, callbacks: Sequence[Any]) -> None:
+        """Keeps apart what groups publish in this training and in others."""
+        exporter: Any = steps.first(callbacks, steps.Exporter)
+        group = exporter.group if exporter else self._cluster.group
+        # Not one in which only others publish, such as that of another run.
+        ours = {exporter.exchange.base if exporter else None}
+        ours = {*map(_real, filter(None, {*ours, self._cluster.exchange}))}
+        for holder in (*callbacks, *self.teachers.holders):
+            found = getattr(holder, "exchange", None)
+            if isinstance(found, publisher.Exchange) and (
+                _real(found.base) in ours
+            ):
+                before, place = found.root, f"{found.base}/group_{group}"
+                found.turn_to(fits.number(place, of=self.optimizer))
+                if found.root != before:
+                    self.teachers.forget()
 
     # ---- one step ----
 
@@ -987,6 +1011,10 @@ def _check_labels(
         )
 
 
+def _real(place: str) -> str:
+    return place if "://" in place else os.path.realpath(place)
+
+
 def _check_roles(
     callbacks: list[keras.callbacks.Callback],
     teachers: teacher_list.TeacherList,
@@ -1003,16 +1031,16 @@ def _check_roles(
     exporter: Any = steps.first(callbacks, steps.Exporter)
     if exporter:
         exporter.find_place(cluster)
-        here = os.path.realpath(exporter.exchange.root)
+        here = _real(exporter.exchange.base)
     for each in teachers if exporter else ():
         if not isinstance(each, peers_lib.Peer):
             continue
-        if os.path.realpath(each.exchange.root) == here:
+        if _real(each.exchange.base) == here:
             follower.checked_groups(each.places.groups, own=exporter.group)
         else:
             warnings.warn(
-                f"The StudentExporter publishes to {exporter.exchange.root}, "
-                f"and {each.name} reads from {each.exchange.root}. Give both "
+                f"The StudentExporter publishes to {exporter.exchange.base}, "
+                f"and {each.name} reads from {each.exchange.base}. Give both "
                 "the same exchange.",
                 stacklevel=4,
             )

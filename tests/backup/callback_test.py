@@ -367,8 +367,70 @@ def test_versions_never_go_backwards(tmp_path, exchange):
     assert totals[1]["failed"] == 0
 
 
-def test_a_finished_training_is_not_done_again(tmp_path):
+def test_a_finished_training_is_not_done_again(tmp_path, start_again):
     whole, *_ = cases.train(CASES["endless"], tmp_path, every_steps=7)
+    start_again()
     model, logs, backup = cases.train(CASES["endless"], tmp_path)
     assert (backup.resumed_step, logs.found) == (15, {})
     cases.assert_same(cases.values(model), cases.values(whole))
+
+
+def _fits(directory=None, stop_in=None):
+    """What a script trains that calls `fit` four times, with one directory."""
+    (x, y), done = peers.data(), []
+
+    def fit(model):
+        extra = []
+        if directory and isinstance(model, tfdistill.DistributedModel):
+            extra.append(tfdistill.callbacks.Backup(directory, every_steps=3))
+            extra.append(cases.Patient(extra[0]))
+            if stop_in == len(done):
+                extra.append(cases.StopAt(4))
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=extra)
+        done.append(model.get_weights())
+
+    def new(seed):
+        keras.utils.set_random_seed(seed)
+        inside = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(5, "tanh"),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(3),
+            ]
+        )
+        model = tfdistill.DistributedModel(inside) if directory else inside
+        return inside, compiled(model, keras.optimizers.Adam(0.1))
+
+    def compiled(model, optimizer):
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss)
+        return model
+
+    for seed in (0, 1):  # Such as one for each fold.
+        inside, model = new(seed)
+        fit(model)
+    fit(model)
+    inside.layers[0].trainable = False
+    fit(compiled(model, keras.optimizers.SGD(0.1)))
+    return done
+
+
+def test_a_second_fit_is_no_restart(tmp_path, start_again):
+    """Each trains as with Keras alone; of a restart each finds its own."""
+    expected = _fits()
+    found = _fits(tmp_path / "whole")
+    for actual, own in zip(found, expected, strict=True):
+        for one, other in zip(actual, own, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-6)
+    for stop_in in (1, 3):
+        start_again()
+        with pytest.raises(cases.Stopped):
+            _fits(tmp_path / "stopped", stop_in)
+    start_again()
+    again = _fits(tmp_path / "stopped")
+    for actual, own in zip(again, found, strict=True):
+        for one, other in zip(actual, own, strict=True):
+            np.testing.assert_array_equal(one, other)
+    names = {path.name for path in (tmp_path / "stopped").iterdir()}
+    assert names == {"group_0", *(f"fit_{number}" for number in (2, 3, 4))}

@@ -228,9 +228,10 @@ def test_a_directory_without_a_backup_is_refused(tmp_path):
 
 
 @pytest.mark.deep
-def test_it_resumes_from_its_own_backup(tmp_path, old):
+def test_it_resumes_from_its_own_backup(tmp_path, old, start_again):
     whole, _ = _train(tmp_path / "whole", old[0], epochs=2)
     _train(tmp_path / "new", old[0])
+    start_again()
     model, begun = _train(tmp_path / "new", old[0], epochs=2)
     assert begun["step"] == 5
     servers.assert_same(

@@ -21,10 +21,10 @@ def script(tmp_path):
     return made.changed({"seed": 2}).by_method("codistill")
 
 
-def _write(directory, **changes):
+def _write(directory, fit=".", **changes):
     """Writes what HeldOutPredictions would, in two groups."""
     for group in (0, 1):
-        place = outputs.group_dir(directory, group) / "held_out"
+        place = outputs.group_dir(directory, group) / "held_out" / fit
         kept = predictions.Distributions(
             probabilities=np.full([4, 2], 0.5), labels=np.array([0, 1, 0, 1])
         )
@@ -44,6 +44,9 @@ def test_a_script_that_obeyed_has_results(script, tmp_path):
     written = outputs.read_results(tmp_path / "run")
     assert written["mean"]["log_loss"] == pytest.approx(np.log(2))
     assert predictions.read(tmp_path / "run" / "group_1").labels.size == 4
+    _write(tmp_path / "run", "fit_2", steps=7)
+    assert script.finish(tmp_path / "run", 2) == ""
+    assert outputs.read_results(tmp_path / "run")["groups"][0]["steps"] == 7
 
 
 @pytest.mark.parametrize(

@@ -206,10 +206,13 @@ def test_a_size_changes_at_its_step_and_no_example_is_lost(
     assert len(set(watch.num_calls)) == 1
 
 
-def test_a_schedule_follows_too_and_so_does_a_resumed_one(decisions, tmp_path):
+def test_a_schedule_follows_too_and_so_does_a_resumed_one(
+    decisions, tmp_path, start_again
+):
     schedule = keras.optimizers.schedules.CosineDecay(1e-5, 40)
     strategy = tf.distribute.get_strategy()
     _, first = trained(strategy, backup=tmp_path, stop_at=17, schedule=schedule)
+    start_again()
     model, rest = trained(strategy, backup=tmp_path, schedule=schedule)
     weight, bias, rates = by_hand(schedule)
     np.testing.assert_allclose(first.rates + rest.rates, rates, rtol=1e-5)

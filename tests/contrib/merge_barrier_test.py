@@ -112,7 +112,7 @@ def _trained(exchange, *callbacks, epochs, margin=0.0):
 
 @pytest.mark.deep
 def test_groups_far_apart_distil_from_the_next_mix_on(
-    tmp_path, exchange, caplog
+    tmp_path, exchange, caplog, start_again
 ):
     _publish(exchange, _two_units([-1, 1]))
     backup = tfdistill.callbacks.Backup(tmp_path / "backup", every_steps=6)
@@ -130,6 +130,7 @@ def test_groups_far_apart_distil_from_the_next_mix_on(
     extras = exchange.latest(0).manifest.extras
     assert extras["merge_barrier_open"] is True
     # It stays open, also in the process that resumes.
+    start_again()
     backup = tfdistill.callbacks.Backup(tmp_path / "backup", every_steps=6)
     again, compared = _trained(exchange, backup, epochs=5)
     assert backup.resumed_step == 6 and again.num_mixes == 1

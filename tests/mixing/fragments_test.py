@@ -70,7 +70,9 @@ def test_what_is_not_sent_stays_in_the_weights(tmp_path):
 
 
 @pytest.mark.deep
-def test_a_resumed_group_is_as_if_it_had_not_stopped(tmp_path, two_groups):
+def test_a_resumed_group_is_as_if_it_had_not_stopped(
+    tmp_path, two_groups, start_again
+):
     backup = tmp_path / "backup"
 
     def stop(model):
@@ -81,6 +83,7 @@ def test_a_resumed_group_is_as_if_it_had_not_stopped(tmp_path, two_groups):
         fragments.train(tmp_path, 0, *callbacks, mixer=fragments.mixer([1]))
         # As if it had been killed before its end.
         shutil.rmtree(backup / "group_0" / "13")
+        start_again()
         # A resumed training begins with whatever it is given.
         model = cases.codistill(cases.deep(9))
         return fragments.train(

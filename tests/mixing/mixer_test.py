@@ -319,7 +319,7 @@ def _resumable(tmp_path, notes, *, stop_at=None, publishes=True):
     return mixer
 
 
-def test_a_resumed_training_repeats_its_mixes(tmp_path, caplog):
+def test_a_resumed_training_repeats_its_mixes(tmp_path, caplog, start_again):
     before, after, without = {}, {}, {}
     stopped = _resumable(tmp_path, before, stop_at=7)
     assert stopped.num_mixes == 6
@@ -327,6 +327,7 @@ def test_a_resumed_training_repeats_its_mixes(tmp_path, caplog):
     # As if it had been killed before its end.
     for directory in (tmp_path, tmp_path / "again"):
         shutil.rmtree(directory / "backup" / "group_0" / "7")
+    start_again()
     resumed = _resumable(tmp_path, after)
     assert list(after) == [5, 6, 7, 8]
     for step in (5, 6, 7):

@@ -89,7 +89,10 @@ def test_a_launched_run_gets_one_by_itself(run_dir, monkeypatch):
 
 def test_a_resumed_training_keeps_what_can_be_read(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    lines = [b'{"step": 4}', b"\xff\xfe\x00", b'{"step": 5}', b'{"st']
+    other = b'{"fit": 2, "step": 9}'
+    lines = [b'{"step": 4}', b"\xff\xfe\x00", b'{"step": 5}', other, b'{"st']
     path.write_bytes(b"\n".join(lines))
-    run_log._forget_after(path, 4)
+    run_log._forget_after(path, 4, 1)
+    assert path.read_bytes() == b'{"step": 4}\n' + other + b"\n"
+    run_log._forget_after(path, 8, 2)
     assert path.read_bytes() == b'{"step": 4}\n'

@@ -137,12 +137,16 @@ def test_marks_know_the_furthest_step_of_all_attempts(tmp_path):
         for step in steps:
             marks.see(step)
     marks.end(7)
+    # A second `fit` repeats none of these.
+    marks.resume(0, None, fit=2)
+    marks.see(1)
     lines = run_events.read(tmp_path / "attempts.jsonl")
     assert [(line["event"], line["step"]) for line in lines] == [
         *[("resumed", 0), ("advancing", 1)],
         *[("resumed", 1), ("repeating", 2)],
         *[("resumed", 1), ("repeating", 2), ("advancing", 6)],
         ("ended", 7),
+        *[("resumed", 0), ("advancing", 1)],
     ]
 
 

@@ -165,10 +165,11 @@ def test_rows_that_nobody_teaches_say_nothing_of_a_variance(trained):
 
 
 @pytest.mark.deep
-def test_a_stopped_training_resumes_to_the_bit(trained):
+def test_a_stopped_training_resumes_to_the_bit(trained, start_again):
     whole, _, directory = trained
     # As if it had been killed before its end.
     shutil.rmtree(directory / "group_0" / "12")
+    start_again()
     resumed, _, backup = _trained(directory)
     assert backup.resumed_step == 9
     backup_cases.assert_same(

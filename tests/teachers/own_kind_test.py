@@ -62,7 +62,7 @@ def test_it_teaches_as_any_other(two_replicas):
         )
 
 
-def test_what_it_keeps_comes_back_with_a_backup(tmp_path):
+def test_what_it_keeps_comes_back_with_a_backup(tmp_path, start_again):
     def run(epochs):
         model = cases.codistill(cases.linear(0), _Counting(_FREQUENCIES))
         cases.fit(
@@ -78,6 +78,7 @@ def test_what_it_keeps_comes_back_with_a_backup(tmp_path):
         return model.teachers.status()[0]["refreshes"]
 
     assert run(2) == 2
+    start_again()
     assert run(5) == 5
 
 

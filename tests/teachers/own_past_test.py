@@ -128,7 +128,7 @@ def test_statistics_of_replicas_are_averaged_first(two_replicas):
         np.testing.assert_array_equal(first, second)
 
 
-def test_a_resumed_training_has_the_same_past(tmp_path):
+def test_a_resumed_training_has_the_same_past(tmp_path, start_again):
     def run(*callbacks):
         backup = tfdistill.callbacks.Backup(
             tmp_path, every_steps=5, max_to_keep=9
@@ -142,6 +142,7 @@ def test_a_resumed_training_has_the_same_past(tmp_path):
     whole, _ = run()
     # As if it had been killed before its end.
     shutil.rmtree(tmp_path / "group_0" / "8")
+    start_again()
     values = _Values()
     resumed, resumed_step = run(values)
     # Step 5 is two after the version of step 3.

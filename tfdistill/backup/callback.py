@@ -16,6 +16,7 @@ from tfdistill.backup import replicas
 from tfdistill.backup import store
 from tfdistill.cluster import ending
 from tfdistill.cluster import replicas as replicas_lib
+from tfdistill.system import fits
 from tfdistill.system import keras_internals
 from tfdistill.training import own_steps
 from tfdistill.training import steps
@@ -100,13 +101,18 @@ class Backup(steps.SteppedCallback):
     newest is damaged. docs/resume.md says what is saved, what is not, and
     what it costs.
 
+    A script may call `fit` several times with one directory. The second `fit`
+    of a process begins with the model as it is, and has its backups in `fit_2`
+    there. After a restart, the first one returns at once with the weights of
+    its last backup, and the second one resumes.
+
     With parameter servers, each server writes its own rows while no step is
     in flight. All tasks must therefore see the directory, and after a resume
     the data start again. Otherwise the chief writes, in the background.
 
     Attributes:
-        resumed_step: The step from which the last `fit` resumed; None if it
-            started at step 0.
+        resumed_step: The step from which the last `fit` resumed; None if
+            there was no backup of it.
         num_skipped: Backups left out while one was being written, once `fit`
             is done.
     """
@@ -133,7 +139,8 @@ class Backup(steps.SteppedCallback):
                 there. A table of embeddings may have more rows than it had:
                 the new ones keep their initial values. Counters start at 0,
                 so that schedules start again, and the bias correction of Adam
-                makes its first steps small. See docs/resume.md.
+                makes its first steps small. A model that this process has
+                trained before keeps what it has learned. See docs/resume.md.
         """
         super().__init__()
         self._warm_start = None if warm_start is None else os.fspath(warm_start)
@@ -153,7 +160,7 @@ class Backup(steps.SteppedCallback):
 
     @property
     def directory(self) -> str:
-        """Where backups lie."""
+        """Where backups lie: those of the last `fit`."""
         return self._backups.root
 
     @property
@@ -169,8 +176,13 @@ class Backup(steps.SteppedCallback):
         `others` are the other callbacks of `fit`, some of which have a state
         to keep.
         """
+        self._backups.turn_to(fits.number(self._backups.base))
+        is_new = not fits.has_trained(model.model)
         self._begun = replicas.FitBackup(
-            self._backups, model.distribute_strategy, others, self._warm_start
+            self._backups,
+            model.distribute_strategy,
+            others,
+            self._warm_start if is_new else None,
         )
         self.resumed_step = self.point.step if self.point else None
         self._last_step = self.point.step if self.point else -1

@@ -19,10 +19,13 @@ from tfdistill.cluster import method as method_lib
 from tfdistill.held_out import predictions
 from tfdistill.recipes import outputs
 from tfdistill.recipes import recipes
+from tfdistill.system import fits
 
 # An ensemble is several independent groups.
 METHODS = (*method_lib.METHODS, "ensemble")
 _CHANGED = {"seed": 0, "every_steps": 1}
+# Of a group, where HeldOutPredictions writes.
+_DIRECTORY = "held_out"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,9 +107,9 @@ class Script(recipes.Recipe):
         name, results = self.arguments["held_out"], []
         for group in range(num_groups):
             place = outputs.group_dir(directory, group)
-            found = place / "held_out" / f"{name}.json"
+            found = _written(place, name)
             if not found.exists():
-                others = [f.stem for f in found.parent.glob("*.json")]
+                others = [f.stem for f in (place / _DIRECTORY).glob("*.json")]
                 return (
                     f"it wrote no held-out predictions {name!r}"
                     + (f", but {', '.join(others)}" * bool(others))
@@ -149,7 +152,10 @@ class Script(recipes.Recipe):
         self, directory: pathlib.Path, loss: float | None
     ) -> bool:
         name = self.arguments["held_out"]
-        for path in directory.parent.glob(f"*/group_0/held_out/{name}.json"):
+        for place in directory.parent.glob("*/group_0"):
+            path = _written(place, name)
+            if not path.exists():
+                continue
             other = json.loads(path.read_bytes())
             same = other["obeyed"].get("seed") == self.settings["seed"]
             first = other["first_loss"]
@@ -157,3 +163,11 @@ class Script(recipes.Recipe):
                 if math.isclose(loss, first, rel_tol=1e-6):
                     return True
         return False
+
+
+def _written(place: pathlib.Path, name: str) -> pathlib.Path:
+    """Returns what the last `fit` of a script with held-out data wrote."""
+    found = place.glob(f"{_DIRECTORY}/fit_*/{name}.json")
+    number = fits.newest(path.parent.name for path in found)
+    directory = fits.below(f"{place / _DIRECTORY}", number)
+    return pathlib.Path(directory, f"{name}.json")

@@ -161,7 +161,7 @@ class BatchScaler(steps.SteppedCallback):
             raise ValueError(
                 f"`batch_size` must be >= 1; received {batch_size}."
             )
-        self._exchange = exchange
+        self.exchange = exchange
         self._clock = clock
         self._first_size = batch_size
         # Of blocks of batches. They are decided a block ahead of the training
@@ -411,7 +411,7 @@ class BatchScaler(steps.SteppedCallback):
         """Notes the peers' versions as they arrive; errors are tried again."""
         for group in self._peers:
             try:
-                version = self._exchange.latest(group)
+                version = self.exchange.latest(group)
             except OSError as error:
                 _log.debug("Cannot look for group %d: %s", group, error)
                 continue

@@ -32,6 +32,7 @@ from tfdistill.exchange import manifest
 from tfdistill.exchange import notes
 from tfdistill.exchange import signing
 from tfdistill.exchange import versions
+from tfdistill.system import fits
 from tfdistill.system import run_files
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,9 @@ class Exchange:
     called from several threads.
 
     Attributes:
-      root: Where it is; empty without one.
+      root: Where it is; empty without one. That of a process's second
+        training is below that of its first, see `turn_to`.
+      base: Where that of the first is.
       enabled: Whether it has a root. Without one nothing is ever found.
       signer: What signs and checks with this run's key. None without a key:
         then no signature is checked.
@@ -98,7 +101,7 @@ class Exchange:
         if file_system is None:
             file_system, root = filesystem.for_root(root)
             file_system = link.before(file_system, root)
-        self.root = os.fspath(root)
+        self.base = self.root = os.fspath(root)
         self.signer = signing.signer_for(key) if self.enabled else None
         self.incarnation = uuid.uuid4().hex
         self._file_system = file_system
@@ -108,6 +111,28 @@ class Exchange:
         )
         self._lock = threading.RLock()
         self._publishers: dict[int, commit.GroupPublisher] = {}
+
+    def turn_to(self, number: int) -> None:
+        """Turns to what the n-th training of its processes publishes.
+
+        A second training has steps, and maybe examples held out, of its own:
+        what groups published in their first must not teach in it.
+        """
+        root = fits.below(self.base, number)
+        if root == self.root or not self.enabled:
+            return
+        with self._lock:
+            self.root, self._publishers = root, {}
+            self._passed_over.clear()
+            for name in ("deltas", "outer_gradients", "bases"):
+                vars(self).pop(name, None)
+
+    def turn_to_newest(self) -> None:
+        """Turns to the last training that has published anything."""
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            names = self._file_system.list_dir(self.base)
+        self.turn_to(fits.newest(names))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Exchange":
         """Returns this one: a tuner copies callbacks, not what they open."""

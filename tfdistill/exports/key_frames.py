@@ -45,11 +45,15 @@ class KeyFrames:
             )
         self.every = every
         self._choose = choose
-        self._writer: saved_model.SavedModelWriter | None = None
+        self.forget()
         self._encoder: deltas.Encoder | None = None
         # What is frozen, by key, and its base, when the encoder was made.
         self._frozen: tuple[set[str], str] = (set(), "")
         self._namer, self._moves = frozen.Namer(), False
+
+    def forget(self) -> None:
+        """Forgets an earlier training: its frames are not of this one."""
+        self._writer: saved_model.SavedModelWriter | None = None
 
     def refuse_deltas(self) -> None:
         """Raises a ValueError if not every version is whole."""

@@ -17,6 +17,7 @@ from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.held_out import objectives
 from tfdistill.held_out import predictions
+from tfdistill.system import fits
 from tfdistill.system import run_files
 from tfdistill.training import steps
 
@@ -29,7 +30,8 @@ class HeldOutPredictions(steps.SteppedCallback):
     The chief writes `held_out/NAME.npz` in its group's directory, or in the
     current one outside of a launched run: the probabilities and the labels.
     Beside it, `held_out/NAME.json` has what the training took. They are what
-    `tfdistill compare my_train.py --held-out=NAME` compares.
+    `tfdistill compare my_train.py --held-out=NAME` compares. A second `fit` of
+    the process writes in `held_out/fit_2`, and the last one is compared.
 
     The compiled loss says what outputs are: it must be a sparse, categorical
     or binary cross-entropy, of logits or of probabilities.
@@ -119,7 +121,11 @@ class HeldOutPredictions(steps.SteppedCallback):
             return
         predicted = objectives.predictions_of(self.model.loss, outputs, labels)
         cluster = strategy_lib.cluster_of(strategy)
-        directory = pathlib.Path(cluster.group_dir or ".", "held_out")
+        place = f"{cluster.group_dir or '.'}/held_out"
+        number = fits.number(f"{place}/{self.name}")
+        directory = pathlib.Path(fits.below(place, number))
+        if not self._epochs and (directory / f"{self.name}.json").exists():
+            return  # It was done before a restart, which trained nothing.
         predictions.save(directory / f"{self.name}.npz", predicted)
         seconds, process_seconds = np.subtract(now, self._start).tolist()
         text = json.dumps(
@@ -178,7 +184,8 @@ class HeldOutPredictions(steps.SteppedCallback):
         exporter, mixer = self._exporter, self._mixer
         examples = exporter.counts["examples"] if exporter else 0.0
         epochs = self._epochs[1:] or self._epochs  # The first one traces.
-        num_steps, seconds = map(sum, zip(*epochs, strict=True))
+        num_steps = sum(steps for steps, _ in epochs)
+        seconds = sum(secs for _, secs in epochs)
         per_step = examples / self.step if self.step else 0.0
         variables = self.model.student.trainable_variables
         exports = {}

@@ -338,7 +338,9 @@ def _write_results(run: RunResult) -> None:
         last: dict[str, Any] = {}
         path = directory.RunDirectory(run.workdir).metrics(ended.group)
         for record in untrusted.last_records(path):
-            last |= record
+            # What another `fit` has logged is not of this one.
+            same = record.get("fit") == last.get("fit")
+            last = {**(last if same else {}), **record}
         groups.append(
             {
                 "group": ended.group,

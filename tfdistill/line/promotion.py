@@ -20,6 +20,7 @@ from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
 from tfdistill.exchange import signing
 from tfdistill.exchange import versions
+from tfdistill.system import fits
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
@@ -53,7 +54,8 @@ def choose(
     """Returns a version of a run, and a reader with the run's key, if any.
 
     The key is the environment's, or what `tfdistill run` left in the run.
-    `step` is by default the newest, `place` the exchange in the run.
+    `step` is by default the newest of the last training, `place` the exchange
+    in the run.
     """
     path = pathlib.Path(run, run_files.KEY)
     key: signing.KeyOption = "environment"
@@ -63,6 +65,7 @@ def choose(
     exchange = publisher.Exchange(place, key=key)
     if step is not None:
         return exchange, exchange.open(group, step)
+    exchange.turn_to_newest()
     newest = exchange.latest(group)
     if newest is None:
         raise ValueError(
@@ -207,10 +210,14 @@ def card_text(
         signed += "exchange may have created this version"
     group = run / run_files.group_name(version.group)
     log = untrusted.Tail(group / run_files.METRICS, last_bytes=_MAX_BYTES)
+    room = pathlib.PurePath(version.path).parent.parent.name
     records = [
         one
         for one in log.read()
-        if isinstance(one.get("step"), int) and one["step"] <= version.step
+        if isinstance(one.get("step"), int)
+        and one["step"] <= version.step
+        # Of the training that has published it.
+        and one.get("exchange", "") == (room if fits.is_name(room) else "")
     ]
     sections = {
         "Inputs": found.inputs,

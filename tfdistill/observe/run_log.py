@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdistill.observe import pace
 from tfdistill.status import goodput
+from tfdistill.system import fits
 from tfdistill.system import keras_internals
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
@@ -121,7 +122,8 @@ class RunLogger(steps.SteppedCallback):
     before, without evaluations, and `total_steps` if it is known; with a
     `StudentExporter` the step that it `published` last; with a `WeightMixer`
     its totals, as `mixing`; with several workers those that make the others
-    wait, as `slow_workers`. In a training that `callbacks.Backup` resumes,
+    wait, as `slow_workers`; in the second `fit` of a process and later ones its
+    number, as `fit`. In a training that `callbacks.Backup` resumes,
     lines of steps that are done again go; the marks of `status.goodput`, in
     `attempts.jsonl` beside it, stay. If no step had a teacher, the last line
     says why, as `untaught`.
@@ -150,6 +152,8 @@ class RunLogger(steps.SteppedCallback):
         self._lines = run_files.LineFile(self._path)
         self._marks = goodput.Marks(self._path.parent)
         self._watch: TeachingWatch | None = None
+        # Of the process, which one it is.
+        self._fit = 1
         self._exporter: Any = None
         self._mixer: Any = None
 
@@ -165,12 +169,15 @@ class RunLogger(steps.SteppedCallback):
         if not isinstance(self.model, steps.Trained):
             raise self.misplaced()
         backup = self.model.trainer.backup
+        self._fit = fits.number(self._path)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # Before what is done again goes.
-            self._marks.resume(self.step, _last_line(self._path))
+            self._marks.resume(
+                self.step, _last_line(self._path, self._fit), fit=self._fit
+            )
             if backup is not None and backup.resumed_step == self.step:
-                _forget_after(self._path, self.step)
+                _forget_after(self._path, self.step, self._fit)
         except OSError as error:
             self._warn(error)
         # Step, epoch and batch at which this training begins.
@@ -238,12 +245,14 @@ class RunLogger(steps.SteppedCallback):
         is_taught = isinstance(self.model, steps.Codistilled)
         slow = list(self.model.trainer.worker_waits.slow.values())
         line = {
+            **({"fit": self._fit} if self._fit > 1 else {}),
             "step": self.step,
             "epoch": self._epoch,
             "time": now,
             "total_steps": self._total_steps(),
             "teachers": self.model.teachers.status() if is_taught else [],
             "published": self._exporter.published if self._exporter else None,
+            **self._place(),
             **({"mixing": self._mixer.totals} if self._mixer else {}),
             **({"slow_workers": slow} if slow else {}),
             **{key: _plain(value) for key, value in (logs or {}).items()},
@@ -256,6 +265,13 @@ class RunLogger(steps.SteppedCallback):
         self._lines.append(line)
         if self._lines.error is not None and not was_lost:
             self._warn(self._lines.error)
+
+    def _place(self) -> dict[str, str]:
+        """Where in the exchange a later training publishes."""
+        exchange = self._exporter.exchange if self._exporter else None
+        if exchange is None or exchange.root == exchange.base:
+            return {}
+        return {"exchange": exchange.root.removeprefix(f"{exchange.base}/")}
 
     def _warn(self, error: OSError) -> None:
         _log.warning(
@@ -290,14 +306,21 @@ def add_to(
         callbacks.append(RunLogger(directory))
 
 
-def _last_line(path: pathlib.Path) -> dict[str, Any] | None:
-    """Returns the last whole line of a log, if it has one."""
+def _last_line(path: pathlib.Path, fit: int) -> dict[str, Any] | None:
+    """Returns the last whole line of a `fit` in a log, if it has one."""
     lines = untrusted.last_records(path)
-    return next((x for x in reversed(lines) if {"step", "time"} <= {*x}), None)
+    return next(
+        (
+            line
+            for line in reversed(lines)
+            if {"step", "time"} <= {*line} and line.get("fit", 1) == fit
+        ),
+        None,
+    )
 
 
-def _forget_after(path: pathlib.Path, step: int) -> None:
-    """Removes what a training logged after the step that it resumes from.
+def _forget_after(path: pathlib.Path, step: int, fit: int) -> None:
+    """Removes what a `fit` logged after the step that it resumes from.
 
     A line that a crash has cut short goes, too.
     """
@@ -308,7 +331,8 @@ def _forget_after(path: pathlib.Path, step: int) -> None:
         for line in text.splitlines():
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 found = json.loads(line)
-                if found["step"] <= step and found.get("event") != "end":
+                is_done = found["step"] <= step and found.get("event") != "end"
+                if found.get("fit", 1) != fit or is_done:
                     kept.append(line)
     run_files.write(path, (f"{line}\n".encode() for line in kept))
 

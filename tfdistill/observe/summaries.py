@@ -21,6 +21,7 @@ from tfdistill.cluster import replicas
 from tfdistill.observe import pace
 from tfdistill.observe import run_log
 from tfdistill.observe import storage_errors
+from tfdistill.system import fits
 from tfdistill.system import processes
 from tfdistill.teachers import labels
 from tfdistill.teachers import peers as peers_lib
@@ -115,7 +116,8 @@ class CodistillTensorBoard(steps.SteppedCallback):
     TensorBoard's own writer writes in the background. If storage fails, points
     are lost, but training continues. If a training resumes from a
     `callbacks.Backup`, TensorBoard drops the points of the steps that are
-    repeated.
+    repeated. A second training of the process, with an optimizer of its own, is
+    a TensorBoard run of its own, `fit_2` in the directory.
 
     Example:
         ```python
@@ -175,7 +177,10 @@ class CodistillTensorBoard(steps.SteppedCallback):
         self._schedule.start(self.step)
         if self._file is not None:
             self._file.close()  # Of a training that an error has ended.
-        self._file = SummaryFile(self._directory, step=self.step)
+        number = fits.number(self._directory, of=self.model.optimizer)
+        self._file = SummaryFile(
+            fits.below(self._directory, number), step=self.step
+        )
         others = (self._exporter, self._loader, self._mixer)
         self._pace = pace.TrainingPace(
             [each for each in others if each is not None]

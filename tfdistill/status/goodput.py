@@ -5,7 +5,8 @@ docs/monitoring.md defines it. It is computed from the events of launchers
 `group_<g>/attempts.jsonl`, one JSON object a line, with `time` and `step`:
 
     resumed     training begins after that step. `last_step` and `last_time`
-                are of the last line that the attempt before had logged
+                are of the last line that the attempt before had logged, `fit`
+                is the number of a `fit` that is not its process's first
     repeating   the first step was made, and an earlier attempt had made it
     advancing   a step was made that no earlier attempt had made
     ended       training has ended
@@ -132,18 +133,28 @@ class Marks:
         self._path = group_dir / run_files.MARKS
         self._lines = run_files.LineFile(self._path)
         self._furthest, self._last = 0, ""
+        self._fit: dict[str, int] = {}
 
     @property
     def advances(self) -> bool:
         """Whether new steps are made."""
         return self._last == "advancing"
 
-    def resume(self, step: int, last: Mapping[str, Any] | None) -> None:
-        """Notes that training begins; `last` is the last line of its log."""
+    def resume(
+        self, step: int, last: Mapping[str, Any] | None, *, fit: int = 1
+    ) -> None:
+        """Notes that training begins; `last` is the last line of its log.
+
+        Of the steps of another `fit` of the process none is repeated.
+        """
         before = last or {"step": 0, "time": None}
-        marks = run_events.read(self._path)
-        known = [mark.get("last_step", 0) for mark in marks]
-        self._furthest = max([self._furthest, before["step"], *known])
+        self._fit = {"fit": fit} if fit > 1 else {}
+        known = [
+            mark.get("last_step", 0)
+            for mark in run_events.read(self._path)
+            if mark.get("fit", 1) == fit
+        ]
+        self._furthest = max([before["step"], *known])
         self._add(
             "resumed",
             step,
@@ -165,7 +176,8 @@ class Marks:
 
     def _add(self, event: str, step: int, **details: Any) -> None:
         self._last = event
-        line = {"event": event, "time": time.time(), "step": step, **details}
+        line = {"event": event, "time": time.time(), "step": step}
+        line |= {**self._fit, **details}
         self._lines.append(line)
 
 

@@ -45,6 +45,8 @@ class GroupStatus:
     def update(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Takes in newer records, the newest last."""
         for record in records:
+            if record.get("fit") != self.record.get("fit"):
+                self.record.clear()  # Of another model, or of later epochs.
             self.record.update(record)
             step, time = record.get("step"), record.get("time")
             if record.get("event") == "start":

@@ -146,7 +146,14 @@ def _files(
     yield "logs", f"{here}/logs"
     students = [short(path) for path in _group_files(run, workdir, _STUDENT)]
     students = students or [
-        f"{short(exchange)}/{run_files.group_name(status.group)}/{version}"
+        "/".join(
+            [
+                short(exchange),
+                *filter(None, [status.record.get("exchange")]),
+                run_files.group_name(status.group),
+                str(version),
+            ]
+        )
         for status in run.groups
         if (version := status.record.get("published"))
     ]

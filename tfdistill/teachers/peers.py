@@ -563,6 +563,15 @@ class Peer(teacher.Teacher):
         why = self.waits or found.reason or f"{found.health}, but behind"
         why = why.rstrip(".")
         _log.warning("%s replaces %s: %s.", self.label, before, why)
+        self._start_over()
+
+    def forget(self) -> None:
+        """Follows the group as if it had published nothing yet."""
+        self.follower.follow(self.follower.group)
+        self._now = None
+        self._start_over()
+
+    def _start_over(self) -> None:
         self._silence, self._logged = staleness.Silence(), (teacher.GOOD, False)
         self._count, self.hears_secs = None, 0.0
         self._drop_reason, self.waits, self._num_waits = "", "", 0

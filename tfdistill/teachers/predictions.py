@@ -81,7 +81,7 @@ class PeerPredictions(teacher.Teacher):
                 "`encoding` must be a tfdistill.labels.Form; received "
                 f"{encoding!r}."
             )
-        self._exchange: Any = exchange
+        self.exchange: Any = exchange
         self._peers = None if peers is None else follower.checked_groups(peers)
         self._wait_secs = wait_secs
         self._encoding = encoding or forms.Form()
@@ -94,7 +94,7 @@ class PeerPredictions(teacher.Teacher):
         """Returns a teacher for each group."""
         self._cluster = cluster
         groups = cluster.peers if self._peers is None else self._peers
-        self._exchange = peers_lib.exchange_for(self._exchange, groups, cluster)
+        self.exchange = peers_lib.exchange_for(self.exchange, groups, cluster)
         self._groups = follower.checked_groups(groups, own=cluster.group)
         return [PredictedPeer(group, self) for group in groups]
 
@@ -114,7 +114,7 @@ class PeerPredictions(teacher.Teacher):
         local = tuple(replicas.local_replicas(student.strategy))
         self._locks = {replica: threading.Lock() for replica in local}
         self.mailbox = mailbox_lib.Mailbox(
-            self._exchange,
+            self.exchange,
             group=cluster.group,
             worker=local[0] // len(local),
             replicas=local,

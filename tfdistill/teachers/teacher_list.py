@@ -175,6 +175,11 @@ class TeacherList:
     def _has(self, kind: type[teacher_lib.Teacher]) -> bool:
         return any(isinstance(each, kind) for each in self._teachers)
 
+    @property
+    def holders(self) -> list[Any]:
+        """Whose `exchange`, if any, is where their groups publish."""
+        return [*self._given, *self._teachers]
+
     # ---- before training ----
 
     def compile(
@@ -191,6 +196,16 @@ class TeacherList:
         self._term = term_lib.DistillationTerm(
             loss, task_loss=task_loss, output_names=output_names, **options
         )
+
+    def forget(self) -> None:
+        """Forgets an earlier training, whose versions are not of this one."""
+        if self._student is None:
+            return
+        for merit in self._student.merits.values():
+            merit.forget()
+        for peer in self._peers:
+            peer.forget()
+        self._publish()
 
     def attach(self, student: teacher_lib.Student) -> None:
         """Makes the teachers and their variables for one student, once.
