@@ -66,7 +66,7 @@ def take(path: str, what: str, cluster: identity.Cluster) -> None:
     if others:
         _log.warning(
             "%s of %s writes to %s, as %s does: each overwrites what the other "
-            "has written. Give each group a path of its own, such as one "
+            "has written. Give each group its own path, such as one "
             "below tfdistill.Cluster.from_env().group_dir.",
             what,
             own,
