@@ -453,6 +453,11 @@ def _own_loss(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(y_true - y_pred) ** 1.5, axis=-1)
 
 
+def _of_whole_batch(y_true: Any, y_pred: Any) -> Any:
+    error = keras.ops.sum(keras.ops.square(y_true - y_pred))
+    return error / (1 + keras.ops.sum(keras.ops.abs(y_pred)))
+
+
 CASES: dict[str, Case] = {
     # Sums before it clips, and ends with an execution of fewer steps.
     "momentum_clipped": Case(
@@ -500,6 +505,11 @@ CASES: dict[str, Case] = {
     "synchronized_normalization": Case(
         student=lambda: normalized(synchronized=True),
         data=lambda: regression(17),
+        tolerance=2e-5,
+    ),
+    "whole_batch": Case(
+        data=lambda: weighted(17),
+        compiled=lambda: {"loss": _of_whole_batch},
         tolerance=2e-5,
     ),
     # Keras makes the rows of such gradients distinct, in each batch.
@@ -690,11 +700,13 @@ PLACES = {
         "muon",
         "schedule_free",
         "own_step",
+        "whole_batch",
     ),
     "two_workers": ("tables", "rates_auc"),
     "more_on_two_workers": (
         "decayed_subclassed",
         "own_losses",
+        "whole_batch",
         "arrays_shuffled",
         "masked_sequence",
         "steps_found",

@@ -7,12 +7,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdistill.system import keras_internals
+import tfdistill
 from tfdistill.training import global_batch
 
 _P = np.array([0.1, 0.8, 0.3, 0.6, 0.9, 0.4, 0.2, 0.7], "float32")[:, None]
 _Y = np.array([0, 1, 1, 0, 1, 0, 0, 1], "float32")
 _WEIGHTS = np.array([1, 0.5, 2, 3, 0, 1, 4, 0.2], "float32")
+
+
+def _ratio(y_true, y_pred):
+    """A loss of a whole batch, as a rank among its rows is."""
+    worst = tf.reduce_max(tf.abs(y_true - y_pred))
+    return worst + tf.reduce_sum(y_true * y_pred) / tf.reduce_sum(y_pred)
 
 
 class _Loss:
@@ -43,6 +49,9 @@ _LOSSES = {
     "object": _Loss(),
     "method": _Loss().method,
     "class": keras.losses.Huber(),
+    "whole_batch": _ratio,
+    "dice": keras.losses.Dice(),
+    "tversky": keras.losses.Tversky(alpha=0.3),
     "sum": keras.losses.MeanSquaredError(reduction="sum"),
     "weighted_mean": keras.losses.MeanSquaredError(
         reduction="mean_with_sample_weight"
@@ -50,7 +59,7 @@ _LOSSES = {
 }
 
 
-_EVERY_RUN = {"binary_crossentropy", "ce", "lambda", "method"}
+_EVERY_RUN = {"binary_crossentropy", "ce", "lambda", "method", "whole_batch"}
 
 
 @pytest.mark.parametrize(
@@ -96,23 +105,16 @@ def test_it_is_as_keras_computes_it(loss, two_replicas):
         np.testing.assert_allclose(shared, expected, rtol=2e-6)
 
 
-def test_a_number_for_a_whole_batch_keeps_its_weights():
-    def worst(y_true, y_pred):
-        return tf.reduce_max(tf.abs(y_true - y_pred))
-
-    plain = keras.Sequential([keras.Input([1])])
-    plain.compile(loss=worst)
-    expected = plain.compute_loss(
-        y=_Y[:, None], y_pred=_P, sample_weight=tf.constant(_WEIGHTS)
-    )
-    batch = global_batch.GlobalBatch(
-        local=tf.constant(8.0),
-        total=tf.constant(8.0),
-        num_replicas=1,
-        may_be_empty=False,
-    )
-    found = global_batch._share(
-        keras_internals.loss_of(worst).call(_Y[:, None], _P),
-        *(_WEIGHTS, None, "sum_over_batch_size", batch),
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+def test_values_that_are_not_reduced_are_logged_as_their_mean(two_replicas):
+    x, y = np.ones([6, 2], "float32"), np.arange(6.0)[:, None]
+    losses = []
+    for strategy in (two_replicas, None):
+        with (strategy or tf.distribute.get_strategy()).scope():
+            model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+            model.set_weights([np.ones([2, 1]), np.zeros(1)])
+            if strategy:
+                model = tfdistill.DistributedModel(model)
+            model.compile("sgd", keras.losses.MeanSquaredError(reduction=None))
+        history = model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+        losses.append(history.history["loss"])
+    np.testing.assert_allclose(*losses, rtol=1e-6)

@@ -138,6 +138,10 @@ class GlobalBatch:
         found = self.cleaned(list(shares.values()))
         for name, share in zip(shares, found, strict=True):
             mean = next(metric for metric in metrics if metric.name == name)
+            if share.shape.rank:  # Of `reduction=None`: a value a prediction.
+                size = tf.cast(tf.reduce_prod(tf.shape(share)[1:]), share.dtype)
+                total = tf.cast(self.total, share.dtype) * size
+                share = tf.math.divide_no_nan(tf.reduce_sum(share), total)
             # Summed: loss * examples by examples, though a replica may hold
             # none.
             mean.update_state(
@@ -184,7 +188,10 @@ class GlobalBatchLoss(keras.losses.Loss):
 
     On one replica it is the wrapped loss itself. On several, each replica's
     value is its share: the shares add up to what one process would compute
-    on the whole batch, for every Keras reduction, with masks and weights.
+    on the whole batch, for every Keras reduction, with masks and weights. A
+    loss that gives one number for a batch, such as `Dice()`, is computed on
+    the predictions of all replicas, which are gathered for it; one that gives a
+    number for each example needs no more than its sum.
     """
 
     def __init__(self, inner: keras.losses.Loss) -> None:
@@ -206,6 +213,10 @@ class GlobalBatchLoss(keras.losses.Loss):
             (y_true, y_pred),
         )
         values = self.inner.call(y_true, y_pred)
+        if values.shape.rank == 0 and not batch.is_alone:
+            # Such as a ratio of sums over the batch, or rows that are compared
+            # with each other: it is found on the rows of all replicas.
+            values = self.inner.call(*_of_all_replicas((y_true, y_pred), batch))
         # As Keras: what a loss leaves out itself, such as `ignore_class`.
         out = getattr(values, "_keras_mask", None)
         if out is not None:
@@ -218,6 +229,27 @@ class GlobalBatchLoss(keras.losses.Loss):
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Returns the wrapped loss's values before any reduction."""
         return self.inner.call(y_true, y_pred)
+
+
+def _of_all_replicas(values: Any, batch: GlobalBatch) -> Any:
+    """Gathers rows; a gradient comes back to the replica that holds them.
+
+    By a sum of rows and zeros: on several workers TensorFlow's own gathering
+    fails in a traced step ("destinations can not be empty").
+    """
+    own = tf.distribute.get_replica_context().replica_id_in_sync_group
+    counts = _sum(tf.one_hot(own, batch.num_replicas) * batch.local)
+    before, total = (
+        tf.cast(tf.reduce_sum(part), tf.int32)
+        for part in (counts[:own], counts)
+    )
+
+    def padded(value: tf.Tensor) -> tf.Tensor:
+        rows = [before, total - before - tf.shape(value)[0]]
+        return tf.pad(value, [rows, *[[0, 0]] * (value.shape.rank - 1)])
+
+    whole = replicas.summed([padded(v) for v in keras.tree.flatten(values)])
+    return keras.tree.pack_sequence_as(values, whole)
 
 
 def _share(
