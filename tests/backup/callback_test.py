@@ -13,6 +13,7 @@ from tests.cases import backup as cases
 from tests.cases import codistillation as peers
 from tests.cases import references
 from tests.cases import servers
+from tfdistill.cluster import ending
 from tfdistill.parameter_server import variables
 from tfdistill.teachers import worth
 from tfdistill.training import auto_steps
@@ -148,6 +149,62 @@ def test_it_ends_as_if_it_had_never_stopped(name, stops, tmp_path):
     assert logs.found == {key: expected_logs.found[key] for key in logs.found}
     if CASES[name].data is cases.finite:
         assert cases.times_seen(model) == {CASES[name].epochs}
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize(
+    ("every_steps", "step", "epochs"),
+    [
+        # At the end of the epoch; at a batch that was not known to be its
+        # last; and where nothing is left to be done.
+        pytest.param(None, 6, 3, marks=pytest.mark.deep),
+        (6, 6, 3),
+        (4, 12, 2),
+    ],
+)
+def test_it_resumes_at_the_end_of_an_epoch_of_unknown_length(
+    every_steps, step, epochs, tmp_path, start_again
+):
+    case = dataclasses.replace(
+        CASES["executions"], steps_per_execution=1, epochs=epochs
+    )
+    whole, expected, _ = cases.train(case)
+    assert int(whole.optimizer.iterations.numpy()) == 6 * epochs
+    cases.train(
+        case,
+        tmp_path,
+        stop_after=7 if epochs == 3 else None,
+        every_steps=every_steps,
+    )
+    start_again()
+    model, logs, backup = cases.train(case, tmp_path, every_steps=every_steps)
+    assert backup.resumed_step == step
+    cases.assert_same(cases.values(model), cases.values(whole))
+    assert logs.found == {key: expected.found[key] for key in logs.found}
+    assert bool(logs.found) == (epochs == 3)
+
+
+@pytest.mark.deep
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize(("asked", "step"), [(8, 8), (6, 7)])
+def test_a_task_that_is_asked_to_end_knows_no_last_batch(
+    asked, step, tmp_path, monkeypatch
+):
+    case = dataclasses.replace(CASES["executions"], steps_per_execution=1)
+    whole, *_ = cases.train(case)
+    is_asked = [False]
+
+    def finish():
+        raise cases.Stopped
+
+    monkeypatch.setattr(ending, "requested", lambda: is_asked[0])
+    monkeypatch.setattr(ending, "finish", finish)
+    at = cases.AtStep(asked, lambda _: is_asked.__setitem__(0, True))
+    cases.train(case, tmp_path, every_steps=100, callbacks=[at])
+    monkeypatch.undo()
+    model, _, backup = cases.train(case, tmp_path, every_steps=100)
+    assert backup.resumed_step == step
+    cases.assert_same(cases.values(model), cases.values(whole))
 
 
 @pytest.mark.deep

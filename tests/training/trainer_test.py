@@ -243,6 +243,35 @@ def test_a_model_outside_of_a_group_s_scope_is_refused(monkeypatch, job):
         cases.fit(model, *cases.data())
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("steps", [1, pytest.param(4, marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    "replicas", [1, pytest.param(2, marks=pytest.mark.deep)]
+)
+def test_data_of_unknown_length_count_no_step_at_their_end(
+    two_replicas, replicas, steps
+):
+    """Nor do they move what else a step moves: bias corrections, dropout."""
+    strategy = two_replicas if replicas == 2 else tf.distribute.get_strategy()
+    found = []
+    for keeps in (lambda dataset: dataset, lambda d: d.filter(lambda *_: True)):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            dropout = keras.layers.Dropout(0.5, seed=1)
+            parts = [keras.Input((4,)), dropout, keras.layers.Dense(3)]
+            model = cases.codistill(
+                keras.Sequential(parts),
+                optimizer=keras.optimizers.Adam(0.1),
+                steps_per_execution=steps,
+            )
+        data = tf.data.Dataset.from_tensor_slices(cases.data(24)).batch(4)
+        model.fit(keeps(data), epochs=3, verbose=0)
+        assert int(model.optimizer.iterations.numpy()) == 18
+        state = dropout.seed_generator.state.numpy()
+        found.append([*model.get_weights(), state])
+    cases.assert_close(*found)
+
+
 @pytest.mark.parametrize(
     "every_steps", [1, pytest.param(1000, marks=pytest.mark.deep)]
 )

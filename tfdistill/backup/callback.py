@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -153,6 +154,9 @@ class Backup(steps.SteppedCallback):
         self._epoch = self._num_done = 0
         self._is_due = self._has_asked = False
         self._last_step = -1
+        # What was taken at a batch that may be the epoch's last: its step, and
+        # what writes it.
+        self._held: tuple[int, Callable[[], None]] | None = None
         # Whether training should let what is in flight end, for `on_quiet`.
         self.wants_quiet = False
         self.num_skipped = 0
@@ -210,7 +214,7 @@ class Backup(steps.SteppedCallback):
 
     def end(self) -> None:
         """Waits for a backup that is being written."""
-        self._data = None
+        self._data = self._held = None
         if self._begun is not None:
             self._begun.close()
             self.num_skipped += self._begun.num_skipped
@@ -235,8 +239,21 @@ class Backup(steps.SteppedCallback):
             batch=batch,
             data=self._data.position(),
         )
-        if self.begun.take(point, wait=wait):
-            self._last_step = self.step
+        self._held = self.step, self.begun.take(point)
+        # The end of an epoch has the same step, and logs that no training can
+        # have which resumes after its last batch.
+        if not batch or self.params.get("steps") is not None:
+            self._write(wait=wait)
+
+    def _write(self, *, wait: bool) -> bool:
+        """Has what is held written; returns whether there was anything."""
+        held, self._held = self._held, None
+        if held is None:
+            return False
+        step, save = held
+        if self.begun.write(save, step=step, wait=wait):
+            self._last_step = step
+        return True
 
     @property
     def _ends_epoch(self) -> bool:
@@ -252,6 +269,7 @@ class Backup(steps.SteppedCallback):
         # All others have begun.
         self.begun.restore_callbacks()
         self.wants_quiet = self._is_due = self._has_asked = False
+        self._held = None
         self._backups.not_finite = None
         self._schedule.start(self.step)
 
@@ -270,6 +288,9 @@ class Backup(steps.SteppedCallback):
         if self._on_servers:
             self.wants_quiet = self.wants_quiet or due
         else:
+            # What is held was not of the last batch.
+            if self._write(wait=ending.requested()) and ending.requested():
+                ending.finish()
             self._is_due = self._is_due or due
             # The last batch's backup waits for the end of the epoch, by which
             # validation is done and callbacks have decided.
@@ -283,7 +304,8 @@ class Backup(steps.SteppedCallback):
         if not self._on_servers:
             if not self._ends_epoch:  # If it does, at the next step.
                 self._take(self._epoch, self._num_done, wait=True)
-                ending.finish()
+                if self._held is None:  # Else after the next step.
+                    ending.finish()
         elif not self._has_asked:
             self._has_asked = self.wants_quiet = True
         elif not self.wants_quiet:
@@ -293,7 +315,7 @@ class Backup(steps.SteppedCallback):
         """Takes the backup of an epoch, or asks for quiet to do so."""
         if self._on_servers:
             self.wants_quiet = self.wants_quiet or self._every is None
-        elif self._every is None or self._is_due:
+        elif self._every is None or self._is_due or self._held is not None:
             self._take_after_epoch()
 
     def on_train_end(self, logs: Any = None) -> None:

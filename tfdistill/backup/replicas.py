@@ -10,6 +10,7 @@ small collective, so that one task writes the complete state.
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -481,28 +482,35 @@ class FitBackup(keras.callbacks.Callback):
                 now,
             )
 
-    def take(self, point: steps.TrainingPoint, *, wait: bool = False) -> bool:
-        """Takes a snapshot, which a thread writes; returns if it will.
+    def take(self, point: steps.TrainingPoint) -> Callable[[], None]:
+        """Takes a snapshot; returns what writes it, for `write`.
 
-        Every worker calls it at the same step. While one is being written, the
-        next is left out; `wait` waits for the earlier one, and for this one.
+        Every worker calls it at the same step. On servers it is written.
         """
         with self.interval.holding_up():
             host = self._host()
             snapshot = self._state.snapshot()
             if self._on_servers:
                 self._save(snapshot, point, host)
+        return lambda: self._save(snapshot, point, host)
+
+    def write(
+        self, save: Callable[[], None], *, step: int, wait: bool = False
+    ) -> bool:
+        """Has a thread write what was taken at a step; returns if it will.
+
+        While one is being written, the next is left out; `wait` waits for the
+        earlier one, and for this one.
+        """
         if self._worker is None:
             return True
         limit = _FINISH_SECS if wait else 0.0
-        submitted = self._worker.submit(
-            lambda: self._save(snapshot, point, host), wait_secs=limit
-        )
+        submitted = self._worker.submit(save, wait_secs=limit)
         self.num_skipped += not submitted
         if wait and not self._worker.wait_idle(limit):
             _log.warning(
                 "Step %d was not backed up within %.0f s; training continues.",
-                point.step,
+                step,
                 limit,
             )
         return submitted

@@ -408,8 +408,9 @@ class _DataWatch(keras.callbacks.Callback):
         self._num_steps, self._has_begun = 0, False
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        # Not in an epoch whose steps were all done before a restart.
-        self._has_begun = True
+        # Not in an epoch whose steps were all done before a restart, or it
+        # begins after them.
+        self._has_begun, self._num_steps = True, batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._num_steps = batch + 1

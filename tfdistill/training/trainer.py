@@ -518,9 +518,14 @@ class _Execution:
 
     def _run(self, data: Any) -> Logs:
         data = keras_internals.with_none(data)  # XLA could not.
-        return self._of_first_replica(
-            self._strategy.run(self._step, args=(data,))
-        )
+        with _after(data):
+            logs = self._strategy.run(self._in_replica, args=(data,))
+        return self._of_first_replica(logs)
+
+    def _in_replica(self, data: Any) -> Logs:
+        # Of what surrounds a replica, its thread knows nothing.
+        with _after(data):
+            return self._step(data)
 
     def _finish(self, logs: Logs) -> Logs:
         if not self._has_replicas:
@@ -537,6 +542,16 @@ class _Execution:
             key: self._strategy.experimental_local_results(value)[0]
             for key, value in logs.items()
         }
+
+
+def _after(data: Any) -> Any:
+    """Has all that is traced in it wait for the data.
+
+    Where they have ended, no step begins. What does not need them would be done
+    otherwise: `iterations` counted, a state of random numbers moved.
+    """
+    tensors = tf.nest.flatten(data, expand_composites=True)
+    return tf.control_dependencies([t for t in tensors if t is not None])
 
 
 def _gathers_in_graph() -> bool:
