@@ -47,6 +47,15 @@ def _of_grain():
     return source.map(lambda i: (X[i], Y[i])).repeat().batch(_BATCH)
 
 
+def _plain():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(_BATCH)
+
+
+def _shuffled(seed=None):
+    rows = tf.data.Dataset.from_tensor_slices((X, Y))
+    return rows.shuffle(_SIZE, seed=seed).batch(_BATCH).prefetch(1)
+
+
 class Batches(keras.utils.PyDataset):
     """Batches in a fixed order."""
 
@@ -58,7 +67,7 @@ class Batches(keras.utils.PyDataset):
         return X[rows], Y[rows]
 
 
-def _fit(data, directory, *, stops=False, **more):
+def _fit(x, directory, *, stops=False, **more):
     """The weights after two epochs of five steps, and where they resumed.
 
     If it stops, it does so after a backup in the second epoch.
@@ -76,7 +85,7 @@ def _fit(data, directory, *, stops=False, **more):
 
     watch = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
     try:
-        model.fit(data, epochs=2, verbose=0, callbacks=[backup, watch], **more)
+        model.fit(x, epochs=2, verbose=0, callbacks=[backup, watch], **more)
     except Stopped:
         pass
     return model.student.get_weights(), backup.resumed_step
@@ -94,6 +103,33 @@ def _check_resumes(make, tmp_path, **more):
 @pytest.mark.deep
 def test_a_data_service_of_one_worker_resumes(tmp_path, service):
     _check_resumes(lambda: _of_service(service), tmp_path, steps_per_epoch=5)
+
+
+@pytest.mark.parametrize(
+    ("make", "seeds", "warns"),
+    [
+        (lambda: _shuffled(seed=3), (None, None), False),
+        (_shuffled, (4, 4), False),
+        (_shuffled, (None, None), True),
+        (_shuffled, (4, 5), True),
+        (lambda: _shuffled(seed=3), (4, 5), True),
+        (_plain, (None, 5), False),
+        (lambda: None, (4, 4), False),
+        (lambda: None, (None, 5), True),
+    ],
+)
+def test_a_resume_warns_of_another_order_only(
+    make, seeds, warns, tmp_path, caplog, monkeypatch
+):
+    """None are arrays, which Keras shuffles."""
+    monkeypatch.setattr(keras.utils, "set_random_seed", lambda seed: None)
+    for seed, stops in zip(seeds, (True, False), strict=True):
+        tf.random.set_seed(seed)
+        data = make()
+        data = {"x": data} if data else {"x": X, "y": Y, "batch_size": _BATCH}
+        *_, step = _fit(**data, directory=tmp_path, stops=stops)
+    assert step == _BACKUP_STEP
+    assert ("are shuffled without a seed" in caplog.text) == warns
 
 
 def test_grain_resumes(tmp_path):

@@ -12,6 +12,7 @@ from launch import line as launched
 from tests.cases import lines
 from tfdistill import line as room
 from tfdistill.commands import line as command
+from tfdistill.line import gate as gate_lib
 from tfdistill.line import store
 
 _WORKLOAD = '''
@@ -24,6 +25,7 @@ class _Gate:
     """Judges as it is told."""
 
     verdict, live = "promote", "hold"
+    HOLD = gate_lib.HOLD
 
     def judge(self, line, number):
         return {
@@ -93,6 +95,10 @@ def test_a_model_over_some_days(place, gate, capsys):
         capsys.readouterr()
         assert _call(*options) == 0
         assert hint in capsys.readouterr().out
+    # The first version stays, however bad it is.
+    live = ("--version=2", "--log-loss=.9", "--examples=5000", "--dry-run")
+    for gate.live, code in (("hold", 0), ("promote", 0), ("worse", 3)):
+        assert _call("report", place, *live) == code
     gate.live = "roll back"
     live = ("--version=2", "--log-loss=.9", "--examples=5000", "--since=noon")
     assert _call("report", place, *live, "--dry-run") == 4

@@ -213,13 +213,16 @@ def test_second_interrupt_kills_at_once(tmp_path, launcher):
 
 
 def test_runs_are_numbered_and_the_last_one_can_be_resumed(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, caplog
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").write_text("import sys; print(sys.argv[1:])\n")
     for arguments in (["--num-groups=2"], ["--resume"], []):
-        arguments = [*arguments, *NO_TRAINER, "a.py", "--x", "b.py"]
-        assert cli.main(arguments) == 0
+        caplog.clear()
+        given = [*arguments, *NO_TRAINER, "a.py", "--x", "b.py"]
+        assert cli.main(given) == 0
+        is_told = "runs/last has no backup in group_*/backup" in caplog.text
+        assert is_told == (arguments == ["--resume"])
     log = tmp_path / "runs" / "1" / "logs" / "group_0_worker_0.log"
     assert log.read_text() == "['--x', 'b.py']\n"
     for group in range(2):

@@ -14,9 +14,10 @@ from tfdistill.observe import run_log
 _X, _Y = cases.data()
 
 
-def _fit(model, log, **kwargs):
+def _fit(model, log, *, extra=(), **kwargs):
     kwargs.setdefault("batch_size", 4)
-    return cases.fit(model, _X, _Y, callbacks=[log, cases.never()], **kwargs)
+    callbacks = [log, cases.never(), *extra]
+    return cases.fit(model, _X, _Y, callbacks=callbacks, **kwargs)
 
 
 def test_it_tells_the_epochs_with_their_logs(tmp_path):
@@ -85,6 +86,23 @@ def test_a_launched_run_gets_one_by_itself(run_dir, monkeypatch):
     cases.fit(model, _X, _Y, callbacks=[mine])
     assert runs.records(run_dir / "mine")[-1]["step"] == 2
     assert runs.records(run_dir / "group_1")[-1]["step"] == 1
+
+
+def test_a_training_that_starts_at_step_0_again_says_so(
+    tmp_path, caplog, start_again
+):
+    for number in range(4):
+        extra = []
+        if number == 3:
+            extra = [tfdistill.callbacks.Backup(tmp_path / "backup")]
+        log = run_log.RunLogger(tmp_path)
+        _fit(cases.codistill(cases.linear(0)), log, extra=extra)
+        # A second `fit` of the process is no restart.
+        told = "had trained to step 4 before, and starts at step 0 again"
+        assert (told in caplog.text) == (number == 2)
+        caplog.clear()
+        if number > 0:
+            start_again()
 
 
 def test_a_resumed_training_keeps_what_can_be_read(tmp_path):

@@ -268,10 +268,30 @@ class Backup(steps.SteppedCallback):
         super().on_train_begin(logs)
         # All others have begun.
         self.begun.restore_callbacks()
+        self._check_seeds()
         self.wants_quiet = self._is_due = self._has_asked = False
         self._held = None
         self._backups.not_finite = None
         self._schedule.start(self.step)
+
+    def _check_seeds(self) -> None:
+        """Warns of data that come in another order than before the backup."""
+        point = self.point
+        if self._data is None or point is None:
+            return
+        # Nothing is read past where an epoch begins its data anew, or is over.
+        is_read = point.batch or point.data.get("is_kept")
+        if not is_read or point.epoch >= self.params["epochs"]:
+            return
+        found = self._data.position()["seeds"]
+        if [0, 0] in found or found != point.data.get("seeds", found):
+            _log.warning(
+                "The data are shuffled without a seed, or by another one than "
+                "before the backup: in the current epoch, some examples come "
+                "twice and others not at all. Pass `seed` to `shuffle`, or "
+                "call keras.utils.set_random_seed with the same number each "
+                "time, before you create the data set."
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes the epoch."""

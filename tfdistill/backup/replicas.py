@@ -460,17 +460,6 @@ class FitBackup(keras.callbacks.Callback):
 
     def _check_same_run(self, host: dict[str, Any]) -> None:
         """Warns of what keeps a resumed training from being the same."""
-        seed = keras_internals.global_seed()
-        if seed is None or seed != host["seed"]:
-            _log.warning(
-                "%s, so data sets shuffled without a `seed` come in a new "
-                "order after this resume. Call keras.utils.set_random_seed "
-                "with the same seed each time, before you create the data set.",
-                "No global seed is set"
-                if seed is None
-                else f"The global seed was {host['seed']} at the backup and is "
-                f"{seed} now",
-            )
         before = host["replicas"]
         now = int(self._strategy.num_replicas_in_sync)
         if before != now:
@@ -517,7 +506,6 @@ class FitBackup(keras.callbacks.Callback):
 
     def _host(self) -> dict[str, Any]:
         return {
-            "seed": keras_internals.global_seed(),
             "states": states_of(self._kept),
             "replicas": int(self._strategy.num_replicas_in_sync),
             "epochs": self.params["epochs"],

@@ -16,7 +16,7 @@ from tfdistill.system import programs
 from tfdistill.system import untrusted
 
 EXIT_FAILURE, EXIT_PIPE = 1, 141
-EXITS = {"promote": 0, "hold": 3, "roll back": 4}
+EXITS = {"promote": 0, "hold": 3, "worse": 3, "roll back": 4}
 _NOTES = """\
 A command that was killed can be run again: it completes the work that it began.
 
@@ -201,7 +201,8 @@ def _report(options: programs.Options) -> int:
     verdict, reasons = gate.live_verdict(line, more=more)
     code = _verdict(verdict, reasons)
     if code != EXITS["roll back"]:
-        return 0
+        # A version that is held is in its canary period.
+        return 0 if verdict == gate.HOLD else code
     if not options.dry_run:
         line.rollback(
             pointer.get("previous"), why=" ".join(reasons), only=served
@@ -318,7 +319,8 @@ _RUNS = {
 }
 _EXITS = {
     "judge": "; 3 if the verdict is to hold it",
-    "report": "; 4 if it is or was rolled back",
+    "report": "; 3 if it is worse and no version was promoted before it; 4 "
+    "if it is or was rolled back",
 }
 
 

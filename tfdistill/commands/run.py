@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from typing import Any
 
+from absl import logging
+
 from tfdistill.commands import recipe_options
 from tfdistill.launcher import fields
 from tfdistill.launcher import local_cluster
@@ -96,6 +98,14 @@ def _workdir(options: programs.Options) -> str:
             "start a new run, or pass the directory of the run: --workdir=DIR"
         )
     _keep_sizes(options, found / "logs" / run_events.NAME)
+    if not any(found.glob("group_*/backup/*")):
+        logging.warning(
+            "%s has no backup in group_*/backup, so training starts at step 0, "
+            "unless the program keeps backups elsewhere. To be able to resume, "
+            "add tfdistill.callbacks.Backup to the callbacks of `fit`, or use "
+            "tfdistill.callbacks.defaults(...), which has one.",
+            found,
+        )
     return str(found.resolve())
 
 

@@ -31,6 +31,8 @@ RUN, TESTED = "run", "promoted"
 SLICES, CONTROLS = "slices.npz", "controls.json"
 _NORMAL = statistics.NormalDist()
 PROMOTE, HOLD, ROLL_BACK = "promote", "hold", "roll back"
+# Of a version that should be rolled back, and is the first.
+WORSE = "worse"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -357,8 +359,9 @@ def live_verdict(
         more: Reports that are not noted in the line.
 
     Returns:
-        "promote" if it stays, "hold" while its canary period lasts, or "roll
-        back"; and the reasons, a sentence each.
+        "promote" if it stays, "hold" while its canary period lasts, "roll
+        back", or "worse" if no version was promoted before it; and the reasons,
+        a sentence each.
     """
     pointer = line.pointer()
     served, previous = pointer.get("version"), pointer.get("previous")
@@ -400,6 +403,13 @@ def live_verdict(
         f"from {what} ({base:.4f}); the limit is {limit:+.4f}."
     )
     if not loss - base - reach <= limit:
+        if previous is None:
+            return WORSE, [
+                said,
+                "No version was promoted before it, so nothing is rolled back. "
+                "Serve what you served before the line, or retrain: tfdistill "
+                f"line retrain {line.root} --span=NAME.",
+            ]
         return ROLL_BACK, [said]
     if size < gate.canary_examples:
         return HOLD, [

@@ -173,9 +173,16 @@ class RunLogger(steps.SteppedCallback):
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # Before what is done again goes.
-            self._marks.resume(
-                self.step, _last_line(self._path, self._fit), fit=self._fit
-            )
+            last = _last_line(self._path, self._fit)
+            self._marks.resume(self.step, last, fit=self._fit)
+            if last and last["step"] and not self.step and backup is None:
+                _log.warning(
+                    "This group had trained to step %s before, and starts at "
+                    "step 0 again: `fit` has no tfdistill.callbacks.Backup to "
+                    "resume from. Add one to its callbacks, or use "
+                    "tfdistill.callbacks.defaults(...), which has one.",
+                    last["step"],
+                )
             if backup is not None and backup.resumed_step == self.step:
                 _forget_after(self._path, self.step, self._fit)
         except OSError as error:

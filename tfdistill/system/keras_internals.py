@@ -531,6 +531,28 @@ def group_steps(epoch_iterator: Any, next_count: Callable[[], int]) -> None:
     epoch_iterator._enumerate_iterator = grouped
 
 
+def shuffle_seeds(dataset: tf.data.Dataset) -> list[list[int]]:
+    """Returns the seeds of all that shuffles a data set or draws in it.
+
+    Two for each. Both are 0 if the order is another one each time.
+    """
+    found = []
+    left = [dataset]
+    while left:
+        one = left.pop()
+        left += getattr(one, "_inputs", list)()
+        if hasattr(one, "_seed2"):
+            found.append([one._seed, one._seed2])
+        if not hasattr(one, "_map_func"):
+            continue
+        for op in one._map_func.function.graph.get_operations():
+            if op.type == "RandomShuffle":  # Keras' own, of arrays.
+                found.append([op.get_attr("seed"), op.get_attr("seed2")])
+            elif op.type.startswith("ShuffleDataset"):
+                found.append([*map(tf.get_static_value, op.inputs[2:4])])
+    return [[int(seed or 0) for seed in pair] for pair in found]
+
+
 class EpochData:
     """Says how far `fit` has read its data, and resumes it there.
 
@@ -545,6 +567,9 @@ class EpochData:
         self._make = epoch_iterator._get_iterator
         self._num_iterators = 0
         epoch_iterator._get_iterator = self._counted
+        source = epoch_iterator.data_adapter.get_tf_dataset()
+        is_known = isinstance(source, tf.data.Dataset)
+        self._seeds = shuffle_seeds(source) if is_known else []
 
     def _counted(self) -> Any:
         self._num_iterators += 1
@@ -557,6 +582,7 @@ class EpochData:
             "batches": self._it._steps_seen,
             "is_kept": self._it._current_iterator is not None,
             "num_batches": self._it._num_batches,
+            "seeds": self._seeds,
         }
 
     def go_to(
