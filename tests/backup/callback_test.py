@@ -432,6 +432,29 @@ def test_a_finished_training_is_not_done_again(tmp_path, start_again):
     cases.assert_same(cases.values(model), cases.values(whole))
 
 
+@pytest.mark.parametrize("epochs", [6, pytest.param(2, marks=pytest.mark.deep)])
+def test_what_early_stopping_ended_is_over(epochs, tmp_path, start_again):
+    """And has the weights that it restored, also if it trained all epochs."""
+
+    def stopper():
+        # The first epoch has the largest loss.
+        return keras.callbacks.EarlyStopping(
+            "loss", mode="max", patience=2, restore_best_weights=True
+        )
+
+    case = cases.Case(epochs=epochs, callbacks=lambda: [stopper()])
+    first = cases.Case(epochs=1)
+    best, *_ = cases.train(first)
+    whole, *_ = cases.train(case, tmp_path, every_steps=None)
+    steps_done = 5 * min(epochs, 3)
+    assert int(whole.optimizer.iterations.numpy()) == steps_done
+    peers.assert_close(whole.trainable_weights, best.trainable_weights)
+    start_again()
+    model, logs, backup = cases.train(case, tmp_path, every_steps=None)
+    assert (backup.resumed_step, logs.found) == (steps_done, {})
+    cases.assert_same(cases.values(model), cases.values(whole))
+
+
 def _fits(directory=None, stop_in=None):
     """What a script trains that calls `fit` four times, with one directory."""
     (x, y), done = peers.data(), []
@@ -443,8 +466,11 @@ def _fits(directory=None, stop_in=None):
             extra.append(cases.Patient(extra[0]))
             if stop_in == len(done):
                 extra.append(cases.StopAt(4))
-        model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=extra)
-        done.append(model.get_weights())
+        history = model.fit(
+            x, y, batch_size=8, epochs=2, verbose=0, callbacks=extra
+        )
+        rows = history.epoch, history.history["loss"]
+        done.append([*model.get_weights(), *rows])
 
     def new(seed):
         keras.utils.set_random_seed(seed)

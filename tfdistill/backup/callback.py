@@ -50,6 +50,9 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(backup.end)
         others = [c for c in callbacks if c is not backup]
+        # Keras' own would come last: a backup would lack the epoch's row.
+        if not any(isinstance(c, keras.callbacks.History) for c in others):
+            others.append(keras.callbacks.History())
         backup.begin(model, others)
         if backup.point is not None:
             arguments["initial_epoch"] = backup.point.epoch
@@ -150,6 +153,7 @@ class Backup(steps.SteppedCallback):
             None if every_steps is None else steps.EverySteps(every_steps)
         )
         self._begun: replicas.FitBackup | None = None
+        self._stoppers: list[keras.callbacks.EarlyStopping] = []
         self._data: Any = None
         self._epoch = self._num_done = 0
         self._is_due = self._has_asked = False
@@ -180,6 +184,9 @@ class Backup(steps.SteppedCallback):
         `others` are the other callbacks of `fit`, some of which have a state
         to keep.
         """
+        self._stoppers = [
+            c for c in others if isinstance(c, keras.callbacks.EarlyStopping)
+        ]
         self._backups.turn_to(fits.number(self._backups.base))
         is_new = not fits.has_trained(model.model)
         self._begun = replicas.FitBackup(
@@ -272,6 +279,7 @@ class Backup(steps.SteppedCallback):
         self.wants_quiet = self._is_due = self._has_asked = False
         self._held = None
         self._backups.not_finite = None
+        self._backups.replaces = False
         self._schedule.start(self.step)
 
     def _check_seeds(self) -> None:
@@ -340,7 +348,18 @@ class Backup(steps.SteppedCallback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Backs up where training ended, so that it is not done again."""
-        if not self._on_servers and self.step != self._last_step:
+        if self._on_servers:
+            return
+        epochs = self.params["epochs"]
+        is_stopped = any(each.stopped_epoch > 0 for each in self._stoppers)
+        is_restored = any(map(_has_restored, self._stoppers))
+        is_last = is_restored and self._epoch + 1 >= epochs
+        if is_stopped or is_last:
+            # No epoch is to follow, and the weights may be other ones by now.
+            self.read_step()
+            self._backups.replaces = True
+            self._take(epochs, 0, wait=True)
+        elif self.step != self._last_step:
             self._take_after_epoch(wait=True)
 
     def _take_after_epoch(self, *, wait: bool = False) -> None:
@@ -361,3 +380,9 @@ class Backup(steps.SteppedCallback):
         """Writes a backup; a failure is only logged."""
         self.wants_quiet = False
         self.begun.take(point)
+
+
+def _has_restored(callback: keras.callbacks.EarlyStopping) -> bool:
+    """Whether a callback has given a model its best weights of this `fit`."""
+    is_asked = callback.restore_best_weights
+    return is_asked and callback.best_weights is not None

@@ -310,6 +310,26 @@ class _Counts:
         vars(self._callback).update(state)
 
 
+class _Rows:
+    """The logs of epochs, as `fit` returns them."""
+
+    variables = ()
+
+    def __init__(self, history: keras.callbacks.History) -> None:
+        self._history = history
+
+    def state(self) -> dict[str, Any]:
+        rows = {
+            name: [np.asarray(value).tolist() for value in values]
+            for name, values in self._history.history.items()
+        }
+        return {"epochs": [*self._history.epoch], "rows": rows}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._history.epoch = [*state["epochs"]]
+        self._history.history = {**state["rows"]}
+
+
 def kept_of(
     callbacks: Sequence[keras.callbacks.Callback],
 ) -> dict[str, steps.Stateful]:
@@ -326,6 +346,8 @@ def kept_of(
         ]
         if isinstance(callback, steps.SteppedCallback):
             kept.append(callback)
+        if isinstance(callback, keras.callbacks.History):
+            kept.append(_Rows(callback))
         for each in kept:
             name = type(callback).__name__
             found[f"{name}/{len(found)}" if name in found else name] = each

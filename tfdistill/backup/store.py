@@ -97,6 +97,7 @@ class BackupStore(publisher.Exchange):
 
     Attributes:
         num_written, num_failed: Backups that `save` wrote, and could not write.
+        replaces: Whether `save` replaces one of the same step.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class BackupStore(publisher.Exchange):
         )
         self._removes_damaged = removes_damaged
         self.num_written = self.num_failed = 0
+        self.replaces = False
         # The weight, and the step, of a backup that was refused for it.
         self.not_finite: str | None = None
 
@@ -168,6 +170,10 @@ class BackupStore(publisher.Exchange):
             _log.warning(
                 "Step %d was not backed up%s: %s", step, goes_on, error
             )
+
+    def _refuse_existing(self, group: int, step: int) -> None:
+        if not self.replaces:
+            super()._refuse_existing(group, step)
 
     def newest(self) -> versions.Version | None:
         """Returns the newest complete backup, all of whose bytes were checked.
