@@ -60,6 +60,7 @@ def test_trainings_of_one_process_are_kept_apart(run_dir, monkeypatch):
     def fit(model, *more):
         held_out = tfdistill.callbacks.HeldOutPredictions("day", (_X, _Y))
         found = tfdistill.callbacks.defaults(every_steps=1)
+        found.append(tfdistill.callbacks.WaitForGroups(limit_secs=0.0))
         cases.fit(model, _X, _Y, callbacks=[*found, *more, held_out])
         (status,) = model.teachers.status()
         return status["step"]
@@ -86,6 +87,8 @@ def test_trainings_of_one_process_are_kept_apart(run_dir, monkeypatch):
     rooms = [None, "fit_2", "fit_2", "fit_3"]
     numbers, last = [None, 2, 3, 4], [1, 1, 2, 1]
     assert found == list(zip(numbers, last, rooms, strict=True))
+    markers = {path.name for path in group_dir.glob("started*")}
+    assert markers == {"started", "started_2", "started_3"}
     card = promotion.card_text(run_dir, newest, name="served")
     assert '"exchange": "fit_3"' in card
     for file, names in {

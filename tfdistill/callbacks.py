@@ -40,6 +40,7 @@ from tfdistill.mixing import rules
 from tfdistill.observe.storage_errors import IgnoreStorageErrors
 from tfdistill.observe.summaries import CodistillTensorBoard
 from tfdistill.system import background
+from tfdistill.system import fits
 from tfdistill.system import keras_internals
 from tfdistill.system import run_files
 from tfdistill.training import steps
@@ -719,8 +720,17 @@ class WaitForGroups(keras.callbacks.Callback):
             )
         self._cluster = cluster
         self._limit_secs = limit_secs
-        self._has_started = False
+        self._marker, self._number, self._has_started = _STARTED, 1, False
         self.waited_secs = 0.0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Finds which training of this process it is: each has a first step."""
+        number = fits.number(
+            f"{self._cluster.group_dir}/{_STARTED}", of=self.model.optimizer
+        )
+        self._marker = _STARTED if number == 1 else f"{_STARTED}_{number}"
+        self._has_started = self._has_started and number == self._number
+        self._number = number
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Announces this group's first step, and waits for the others'."""
@@ -732,7 +742,7 @@ class WaitForGroups(keras.callbacks.Callback):
         start = time.monotonic()
         workdir = pathlib.Path(self._cluster.workdir)
         markers = [
-            workdir / run_files.group_name(group) / _STARTED
+            workdir / run_files.group_name(group) / self._marker
             for group in range(self._cluster.num_groups)
         ]
         own = markers[self._cluster.group]
