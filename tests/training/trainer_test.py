@@ -1,5 +1,6 @@
 """"""
 
+import itertools
 import json
 import time
 
@@ -203,6 +204,45 @@ def test_data_may_hold_none(two_replicas, monkeypatch, place):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     (first,) = tfdistill.data.checked(data).take(1)
     assert first[0]["more"] is first[2] is None
+
+
+class _Slices(keras.utils.PyDataset):
+    def __init__(self, x, y):
+        super().__init__()
+        self.arrays = x, y
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        # Of which TensorFlow shares the memory: it is at a multiple of 64.
+        return tuple(each[16 * index :][:16] for each in self.arrays)
+
+
+def test_arrays_that_python_code_gives_stay_as_they_are(two_replicas):
+    memory = np.zeros((65, 32), "float32")
+    begin = -memory.ctypes.data % 64 // 4
+    y = memory.reshape(-1)[begin:][: 64 * 16].reshape(64, 16)
+    y[:] = np.random.default_rng(0).normal(size=y.shape)
+    x, before = y[:, :4].copy(), y.copy()
+
+    def trained(wrap, strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = wrap(keras.Sequential([keras.layers.Dense(16)]))
+            model.compile("sgd", "mse")
+        batches = _Slices(x, y)
+        generator = (batches[i % 4] for i in itertools.count())
+        fit = {"steps_per_epoch": 4, "epochs": 4, "shuffle": False}
+        history = model.fit(
+            generator, validation_data=batches, verbose=0, **fit
+        ).history
+        return [history["loss"], history["val_loss"]]
+
+    expected = trained(lambda model: model, tf.distribute.get_strategy())
+    found = trained(tfdistill.DistributedModel, two_replicas)
+    np.testing.assert_array_equal(y, before)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
