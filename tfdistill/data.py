@@ -262,6 +262,14 @@ def from_batch(dataset: Any, number: int) -> tf.data.Dataset | None:
     return make and make(number)
 
 
+def made_again_as(
+    dataset: tf.data.Dataset, other: tf.data.Dataset
+) -> tf.data.Dataset:
+    """Returns `other`, of the same elements, `resumable` as a data set is."""
+    make = vars(dataset).get("_from_batch")
+    return other if make is None else _remade(other, make)
+
+
 def _with_options(
     dataset: tf.data.Dataset, options: tf.data.Options
 ) -> tf.data.Dataset:

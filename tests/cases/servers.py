@@ -60,6 +60,7 @@ class Coordinator:
     ) -> None:
         self._num_reading = self.num_connections = self.num_joins = 0
         self._num_workers = num_workers
+        self.strategy = tf.distribute.get_strategy()
         self._worker = tf.Variable(0, dtype=tf.int64, trainable=False)
         monkeypatch.setattr(
             worker_data, "this_worker", lambda: tf.identity(self._worker)

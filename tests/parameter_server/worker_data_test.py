@@ -117,9 +117,50 @@ def test_workers_train_on_what_is_theirs(source, monkeypatch):
     coordinator = cases.Coordinator(monkeypatch, num_workers=2)
     found = worker_data.WorkerData(coordinator, source(), num_workers=2)
     assert found.element_spec == _ten().element_spec
-    iterators = found.iterator().values
+    iterators = found.iterator(0).values
     read = [[batch.numpy().tolist() for batch in one] for one in iterators]
     assert read == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7]]]
+
+
+def _shuffled(context=None):
+    dataset = tf.data.Dataset.range(40).shuffle(40).batch(4)
+    if context is None:
+        return dataset
+    return dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("source", [_shuffled, lambda: _shuffled])
+def test_an_order_is_one_for_all_workers_and_new_in_each_epoch(source, seed):
+    tf.random.set_seed(seed)
+    travelling = worker_data.TravellingDataset(source())
+
+    @tf.function  # As on a worker: nothing is drawn while it is traced.
+    def read(index, count, epoch):
+        context = tf.distribute.InputContext(count, index, 1)
+        made = travelling.on_worker(context, epoch)
+        return made.reduce(
+            tf.zeros([0], tf.int64), lambda all, one: tf.concat([all, one], 0)
+        )
+
+    def epoch(number):
+        parts = [read(i, 2, tf.constant(number, tf.int64)) for i in range(2)]
+        return np.concatenate(parts).tolist()
+
+    epochs = [epoch(number) for number in (0, 1, 2)]
+    assert all(sorted(each) == list(range(40)) for each in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert epoch(1) == epochs[1]  # As after a loss of the worker.
+
+    @tf.function
+    def evaluate(index):
+        share = travelling.share(index, 2)
+        return share.reduce(
+            tf.zeros([0], tf.int64), lambda all, one: tf.concat([all, one], 0)
+        )
+
+    parts = [evaluate(tf.constant(i, tf.int64)) for i in range(2)]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(40))
 
 
 @pytest.mark.parametrize("repeated", [False, True])

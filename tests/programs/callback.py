@@ -2,11 +2,13 @@
 
 import json
 import pathlib
+import random
 import sys
 import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdistill
 from tests.cases import training as training_cases
@@ -66,6 +68,9 @@ def main(directory: str) -> None:
     # Each in a folder of its own name, to see who wrote what.
     files = out / f"files_{worker}"
     files.mkdir(parents=True)
+    # What draws without a seed draws the same, though nobody has set one.
+    order = tf.data.Dataset.range(50).shuffle(50)
+    drawn = [random.random(), np.random.rand(), *map(int, order)]
     # Workers with other seeds must still shuffle alike and start alike.
     keras.utils.set_random_seed(worker)
     with strategy.scope():
@@ -111,7 +116,11 @@ def main(directory: str) -> None:
             LateFile(out / "late.txt"),
         ],
     )
+    # Not a data set, of which the chief is warned.
+    rows = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50, seed=worker)
+    model.evaluate(rows.batch(8), verbose=0)
     result = {
+        "drawn": drawn,
         "saw_late_file": (out / "late.txt").exists(),
         "history": {k: list(map(float, v)) for k, v in history.history.items()},
         "batches": notes.batches,

@@ -40,10 +40,17 @@ def workers(tmp_path_factory):
 def test_both_workers_see_the_same(workers):
     _, (first, second), _ = workers
     seen = ("history", "batches", "epochs", "rates", "weights", "prediction")
+    seen += ("drawn",)
     for what in seen:
         assert first[what], what
         # As text, in which a NaN is like another.
         assert json.dumps(first[what]) == json.dumps(second[what]), what
+
+
+def test_the_chief_is_warned_of_workers_that_read_other_batches(workers):
+    _, _, said = workers
+    assert said.count("`x` must give all workers the same batches") == 1
+    assert "the first batch of worker 1 is not that of worker 0" in said
 
 
 def test_rates_and_best_weights_are_of_the_callbacks(workers):

@@ -1,14 +1,19 @@
 """Who shares the work under a strategy: chief, workers, replicas, servers."""
 
 import contextlib
+import os
+import pickle
+import random
 import threading
 import weakref
+import zlib
 from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 from typing import TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from tfdistill.system import keras_internals
@@ -99,6 +104,28 @@ def _gather_of(strategy: Any) -> Any:
     )
 
 
+def agree_on_seeds(strategy: tf.distribute.Strategy) -> None:
+    """Gives all workers the first one's random numbers, where they differ.
+
+    Those of Python, NumPy and TensorFlow, which what reads data draws from if
+    it is given no seed. Workers that draw different orders train on some
+    examples twice and on others never. A collective.
+    """
+    workers = WorkerValues(strategy)
+    seed = keras_internals.global_seed()
+    own = int.from_bytes(os.urandom(4), "big") if seed is None else seed
+    seeds = workers.gathered(own % 2**31)
+    if seed is None or len(set(seeds)) > 1:
+        tf.random.set_seed(seeds[0])
+    for state, set_seed in (
+        (random.getstate(), random.seed),
+        (np.random.get_state(), np.random.seed),
+    ):
+        found = workers.gathered(zlib.crc32(pickle.dumps(state)))
+        if len(set(found)) > 1:
+            set_seed(found[0])
+
+
 # What all workers of a group do together; the end of the program is the first.
 _CALLS = ("leave", "fit", "evaluate", "predict", "fit to its end")
 # The strategies whose workers check that they are together.
@@ -110,9 +137,12 @@ class NotTogetherError(ValueError):
 
 
 def prepare_to_meet(strategy: tf.distribute.Strategy) -> None:
-    """Has all workers meet by one collective, traced before any other."""
+    """Has all workers meet by one collective, traced before any other.
+
+    They agree on their seeds.
+    """
     _MEETING.add(strategy)
-    WorkerValues(strategy).gathered(0)
+    agree_on_seeds(strategy)
 
 
 def meet(strategy: tf.distribute.Strategy, call: str) -> None:

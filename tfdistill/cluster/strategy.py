@@ -38,7 +38,9 @@ def make_strategy(
     Call it before any other TensorFlow operation: collectives can only be set
     up at program start. One task trains on its one device or mirrors over its
     devices; several workers train under `MultiWorkerMirroredStrategy`, and
-    this call returns once all of them are there. With parameter servers the
+    this call returns once all of them are there, with the random numbers of the
+    first one (Python, NumPy, TensorFlow), so that data which are shuffled
+    without a seed are shuffled alike. With parameter servers the
     chief trains under `ParameterServerStrategy`. On a worker or ps this call
     does not return: it serves the chief, and ends the process once the chief
     has gone. All tasks can therefore run the same program.

@@ -136,7 +136,7 @@ class TrainingEpochs:
     ) -> steps.Logs:
         """Trains for one epoch; returns its logs."""
         model, window = self._model, self._window
-        done = scheduled = self._begin()
+        done = scheduled = self._begin(epoch)
         ended: set[int] = set()
         logs: steps.Logs = {}
         while True:
@@ -176,12 +176,12 @@ class TrainingEpochs:
         self._end()
         return logs
 
-    def _begin(self) -> int:
+    def _begin(self, epoch: int) -> int:
         """Returns how many of the epoch's steps are done already."""
         self._totals.reset()
         self._global_step = int(self._model.optimizer.iterations.numpy())
         if self._iterator is None or not self._endless:
-            self._iterator = self._data.iterator()
+            self._iterator = self._data.iterator(0 if self._endless else epoch)
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             return 0

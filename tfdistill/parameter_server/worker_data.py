@@ -8,12 +8,15 @@ be run again elsewhere without an example being counted twice.
 """
 
 import collections.abc
+import os
 from typing import Any
 from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 
+from tfdistill.cluster import replicas
+from tfdistill.system import keras_internals
 from tfdistill.training import global_batch
 
 # A batched `tf.data.Dataset`, or what makes one from an `InputContext`.
@@ -83,6 +86,7 @@ class TravellingDataset:
         """Serializes a data set; a function is called where it is needed."""
         self._source = source
         self._graph: tf.Tensor | None = None
+        self._seed = int.from_bytes(os.urandom(4), "big")
         if isinstance(source, tf.data.Dataset):
             self.element_spec = source.element_spec
             self._graph = _serialized(source)
@@ -100,20 +104,48 @@ class TravellingDataset:
                 )
             self.element_spec = made.structured_outputs.element_spec
 
-    def on_worker(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    def on_worker(
+        self,
+        context: tf.distribute.InputContext,
+        epoch: tf.Tensor | None = None,
+    ) -> tf.data.Dataset:
         """Makes the data set; call it in a function that a worker runs.
 
         A data set is cut, by whole batches, to the share of the input pipeline
-        that `context` names; a function does that itself.
+        that `context` names; a function does that itself. The order of a data
+        set is that in which it is read for the `epoch`-th time, by default the
+        first.
         """
         if self._graph is None:
-            return made_by(self._source, context)
-        dataset = tf.data.experimental.from_variant(
-            tf.raw_ops.DatasetFromGraph(graph_def=self._graph),
-            self.element_spec,
-        )
+            return self._made_alike(context, epoch)
+        made = tf.raw_ops.DatasetFromGraph(graph_def=self._graph)
+        if epoch is not None and keras_internals.draws_order(self._graph):
+            made = _after_epochs(made, epoch, self.element_spec)
+        dataset = tf.data.experimental.from_variant(made, self.element_spec)
         return dataset.shard(
             context.num_input_pipelines, context.input_pipeline_id
+        )
+
+    def _made_alike(
+        self, context: tf.distribute.InputContext, epoch: tf.Tensor | None
+    ) -> tf.data.Dataset:
+        """Calls the function, once more if workers must draw one order.
+
+        They must if it cuts what it has shuffled, or if this is cut here.
+        """
+        made = made_by(self._source, context)
+        is_whole = context.num_input_pipelines == 1
+        if not keras_internals.is_shuffled(made, then_cut=not is_whole):
+            return made
+        # Of the graph of a worker's function, in which it is being made.
+        if tf.compat.v1.get_default_graph().seed is None:
+            tf.compat.v1.set_random_seed(self._seed)
+            made = made_by(self._source, context)
+        if epoch is None:
+            return made
+        variant = tf.data.experimental.to_variant(made)
+        return tf.data.experimental.from_variant(
+            _after_epochs(variant, epoch, made.element_spec), made.element_spec
         )
 
     def share(
@@ -129,6 +161,26 @@ class TravellingDataset:
         if num_batches is not None:
             whole = whole.take(num_batches)
         return whole.shard(count, index)
+
+
+def _after_epochs(made: tf.Tensor, epoch: tf.Tensor, spec: Any) -> tf.Tensor:
+    """Returns a data set as it is after some epochs: its seeds have moved on.
+
+    They do for each iterator, read or not.
+    """
+
+    def opened(index: tf.Tensor) -> tuple[tf.Tensor]:
+        iter(tf.data.experimental.from_variant(made, spec))
+        return (index + 1,)
+
+    loop = tf.while_loop(
+        lambda index: index < epoch,
+        opened,
+        (tf.zeros([], tf.int64),),
+        parallel_iterations=1,
+    )
+    with tf.control_dependencies(loop):
+        return tf.identity(made)
 
 
 def _serialized(dataset: tf.data.Dataset) -> tf.Tensor:
@@ -155,7 +207,7 @@ def _serialized(dataset: tf.data.Dataset) -> tf.Tensor:
             "tf.distribute.InputContext that creates the data set: the chief "
             "then asks the servers."
         )
-    return graph
+    return keras_internals.with_seeds(graph)
 
 
 class WorkerData:
@@ -166,11 +218,15 @@ class WorkerData:
     ) -> None:
         """Sends the data set to a coordinator's workers; reads nothing yet."""
         travelling = TravellingDataset(source)
+        epoch = self._epoch = replicas.told(
+            coordinator.strategy, tf.zeros([], tf.int64), name="epoch"
+        )
 
         def dataset_of_worker() -> tf.data.Dataset:
             index = this_worker()
             return travelling.on_worker(
-                tf.distribute.InputContext(num_workers, index, 1)
+                tf.distribute.InputContext(num_workers, index, 1),
+                tf.convert_to_tensor(epoch),
             )
 
         self._datasets = coordinator.create_per_worker_dataset(
@@ -180,8 +236,12 @@ class WorkerData:
         self._of_worker = dataset_of_worker
         self.element_spec = self._datasets.element_spec
 
-    def iterator(self) -> Any:
-        """Returns new per-worker iterators, to be passed to `schedule`."""
+    def iterator(self, epoch: int) -> Any:
+        """Returns new per-worker iterators, to be passed to `schedule`.
+
+        Data that are shuffled come in the order of this epoch.
+        """
+        self._epoch.assign(epoch)
         return iter(self._datasets)
 
     def is_endless(self) -> bool:

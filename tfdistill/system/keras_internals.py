@@ -7,6 +7,7 @@ Nothing else in the package touches a private name of Keras or TensorFlow.
 import contextlib
 import functools
 import itertools
+import os
 import threading
 import warnings
 from collections.abc import Callable
@@ -519,6 +520,80 @@ def _iterator_after(source: Any, num_batches: int) -> Any:
         return iter(source)
     finally:
         vars(source)[name] = pipelines
+
+
+# By the beginning of their names in a graph: where operations of data sets that
+# draw an order get their two seeds.
+_SEEDS = {
+    "RandomDataset": (0, 1),
+    "ShuffleAndRepeatDataset": (2, 3),
+    "ShuffleDataset": (2, 3),
+}
+
+
+def with_seeds(graph: tf.Tensor) -> tf.Tensor:
+    """Gives seeds to what draws an order without one in a data set's graph.
+
+    All that make the data set from the graph then draw the same one: a seed of
+    0, TensorFlow's for none, is a new one in each process. None of them moves
+    on the seeds of another, or of the data set itself.
+    """
+    if not draws_order(graph):
+        return graph
+    definition = tf.compat.v1.GraphDef.FromString(graph.numpy())
+    functions = definition.library.function
+    for nodes, output in [
+        (definition.node, ""),
+        *((function.node_def, ":output:0") for function in functions),
+    ]:
+        known = {node.name + output: node for node in nodes}
+        for node in list(nodes):
+            places = next(
+                (at for op, at in _SEEDS.items() if node.op.startswith(op)), ()
+            )
+            seeds = [known.get(node.input[place]) for place in places]
+            if seeds and all(map(_is_zero, seeds)):
+                for place, seed in zip(places, seeds, strict=True):
+                    own = nodes.add()
+                    own.CopyFrom(seed)
+                    own.name = f"{node.name}/own_seed_{place}"
+                    drawn = int.from_bytes(os.urandom(4), "big")
+                    own.attr["value"].tensor.CopyFrom(
+                        tf.make_tensor_proto(drawn, tf.int64)
+                    )
+                    node.input[place] = own.name + output
+            if node.op == "ShuffleDatasetV3" and not output:
+                # In place of a handle of the data set's own generator.
+                own = nodes.add(
+                    name=f"{node.name}/generator", op="DummySeedGenerator"
+                )
+                node.input[-1] = own.name
+    return tf.constant(definition.SerializeToString())
+
+
+def draws_order(graph: tf.Tensor) -> bool:
+    """Whether a data set's graph has what may draw an order."""
+    return any(op.encode() in graph.numpy() for op in _SEEDS)
+
+
+def is_shuffled(dataset: tf.data.Dataset, *, then_cut: bool) -> bool:
+    """Whether a pipeline shuffles; or does and then keeps a part by `shard`.
+
+    TensorFlow has no public way to look at one.
+    """
+    kind = type(dataset).__name__
+    if kind == "_ShuffleDataset" and not then_cut:
+        return True
+    then_cut = then_cut and kind != "_ShardDataset"
+    return any(
+        is_shuffled(source, then_cut=then_cut) for source in dataset._inputs()
+    )
+
+
+def _is_zero(node: Any) -> bool:
+    if node is None or node.op != "Const":
+        return False
+    return bool(tf.make_ndarray(node.attr["value"].tensor) == 0)
 
 
 class Steps(NamedTuple):

@@ -10,7 +10,6 @@ averaged over the replicas whenever the student is looked at from outside:
 before an export, an evaluation and a file.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +25,7 @@ from tfdistill.training import auto_steps
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
 from tfdistill.training import metric_states
+from tfdistill.training import same_data
 from tfdistill.training import steps
 from tfdistill.training import stragglers
 
@@ -114,6 +114,8 @@ class ReplicaTrainer(Trainer):
         # Of predictions, whose dtypes only a trace shows: what has arrived no
         # longer does. All traces of a model have the same ones.
         self._predicted: list[Any] = []
+        # What several workers compare of what a `fit` validates by.
+        self._validation: same_data.FirstBatch | None = None
 
     @property
     def _strategy(self) -> tf.distribute.Strategy:
@@ -279,31 +281,43 @@ class ReplicaTrainer(Trainer):
         is_dataset = isinstance(arguments.get("x"), tf.data.Dataset)
         # As Keras' own default, but that Keras warns of it for a data set.
         arguments.setdefault("shuffle", not is_dataset)
-        self._prepare(arguments)
+        first = self._prepare(arguments)
         validation = arguments.get("validation_data")
         if isinstance(validation, tf.data.Dataset):
             if self._has_replicas:
                 validation = _without_none(validation)
             arguments["validation_data"] = data.by_element(validation)
-        if replicas.num_workers(self._strategy) > 1:
+        self._validation = None
+        if first is not None:
             fit_arguments.check_alike(arguments, self._strategy)
+            self._validation = self._noting("validation_data", arguments)
+            # One that is resumed opens its data several times.
+            if self.backup is None or self.backup.point is None:
+                watch = same_data.Watch(first)
+                arguments["callbacks"] = [watch, *arguments["callbacks"]]
         return keras_own(**arguments)
 
     def evaluate(
         self, arguments: dict[str, Any], keras_own: Callable[..., Any]
     ) -> Any:
         """Each example counts once; results are equal on all workers."""
-        self._prepare(arguments)
-        return keras_own(**arguments)
+        is_of_fit = arguments.get("_use_cached_eval_dataset")
+        first = self._prepare(arguments, is_new=not is_of_fit)
+        results = keras_own(**arguments)
+        first = self._validation if is_of_fit else first
+        if first is not None:
+            first.compare()
+        return results
 
     def predict(
         self, arguments: dict[str, Any], keras_own: Callable[..., Any]
     ) -> Any:
         """Every worker gets all predictions, in the order of the data."""
-        self._prepare(arguments)
+        first = self._prepare(arguments)
         predictions = keras_own(**arguments)
-        if replicas.num_workers(self._strategy) == 1:
+        if first is None:
             return predictions
+        first.compare()
         flat = zip(
             keras.tree.flatten(predictions), self._predicted, strict=True
         )
@@ -352,11 +366,16 @@ class ReplicaTrainer(Trainer):
         """Whether this is the code of a worker, which speaks for replicas."""
         return self._has_replicas and not replicas.in_replica()
 
-    def _prepare(self, arguments: dict[str, Any]) -> None:
-        """Adjusts the arguments of fit, evaluate and predict in place."""
+    def _prepare(
+        self, arguments: dict[str, Any], *, is_new: bool = True
+    ) -> same_data.FirstBatch | None:
+        """Adjusts the arguments of fit, evaluate and predict in place.
+
+        Returns what several workers compare, unless the data are not new.
+        """
         fit_arguments.check_data("x", arguments.get("x"))
         if not self._has_replicas:
-            return
+            return None
         if not replicas.is_chief(self._strategy):
             arguments["verbose"] = 0
         # All workers read the same batches, each its own rows of them.
@@ -366,7 +385,30 @@ class ReplicaTrainer(Trainer):
         elif arguments.get("shuffle", False) and not isinstance(
             x, tf.distribute.DistributedDataset
         ):
-            _agree_on_seed(self._strategy)
+            replicas.agree_on_seeds(self._strategy)
+        if replicas.num_workers(self._strategy) == 1 or not is_new:
+            return None
+        return self._noting("x", arguments)
+
+    def _noting(
+        self, name: str, arguments: dict[str, Any]
+    ) -> same_data.FirstBatch | None:
+        """Has data note what workers compare; replaces them in place."""
+        given = arguments.get(name)
+        if given is None:
+            return None
+        first = same_data.FirstBatch(
+            name, self._strategy, bare=self._model.bare
+        )
+        if isinstance(given, tf.data.Dataset):
+            arguments[name] = first.of_dataset(given)
+        elif isinstance(given, tuple):
+            first.of(*given[:2])
+        else:
+            arguments[name] = first.of(
+                given, arguments.get("y") if name == "x" else None
+            )
+        return first
 
 
 def _without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -566,19 +608,6 @@ def _gathers_in_graph() -> bool:
         return False
     operations = tf.compat.v1.get_default_graph().get_operations()
     return any(op.type.startswith("CollectiveGather") for op in operations)
-
-
-def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
-    """Gives all workers the first worker's seed, for Keras' shuffle.
-
-    Keras shuffles arrays with the global seed. Workers that shuffle
-    differently train on some examples twice and on others never.
-    """
-    seed = keras_internals.global_seed()
-    own = int.from_bytes(os.urandom(4), "big") if seed is None else seed
-    seeds = replicas.WorkerValues(strategy).gathered(own % 2**31)
-    if seed is None or len(set(seeds)) > 1:
-        tf.random.set_seed(seeds[0])
 
 
 def own_statistics(model: keras.Model) -> list[Any]:

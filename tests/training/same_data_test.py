@@ -1,0 +1,132 @@
+""""""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdistill import data as data_lib
+from tfdistill.training import same_data
+
+X = np.arange(24, dtype="float32").reshape(12, 2)
+Y = np.arange(12)
+
+
+class _Sequence(keras.utils.PyDataset):
+    def __init__(self, x, y):
+        super().__init__()
+        self.parts = x, y
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return tuple(part[4 * index :][:4] for part in self.parts)
+
+
+def _generator(x, y):
+    batches = _Sequence(x, y)
+    return (batches[index] for index in range(3))
+
+
+def _dataset(x, y):
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
+    return data_lib.by_element(dataset)
+
+
+KINDS = pytest.mark.parametrize(
+    "kind",
+    [
+        _dataset,
+        _Sequence,
+        _generator,
+        lambda x, y: (x, y),
+        lambda x, y: _dataset(x, tf.strings.as_string(y)),
+        lambda x, y: _dataset(x, tf.sparse.from_dense(y[:, None] + 1)),
+    ],
+    ids=["data set", "PyDataset", "generator", "arrays", "strings", "sparse"],
+)
+
+
+def _number(data):
+    """What a worker tells the others of some data."""
+    told = []
+    first = same_data.FirstBatch(
+        "x", tf.distribute.get_strategy(), bare=lambda element: element
+    )
+    first._workers.gathered = lambda number: told.append(number) or [number]
+    if isinstance(data, tf.data.Dataset):
+        read = first.of_dataset(data)
+        assert read.cardinality() == data.cardinality()
+        assert len(list(read)) == len(list(data))
+    elif isinstance(data, tuple):
+        first.of(*data)
+    else:
+        read = first.of(data)
+        assert isinstance(read, type(data))
+        len(list(read) if read is not data else [])
+    first.compare()
+    first.compare()  # It is told once.
+    (number,) = told
+    return number
+
+
+@KINDS
+def test_other_examples_are_told_from_others_and_augmentation_is_not(kind):
+    own = _number(kind(X, Y))
+    assert _number(kind(X + 1, Y)) == own
+    assert _number(kind(X, Y[::-1])) != own
+
+
+def test_without_labels_the_inputs_count():
+    def inputs(x):
+        return _dataset(x, Y).map(lambda x, y: {"x": x})
+
+    assert _number(inputs(X)) == _number(inputs(X))
+    assert _number(inputs(X)) != _number(inputs(X + 1))
+
+
+@pytest.mark.parametrize("policy", ["OFF", "FILE", "HINT"])
+def test_data_that_are_no_global_batches_are_left_alone(policy):
+    policies = tf.data.experimental.AutoShardPolicy
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policies[policy]
+    dataset = data_lib.by_element(_dataset(X, Y).with_options(options))
+    first = same_data.FirstBatch(
+        "x", tf.distribute.get_strategy(), bare=lambda element: element
+    )
+    assert first.of_dataset(dataset) is dataset
+
+
+def test_a_data_set_remains_resumable():
+    def make(number):
+        return tf.data.Dataset.range(6).batch(2).skip(number)
+
+    first = same_data.FirstBatch(
+        "x", tf.distribute.get_strategy(), bare=lambda element: element
+    )
+    noted = first.of_dataset(data_lib.by_element(data_lib.resumable(make)))
+    (left,) = data_lib.from_batch(noted, 2)
+    assert left.numpy().tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("others", [[], [1, 2]])
+def test_the_message_names_the_data_and_the_workers(others):
+    first = same_data.FirstBatch(
+        "validation_data",
+        tf.distribute.get_strategy(),
+        bare=lambda element: element,
+    )
+    first._workers.gathered = lambda number: [
+        number + (worker in others) for worker in range(4)
+    ]
+    first.of(X, Y)
+    if not others:
+        with warnings.catch_warnings(action="error"):
+            first.compare()
+        return
+    said = "`validation_data` must give .* first batch of worker 1, 2 is not"
+    with pytest.warns(UserWarning, match=said):
+        first.compare()
