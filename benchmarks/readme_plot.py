@@ -1,9 +1,10 @@
-"""Draws the plot of the README from a quickstart.
+"""Prints the figures of the README's quickstart, and draws its plot.
 
 bash launch/quickstart.sh --trials=6 --workdir=runs/readme
 python -m benchmarks.readme_plot --report=runs/readme/001/report.json
 
-Without --report it draws the figures that are recorded in the checkout.
+Without --report it shows the figures that are recorded in the checkout, and
+without --output=docs/images/quickstart.svg it draws nothing.
 """
 
 import json
@@ -113,9 +114,21 @@ def _add_options(options: programs.Flags) -> None:
             "docs/results/quickstart/figures.json",
             "<FILE>: the record",
         ),
-        ("output", "docs/images/quickstart.svg", "<FILE>: SVG to write"),
+        ("output", None, "<FILE>: SVG to write; default: none"),
     ):
         options.add(name, text, default)
+
+
+def _versus(found: Mapping[str, Any] | None) -> str:
+    """The change of the churn against independent groups, with its interval."""
+    if not found:
+        return ""
+    change, *ends = (
+        f"{100 * (ratio - 1):+.0f}%"
+        for ratio in (found["ratio"], *(found["interval"] or ()))
+    )
+    interval = f", 95% interval {' to '.join(ends)}" if ends else ""
+    return f" ({change}{interval})"
 
 
 def _run(options: programs.Options) -> int:
@@ -127,17 +140,19 @@ def _run(options: programs.Options) -> int:
     found = json.loads(record.read_text("utf-8"))
     for name, figures in found["methods"].items():
         churn, loss = figures["churn"]["mean"], figures["log_loss"]["mean"]
-        print(f"{name}: churn {churn:.4f}, log loss {loss:.4f}")
+        versus = _versus(figures["versus_independent"])
+        print(f"{name}: churn {churn:.4f}{versus}, log loss {loss:.4f}")
     print(f"log loss of the true probabilities: {found['truth']:.4f}")
-    draw(found, pathlib.Path(options.output))
-    print(options.output)
+    if options.output is not None:
+        draw(found, pathlib.Path(options.output))
+        print(options.output)
     return 0
 
 
 PROGRAM = programs.Program(
     name="python -m benchmarks.readme_plot",
-    about="Draws the plot of the README from a quickstart, or from the figures "
-    "that are recorded in the checkout.",
+    about="Prints the figures of the README's quickstart, from a report or as "
+    "recorded in the checkout, and draws its plot.",
     define=_add_options,
     run=_run,
 )

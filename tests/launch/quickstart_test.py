@@ -61,6 +61,17 @@ def test_retrains_end_with_their_churn(tmp_path, no_process_left, capsys):
     assert f"{found['truth']:.4f}" in printed
 
 
+def test_the_readme_s_figures_are_printed_and_no_file_is_written(
+    capsys, monkeypatch, tmp_path
+):
+    record = ROOT / "docs/results/quickstart/figures.json"
+    monkeypatch.chdir(tmp_path)
+    assert readme_plot.main([f"--figures={record}"]) == 0
+    said = capsys.readouterr().out
+    assert "0.0162 (-19%, 95% interval -26% to -7%), log loss 0.4591" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_script_installs_first_and_passes_options_on(tmp_path):
     root = tmp_path / "checkout"
     (root / "launch").mkdir(parents=True)
