@@ -536,6 +536,12 @@ def _trains_nothing(*_):
     cases.fit(cases.codistill(student), _X, _Y)
 
 
+def _compiles_the_inner_one(*_):
+    student = cases.linear()
+    student.compile("sgd", "mse")
+    tfdistill.CodistillModel(student).fit(_X, _Y, verbose=0)
+
+
 def _ends_in_softmax(here, there):
     student = cases.linear()
     outputs = keras.layers.Softmax()(student.outputs[0])
@@ -579,6 +585,7 @@ def _ends_in_softmax(here, there):
             r"AUC\(from_logits=False\)",
         ),
         (_trains_nothing, "has no trainable weights"),
+        (_compiles_the_inner_one, "Call `compile` on the CodistillModel"),
         (_ends_in_logits, "student must end .*probabilities; received logits"),
         (_ends_in_softmax, "student must end .*logits; received probabilities"),
     ],

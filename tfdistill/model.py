@@ -386,6 +386,7 @@ class DistributedModel(steps.Trained, keras.Model):
             return self._fit(super().fit, args, kwargs)
 
     def _fit(self, keras_own: Any, args: Any, kwargs: Any) -> Any:
+        self._check_compiled()
         strategy = self.distribute_strategy
         arguments = fit_arguments.of_loop(keras_own, args, kwargs, strategy)
         callbacks = self._callbacks(arguments)
@@ -408,6 +409,16 @@ class DistributedModel(steps.Trained, keras.Model):
         replicas.meet(strategy, "fit to its end")
         return history
 
+    def _check_compiled(self) -> None:
+        """Refuses a model of which only the inner one was compiled."""
+        if self.model.compiled and not self.compiled:
+            kind = type(self).__name__
+            raise ValueError(
+                f"`compile` must be called on the {kind}, too; only the model "
+                f"inside it, {self.model.name!r}, was compiled. Call `compile` "
+                f"on the {kind}, with the same arguments."
+            )
+
     def _callbacks(self, arguments: Mapping[str, Any]) -> list[Any]:
         """Returns the callbacks of a `fit`, and what this model adds."""
         found = guards.listed(arguments.get("callbacks"))
@@ -423,6 +434,7 @@ class DistributedModel(steps.Trained, keras.Model):
 
         Each example counts once; results are equal on all workers.
         """
+        self._check_compiled()
         self.average_statistics()
         return self._loop(self.trainer.evaluate, super().evaluate, args, kwargs)
 

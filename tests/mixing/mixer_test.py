@@ -386,6 +386,32 @@ def test_a_rule_of_ones_own_needs_one_method(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "Own must have `mixed`"),
+        (lambda own, state: own, "as two lists; received"),
+        (lambda own, state: (own[1:], state), "weights of the same shapes"),
+        (lambda own, state: (own, [*state, 0.0]), "state of the same shapes"),
+    ],
+)
+def test_a_rule_that_is_wrong_is_refused_before_the_first_step(
+    tmp_path, returned, message
+):
+    def mixed(rule, own, mean, state, *, num):
+        return returned(own, state)
+
+    own = type("Own", (mixing.Rule,), {"mixed": mixed} if returned else {})
+    model = _still()
+    callbacks = [
+        _exporter(_exchange(tmp_path), every_steps=2),
+        _mixer(own(), every_steps=2, peers=[]),
+    ]
+    with pytest.raises((ValueError, NotImplementedError), match=message):
+        cases.fit(model, _X, _Y, batch_size=4, callbacks=callbacks)
+    assert int(model.optimizer.iterations.numpy()) == 0
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"rule": "mean"}, "`rule` .*'mean'"),

@@ -76,7 +76,11 @@ class Rule:
             num: How many groups take part, this one included.
         """
         if self.way is None:
-            raise NotImplementedError
+            raise NotImplementedError(
+                f"{type(self).__name__} must have `mixed`, which returns the "
+                "new weights and the new state; or `way`, a share of the way "
+                "to the mean."
+            )
         return _towards(own, mean, self.way), []
 
     def statistics(self, own: Values, mean: Values) -> list[Any]:

@@ -172,9 +172,33 @@ class MixedWeights(Floats):
             o + tf.cast(share, o.dtype) * (other - o)
             for o, other in zip(own, others, strict=True)
         ]
-        first = self._num_trained
-        new, state = self._rule.mixed(own[:first], mean[:first], state, num=num)
-        return [*new, *self._rule.statistics(own[first:], mean[first:])], state
+        first, rule = self._num_trained, self._rule
+        found = rule.mixed(own[:first], mean[:first], state, num=num)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise ValueError(
+                f"`mixed` of {type(rule).__name__} must return the new weights "
+                f"and the new state, as two lists; received {found!r:.200}."
+            )
+        others = rule.statistics(own[first:], mean[first:])
+        for method, kind, new, old in (
+            ("mixed", "weights", found[0], own[:first]),
+            ("mixed", "state", found[1], state),
+            ("statistics", "values", others, own[first:]),
+        ):
+            shapes = [
+                [
+                    (tuple(v.shape), v.dtype.name)
+                    for v in map(tf.convert_to_tensor, x)
+                ]
+                for x in (new, old)
+            ]
+            if shapes[0] != shapes[1]:
+                raise ValueError(
+                    f"`{method}` of {type(rule).__name__} must return {kind} "
+                    f"of the same shapes and dtypes, in the same order, "
+                    f"{shapes[1]}; received {shapes[0]}."
+                )
+        return [*found[0], *others], list(found[1])
 
     def _state_values(self) -> list[tf.Tensor]:
         return [tf.convert_to_tensor(variable) for variable in self.state]
