@@ -69,7 +69,7 @@ def test_a_backup_resumes_it(tmp_path, start_again):
 
 def test_a_backup_that_would_lack_an_optimizer_is_refused(tmp_path):
     model = _model(cases.dense(cases.OwnLosses))
-    with pytest.raises(ValueError, match="received top_optimizer besides"):
+    with pytest.raises(ValueError, match="it also has top_optimizer"):
         model.fit(
             *cases.regression(8),
             callbacks=[tfdistill.callbacks.Backup(tmp_path)],
@@ -188,6 +188,48 @@ def test_what_its_own_loss_tracks_is_logged(two_replicas):
 def test_what_it_cannot_train_is_refused(model, message):
     with pytest.raises(ValueError, match=message):
         tfdistill.DistributedModel(model())
+
+
+@pytest.mark.parametrize(
+    "wrap", [tfdistill.DistributedModel, tfdistill.CodistillModel]
+)
+def test_tools_that_take_a_keras_model_take_ours(tmp_path, wrap):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=[40, 3]).astype("float32")
+    y = (x[:, 0] > 0).astype("int64")
+
+    def made(wrap):
+        keras.utils.set_random_seed(0)
+        layers = [keras.Input([3]), keras.layers.Dense(2, "softmax")]
+        model = wrap(keras.Sequential(layers))
+        model.compile("adam", "categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    # Scikit-learn's, which copy the model with what it was compiled with.
+    shares = []
+    for kind in (wrap, lambda model: model):
+        found = keras.wrappers.SKLearnClassifier(
+            made(kind), fit_kwargs={"epochs": 3, "verbose": 0}
+        )
+        shares.append(found.fit(x, y).model_.predict(x, verbose=0))
+    np.testing.assert_allclose(*shares, rtol=1e-5)
+    model = made(wrap)
+    model.fit(x, np.eye(2)[y], verbose=0)
+    copied = copy.deepcopy(model)
+    assert copied.evaluate(x, np.eye(2)[y], verbose=0) == pytest.approx(
+        model.evaluate(x, np.eye(2)[y], verbose=0), rel=1e-5
+    )
+    # TensorFlow's, which save what is served, and nothing of the training.
+    tf.saved_model.save(model, str(tmp_path / "saved"))
+    loaded = tf.saved_model.load(str(tmp_path / "saved"))
+    (served,) = loaded.signatures["serving_default"](tf.constant(x)).values()
+    np.testing.assert_allclose(
+        served, model.predict(x, verbose=0), rtol=1e-5, atol=1e-7
+    )
+    keys = tf.train.list_variables(f"{tmp_path}/saved/variables/variables")
+    assert not any("optimizer" in key for key, _ in keys)
+    with pytest.raises(ValueError, match=r"Call from_keras_model\(model.model"):
+        tf.lite.TFLiteConverter.from_keras_model(model).convert()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, keras.models.clone_model])

@@ -82,7 +82,9 @@ def _of_the_model_inside(name: str) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
-class DistributedModel(steps.Trained, keras.Model):
+class DistributedModel(
+    steps.Trained, keras_internals.SavedAsInner, keras.Model
+):
     """Trains any Keras model on several workers or parameter servers.
 
     `compile`, `fit`, `evaluate` and `predict` accept the model's own arguments,
@@ -114,6 +116,7 @@ class DistributedModel(steps.Trained, keras.Model):
     train_function: Any
     test_function: Any
     _trainer: Any = None
+    _compiled_with: Callable[[], Mapping[str, Any]]
     _INSIDE, _PREFIX, _MAY_COMPILE = "model", "distributed", True
     _NEVER_RUN: tuple[str, ...] = _LOOPS
 
@@ -193,9 +196,23 @@ class DistributedModel(steps.Trained, keras.Model):
         """Returns a layer of the model inside; see `keras.Model.get_layer`."""
         return self.model.get_layer(name=name, index=index)
 
-    def get_compile_config(self) -> None:
-        """Returns nothing: files are those of the model inside."""
-        return None
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """Returns what it was compiled with, for copies; None if it was not.
+
+        Its files are the wrapped model's, and don't contain this.
+        """
+        if not self.compiled:
+            return None
+        return {
+            name: keras.saving.serialize_keras_object(value)
+            for name, value in self._compiled_with().items()
+        }
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles a copy as `get_compile_config` says."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.model.built:
+            self.optimizer.build(self.trainable_variables)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the model, serialized, and the name."""
@@ -258,6 +275,10 @@ class DistributedModel(steps.Trained, keras.Model):
                 f"`rows_ahead` must be >= 0; received {rows_ahead}. It is a "
                 "number of batches."
             )
+        kind: Any = self.model if self._own.is_compiled else super()
+        asked = fit_arguments.bind(kind.compile, args, kwargs)
+        # In a function, in which Keras tracks no metric and no variable.
+        self._compiled_with = lambda: {**asked, "rows_ahead": rows_ahead}
         if self._own.is_compiled:
             arguments = self._own.compile(*args, **kwargs)
         else:

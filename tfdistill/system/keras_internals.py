@@ -85,6 +85,37 @@ def is_deterministic() -> bool:
     return framework_config.is_op_determinism_enabled()
 
 
+class SavedAsInner:
+    """A model that TensorFlow's own tools save as its attribute `model`.
+
+    `tf.saved_model.save` asks a Keras model for a signature and for what
+    belongs to it, TensorFlow Lite's converter for the specs of its inputs.
+    """
+
+    model: keras.Model
+
+    @property
+    def _default_save_signature(self) -> Any:
+        return self.model._default_save_signature
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> Any:
+        if save_type == "savedmodel":
+            return self.model._trackable_children(save_type, **kwargs)
+        return super()._trackable_children(save_type, **kwargs)  # type: ignore
+
+    def _get_save_spec(self, dynamic_batch: bool = True) -> Any:
+        # Its dtypes are lost on the way to the converter, except for models
+        # that it knows by their class.
+        raise ValueError(
+            "TFLiteConverter.from_keras_model must be given the model inside "
+            f"a {type(self).__name__}, its attribute `model`; received the "
+            f"{type(self).__name__}. Call from_keras_model(model.model), or "
+            "model.export(FILE, format='litert')."
+        )
+
+
 def inner(optimizer: keras.Optimizer) -> keras.Optimizer:
     """Returns what updates the weights, inside of one that scales losses."""
     is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
