@@ -63,6 +63,18 @@ def test_a_slow_worker_is_named_while_it_is_slow(tmp_path, capsys):
     assert text not in _main(capsys, tmp_path)[1]
 
 
+def test_without_a_directory_it_shows_the_newest_run(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        command.main([])
+    assert "runs/last contains no run" in capsys.readouterr().err
+    _run(tmp_path / "runs" / "last")
+    assert command.main([]) == 0
+    assert "group" in capsys.readouterr().out
+
+
 def test_no_run_there(tmp_path, capsys):
     with pytest.raises(SystemExit) as raised:
         command.main([str(tmp_path)])

@@ -90,6 +90,16 @@ def test_wrong_options_are_told_before_anything_starts(
     assert not workdir.exists()
 
 
+def test_a_sweep_of_an_argument_that_a_workload_lacks_names_the_remedy(
+    tmp_path, capsys
+):
+    file = tmp_path / "my_workload.py"
+    file.write_text('def workload(*, rate=0.1):\n    """Mine."""\n')
+    with pytest.raises(SystemExit):
+        compare.main([str(file), "--sweep=burn_in=1,2", f"--workdir={file}.d"])
+    assert "Add burn_in_steps=100 to its function" in capsys.readouterr().err
+
+
 def test_an_estimate_over_trials():
     found = bootstrap.over_trials([1.0, 2.0, 3.0, 6.0])
     assert found["mean"] == 3.0

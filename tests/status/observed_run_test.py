@@ -1,6 +1,9 @@
 """Tests of what is made of a run's files, whatever they hold."""
 
+import fcntl
+import json
 import os
+import socket
 
 import pytest
 
@@ -47,6 +50,21 @@ def test_states_that_a_launcher_tells(tmp_path, state):
     assert status.last_error == (
         "x" if state in ("failed", "restarting") else ""
     )
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_launcher_that_was_killed_is_seen_at_once(tmp_path, here):
+    cases.events(tmp_path, *_EVENTS["running"])
+    cases.metrics(tmp_path, 0, cases.line(50, _NOW - 2))
+    host = socket.gethostname() if here else "elsewhere"
+    (tmp_path / "launch.json").write_text(json.dumps({"host": host}))
+    with open(tmp_path / "logs" / "launcher.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert _states(_look(tmp_path)) == ["running"]
+    seen = _look(tmp_path)  # The kernel has freed the lock.
+    assert _states(seen) == ["failed" if here else "running"]
+    assert seen.over == here
+    assert ("launcher was killed" in seen.groups[0].last_error) == here
 
 
 def test_a_restarted_group_runs_by_its_own_lines_only(tmp_path):

@@ -57,6 +57,7 @@ def test_options_take_dashes_repeats_and_several_words(text, expected):
             "--dir=x --num-round=2",
             "unknown arguments: --num-round=2. Did you mean --num-rounds?",
         ),
+        ("--dir=x --num=2", "Did you mean --num-rounds?"),
         ("--dir=x --frobnicate", "unknown arguments: --frobnicate\n"),
         ("--dir=x --num_rounds=13", "no luck"),
     ],

@@ -32,16 +32,13 @@ EXIT_FAILURE, EXIT_OPTIONS, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def _notes() -> str:
-    short = " and ".join(
-        f"{name} for {field}" for name, field in trials.ALIASES.items()
-    )
     return (
         recipe_options.listing("methods", trials.DESCRIPTIONS)
         + "\n\nmethods for a training script:\n  "
         f"{', '.join(method.METHODS)}, ensemble"
-        + f"\n\nfields for --sweep:\n  {trials.NUM_GROUPS}, and the recipe's "
-        "arguments; short names are\n  "
-        f"{short};\n  for a script only exchange_interval and "
+        + f"\n\nfields for --sweep:\n  {trials.NUM_GROUPS}, exchange_interval, "
+        "and each argument of the recipe; burn_in for\n  a recipe with the "
+        "argument burn_in_steps; for a script only\n  exchange_interval and "
         f"{trials.NUM_GROUPS}"
     )
 

@@ -20,13 +20,13 @@ from tfdistill.launcher import local_cluster
 from tfdistill.recipes import outputs
 from tfdistill.status import run_events
 from tfdistill.system import programs
+from tfdistill.system import run_files
 
 if TYPE_CHECKING:
     from tfdistill.launcher import local_run
     from tfdistill.status import result as outcome
 
-# Where runs without --workdir go, and the link to the last of them.
-RUNS, LAST = "runs", "last"
+RUNS, LAST = run_files.RUNS, run_files.LAST
 _NOTES = """\
 The launcher starts the script once for each task, with this Python and with
 TF_CONFIG and TFDISTILL_* set, and writes the output to DIR/logs. It renames the

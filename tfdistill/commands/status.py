@@ -8,6 +8,7 @@ from tfdistill.status import group
 from tfdistill.status import observed_run
 from tfdistill.status import tables
 from tfdistill.system import programs
+from tfdistill.system import run_files
 
 EXIT_CHECK, EXIT_PIPE = 1, 141
 _INTERVAL_SECS = 2.0
@@ -30,7 +31,13 @@ example:
 
 
 def _add_options(options: programs.Flags) -> None:
-    options.add_argument("workdir", help="of the run")
+    options.add_argument(
+        "workdir",
+        nargs="?",
+        metavar="DIR",
+        default=f"{run_files.RUNS}/{run_files.LAST}",
+        help="directory of the run; default: ./%(default)s",
+    )
     add = options.add
     add("watch", "keep showing the status until the run is over", False)
     add("check", "exit with 1 if a group has failed or is silent", False)
@@ -90,8 +97,8 @@ def _run(options: programs.Options) -> int:
 
 PROGRAM = programs.Program(
     name="tfdistill status",
-    usage="DIR [options]",
-    about="Shows the progress of each group of the run in DIR.",
+    usage="[DIR] [options]",
+    about="Shows the progress of each group of a run.",
     notes=_NOTES,
     define=_add_options,
     run=_run,

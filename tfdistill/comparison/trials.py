@@ -249,8 +249,9 @@ _OF_TEACHERS = (
     *("every_steps", "refresh_every_steps"),
 )
 # Short names of what is swept most.
+_BURN_IN = "burn_in"
 ALIASES: Mapping[str, str] = {
-    "burn_in": "burn_in_steps",
+    _BURN_IN: "burn_in_steps",
     "exchange_interval": "every_steps",
 }
 NUM_GROUPS = "num_groups"
@@ -297,6 +298,13 @@ class Variant:
                 )
             return dataclasses.replace(setup, num_groups=int(str(self.value)))
         field = ALIASES.get(self.field, self.field)
+        known = {**setup.recipe.arguments, **setup.recipe.settings}
+        if self.field == _BURN_IN and field not in known:
+            raise ValueError(
+                f"{self.field} sweeps the argument {field}, which the recipe "
+                f"doesn't have. Add {field}=100 to its function, and let the "
+                "workload use schedules.BurnIn(steps=burn_in_steps)."
+            )
         recipe = recipes.override(setup.recipe, [f"{field}={self.value}"])
         given = {**recipe.arguments, **recipe.settings}
         every, looks = (

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from tfdistill.system import untrusted
 
 _NUM_LAST_LINES = 20
 _TAIL_BYTES = 32768
+_LOCK_LOOKS, _LOCK_LOOK_SECS = 5, 0.02
 
 
 @contextlib.contextmanager
@@ -42,19 +44,23 @@ def lock(topology: local_cluster.LocalCluster) -> IO[bytes]:
     Returns a file to be kept open: closing it, or dying, gives up the lock.
     ValueError if another launcher has it, or nothing can be written.
     """
-    path = topology.logs_dir / "launcher.lock"
+    path = topology.logs_dir / directory.LOCK
     with _written_to(topology):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    for look in range(_LOCK_LOOKS):
+        # `tfdistill status` holds it for a moment, to see whether it is free.
+        time.sleep(_LOCK_LOOK_SECS * (look > 0))
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+    else:
         file.close()
         raise ValueError(
             "`workdir` must not be in use by another launcher; received "
             f"{topology.workdir!r}. Wait for that run, stop it, or choose "
             "another directory."
-        ) from None
+        )
     return file
 
 
@@ -124,7 +130,10 @@ def _record_path(topology: local_cluster.LocalCluster) -> pathlib.Path:
 
 def write_record(topology: local_cluster.LocalCluster) -> None:
     """Writes launch.json: what was launched; the events tell the rest."""
-    record = {"topology": dataclasses.asdict(topology)}
+    record = {
+        "topology": dataclasses.asdict(topology),
+        "host": socket.gethostname(),
+    }
     text = json.dumps(record, indent=2) + "\n"
     with _written_to(topology):
         run_files.write(_record_path(topology), [text.encode()])

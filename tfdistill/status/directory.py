@@ -5,16 +5,20 @@ on another machine.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
 import re
+import socket
 from typing import Any
 
 from tfdistill.status import run_events
 from tfdistill.system import run_files
 
 RECORD = "launch.json"
+# Of the logs, locked by the launcher as long as it lives.
+LOCK = "launcher.lock"
 # A group's directory, a log of one of its tasks, its launcher's events; not
 # those of earlier runs, which have a number before their suffix.
 _OF_GROUP = re.compile(
@@ -33,6 +37,20 @@ class RunDirectory:
         logs = self.path / "logs"
         groups = [run_events.group_path(logs, group) for group in self.groups()]
         return [logs / run_events.NAME, *groups]
+
+    def is_abandoned(self, record: dict[str, Any] | None) -> bool:
+        """Whether this machine's launcher of the run is known to be gone.
+
+        Another machine's, or one that is not known, may live.
+        """
+        if not record or record.get("host") != socket.gethostname():
+            return False
+        try:
+            with (self.path / "logs" / LOCK).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
 
     def metrics(self, group: int) -> pathlib.Path:
         """Returns the file of a group's metrics."""

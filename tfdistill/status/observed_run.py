@@ -54,6 +54,7 @@ class ObservedRun:
         # Of each group, the events and marks that goodput is measured from.
         self._history = collections.defaultdict[int, list[dict[str, Any]]](list)
         self._end: list[dict[str, Any]] = []
+        self._is_abandoned = False
         self._record = self._read_record()
         self._follow_events()
         if not self._groups() and self._record is None:
@@ -67,6 +68,8 @@ class ObservedRun:
         """Returns how things are."""
         self._problems = []
         self._record = self._read_record()
+        # Before the events: the last of them comes before the lock is free.
+        self._is_abandoned = self._directory.is_abandoned(self._record)
         self._follow_events()
         now = self._clock()
         statuses = []
@@ -150,6 +153,9 @@ class ObservedRun:
             pass
         elif self._end:
             status.state = "stopped"
+        elif self._is_abandoned:
+            status.state = "failed"
+            status.last_error = "the launcher was killed, and its tasks with it"
         elif last_sign and silent_secs > limit:
             status.state, status.silent_secs = "silent", silent_secs
         if status.state != "done":

@@ -127,11 +127,10 @@ class Flags(argparse_flags.ArgumentParser):
     def meant(self, unknown: Sequence[str]) -> str:
         """Returns the option that the first unknown one is close to, if any."""
         options = [x.partition("=")[0] for x in unknown if x.startswith("--")]
-        near = difflib.get_close_matches(
-            dashed(options[0]) if options else "",
-            [dashed(x) for x in self._option_string_actions],
-            n=1,
-        )
+        wanted = dashed(options[0]) if options else ""
+        known = [dashed(x) for x in self._option_string_actions]
+        near = [x for x in known if wanted.strip("-") and x.startswith(wanted)]
+        near += difflib.get_close_matches(wanted, known, n=1)
         return f". Did you mean {near[0]}?" if near else ""
 
     def takes_value(self, argument: str) -> bool:

@@ -23,6 +23,8 @@ MARKS = "attempts.jsonl"
 EXTRA = "assets.extra"
 STUDENT = f"{EXTRA}/student.keras"
 TRAINING = f"{EXTRA}/training"
+# Where runs without a directory go, and the link to the newest of them.
+RUNS, LAST = "runs", "last"
 # What the groups of a launch sign their versions with.
 KEY = "exchange.key"
 
