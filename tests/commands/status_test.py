@@ -69,8 +69,8 @@ def test_without_a_directory_it_shows_the_newest_run(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         command.main([])
-    assert "runs/last contains no run" in capsys.readouterr().err
-    _run(tmp_path / "runs" / "last")
+    assert "last_run contains no run" in capsys.readouterr().err
+    _run(tmp_path / "last_run")
     assert command.main([]) == 0
     assert "group" in capsys.readouterr().out
 

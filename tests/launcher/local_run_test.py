@@ -227,7 +227,13 @@ def test_runs_are_numbered_and_the_last_one_can_be_resumed(
     assert log.read_text() == "['--x', 'b.py']\n"
     for group in range(2):
         assert len([*log.parent.glob(f"group_{group}_worker_0*log")]) == 2
-    assert (tmp_path / "runs" / "last").resolve().name == "2"
+    assert (tmp_path / "last_run").resolve().name == "2"
+    # TensorBoard, which follows links, finds each run once there.
+    assert sorted(os.listdir("runs")) == ["1", "2"]
+    (tmp_path / "last_run").unlink()
+    (tmp_path / "last_run").write_text("A user's own.")
+    assert cli.main([*NO_TRAINER, "a.py"]) == 0
+    assert (tmp_path / "last_run").read_text() == "A user's own."
 
 
 # A training that a backup resumes at its last step.

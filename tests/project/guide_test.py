@@ -179,7 +179,7 @@ def test_the_script_of_the_readme_runs_alone_and_in_groups(
 
     (words,) = command.commands
     assert "group 1: done" in _by_a_fork(words)
-    workdir = pathlib.Path("runs", "last")
+    workdir = pathlib.Path("last_run")
     for group in ("group_0", "group_1"):
         # Of the default callbacks.
         assert any((workdir / group / "backup").iterdir())

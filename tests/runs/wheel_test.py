@@ -114,8 +114,8 @@ def tried(tfdistill):
     """What commands have printed, by name: a run, and a look at it."""
     recipe = ("--recipe=my_workload.py", "--override=num_steps=40")
     found = {"run": tfdistill("run", "--num-groups=2", *recipe)}
-    found["status"] = tfdistill("status", "runs/last")
-    found["doctor"] = tfdistill("doctor", "--workdir=runs/last")
+    found["status"] = tfdistill("status", "last_run")
+    found["doctor"] = tfdistill("doctor", "--workdir=last_run")
     return found
 
 
@@ -132,11 +132,11 @@ def test_without_extras_two_groups_teach_each_other(wheel, tmp_path_factory):
     assert set(found.split()) == {"None"}
 
     bare("run", "--num-groups=2", "my_train.py", "2")
-    assert bare("status", "runs/last").count("done") >= 2
-    assert "0 failed" in bare("doctor", "--workdir=runs/last")
+    assert bare("status", "last_run").count("done") >= 2
+    assert "0 failed" in bare("doctor", "--workdir=last_run")
     recipe = ("--recipe=my_workload.py", "--override=num_steps=2000")
     bare("run", "--num-groups=2", *recipe)
-    results = json.loads((here / "runs" / "last" / "results.json").read_text())
+    results = json.loads((here / "last_run" / "results.json").read_text())
     for group in results["groups"]:
         assert group["steps"] == 2000
         assert group["teachers"][0]["swaps"] > 0
@@ -158,7 +158,7 @@ def test_without_extras_two_groups_teach_each_other(wheel, tmp_path_factory):
 def test_the_wheel_alone_trains_two_groups_by_a_users_own_file(
     tfdistill, tried
 ):
-    workdir = tfdistill.here / "runs" / "last"
+    workdir = tfdistill.here / "last_run"
     results = json.loads((workdir / "results.json").read_text())
     for group in results["groups"]:
         assert group["steps"] == 40 and len(group["teachers"]) == 1
@@ -173,7 +173,7 @@ def test_the_wheel_alone_trains_two_groups_by_a_users_own_file(
 def test_the_wheel_alone_runs_every_command(tfdistill, tried):
     here = tfdistill.here
     tfdistill("run", "--num-groups=2", "my_train.py", "2")
-    assert sorted(os.listdir(here / "runs")) == ["1", "2", "last"]
+    assert sorted(os.listdir(here / "runs")) == ["1", "2"]
     tried["promote"] = tfdistill("promote", "runs/1", "--to=served")
     tried["label"] = tfdistill(
         *("label", "--teacher=served/40", "--recipe=my_workload.py"),

@@ -26,8 +26,8 @@ from tfdistill.system import extras
 from tfdistill.system import programs
 
 _METHODS = "independent,codistill_shared"
-# Where comparisons without --workdir go.
-_HERE = "comparisons"
+# Where comparisons without --workdir go, and the link to the newest of them.
+_HERE, _LAST = "comparisons", "last_comparison"
 EXIT_FAILURE, EXIT_OPTIONS, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -145,7 +145,7 @@ def _workdir(options: programs.Options, setup: trials.Setup) -> pathlib.Path:
     if options.workdir:
         return pathlib.Path(options.workdir).absolute()
     place = pathlib.Path(_HERE).absolute()
-    last = (place / run_lib.LAST).resolve()
+    last = (place.parent / _LAST).resolve()
     if experiment.holds(last, setup, _tuning(options)):
         return last
     if options.report_only:
@@ -153,7 +153,7 @@ def _workdir(options: programs.Options, setup: trials.Setup) -> pathlib.Path:
             f"--report-only found no comparison with these options in {last}. "
             "Pass its directory: --workdir=DIR"
         )
-    return run_lib.new_directory(place)
+    return run_lib.new_directory(place, _LAST)
 
 
 def _setup(options: programs.Options) -> trials.Setup:

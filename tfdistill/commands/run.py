@@ -58,20 +58,20 @@ def _add_options(options: programs.Flags) -> None:
     options.add(
         "workdir",
         f"<DIR>: directory of the run; default: a new one, ./{RUNS}/1, "
-        f"./{RUNS}/2 and so on; ./{RUNS}/{LAST} links to the newest",
+        f"./{RUNS}/2 and so on; ./{LAST} links to the newest",
     )
     options.add(
         "resume",
-        f"resume the run in --workdir, or in ./{RUNS}/{LAST}, with as many "
-        "groups and tasks as it had",
+        f"resume the run in --workdir, or in ./{LAST}, with as many groups and "
+        "tasks as it had",
         False,
     )
     fields.add(options, local_cluster.LocalCluster, without=("workdir",))
     recipe_options.add(options)
 
 
-def new_directory(runs: pathlib.Path) -> pathlib.Path:
-    """Makes the directory with the next number; `last` links to it."""
+def new_directory(runs: pathlib.Path, last: str = LAST) -> pathlib.Path:
+    """Makes the directory with the next number; `last`, beside, links to it."""
     runs.mkdir(exist_ok=True)
     number = 0
     while True:
@@ -81,17 +81,18 @@ def new_directory(runs: pathlib.Path) -> pathlib.Path:
             (runs / str(number)).mkdir()
         except FileExistsError:
             continue  # Of a run that started at the same moment.
-        link = runs / f".{LAST}.{number}"
-        link.symlink_to(str(number))
-        link.replace(runs / LAST)
+        link, place = runs / f".{last}.{number}", runs.parent / last
+        if place.is_symlink() or not place.exists():  # No file of the user's.
+            link.symlink_to(pathlib.Path(runs.name, str(number)))
+            link.replace(place)
         return runs / str(number)
 
 
 def _workdir(options: programs.Options) -> str:
-    given, runs = options.workdir, pathlib.Path(RUNS)
+    given = options.workdir
     if not options.resume:
-        return given or str(new_directory(runs))
-    found = pathlib.Path(given or runs / LAST)
+        return given or str(new_directory(pathlib.Path(RUNS)))
+    found = pathlib.Path(given or LAST)
     if not (found / "logs").is_dir():
         raise programs.UsageError(
             f"there is no run to resume in {found}. Leave out --resume to "

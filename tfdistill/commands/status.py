@@ -35,7 +35,7 @@ def _add_options(options: programs.Flags) -> None:
         "workdir",
         nargs="?",
         metavar="DIR",
-        default=f"{run_files.RUNS}/{run_files.LAST}",
+        default=run_files.LAST,
         help="directory of the run; default: ./%(default)s",
     )
     add = options.add

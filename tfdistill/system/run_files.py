@@ -23,8 +23,9 @@ MARKS = "attempts.jsonl"
 EXTRA = "assets.extra"
 STUDENT = f"{EXTRA}/student.keras"
 TRAINING = f"{EXTRA}/training"
-# Where runs without a directory go, and the link to the newest of them.
-RUNS, LAST = "runs", "last"
+# Where runs without a directory go, and the link to the newest of them. It lies
+# beside them: `tensorboard --logdir runs` would follow it, and show that twice.
+RUNS, LAST = "runs", "last_run"
 # What the groups of a launch sign their versions with.
 KEY = "exchange.key"
 
