@@ -393,10 +393,10 @@ class DistributedModel(
         # or that over the workers of servers (`parameter_server.trainer`). The
         # order of callbacks, those in brackets only if they are needed:
         #
-        #     [_Before], _DataWatch, TerminateOnNonFinite, [FitBackup],
-        #     [TensorBoardBatches], [TeachingWatch], yours, [RunLogger],
-        #     [CodistillTensorBoard], [Backup], [AutoSteps], [StepWatchdog],
-        #     [_After]
+        #     [same_data.Watch], [_Before], _DataWatch, TerminateOnNonFinite,
+        #     [FitBackup], [TensorBoardBatches], [TeachingWatch], yours,
+        #     [RunLogger], [CodistillTensorBoard], [Backup], [AutoSteps],
+        #     [Together], [StepWatchdog], [_After]
         if self.model.built and not self.model.trainable_weights:
             warnings.warn(
                 f"{self.model.name!r} has no trainable weights. Set `trainable "

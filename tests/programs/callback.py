@@ -61,6 +61,42 @@ class LateFile(keras.callbacks.Callback):
         self._path.write_text("complete")
 
 
+class Alone(keras.callbacks.Callback):
+    """Decides on each worker what should be alike on all."""
+
+    def __init__(self, worker: int, what: str) -> None:
+        super().__init__()
+        self._worker, self._what = worker, what
+        self._num_batches = 0
+        self.rates: list = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self._what == "rate":
+            self.model.optimizer.learning_rate = 0.01 * (1 + self._worker)
+        if self._what == "weights" and self._worker:
+            weights = self.model.get_weights()
+            self.model.set_weights([2 * each for each in weights])
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._num_batches += 1
+        self.rates.append(round(float(self.model.optimizer.learning_rate), 4))
+        if self._what == "stop" and self._worker and self._num_batches == 7:
+            self.model.stop_training = True
+
+
+def decided_alone(model, worker: int, x, y) -> dict:
+    """What comes of it."""
+    found = {}
+    for what in ("rate", "stop", "weights"):
+        callback = Alone(worker, what)
+        try:
+            model.fit(x, y, batch_size=10, epochs=2, callbacks=[callback])
+            found[what] = callback.rates
+        except RuntimeError as error:
+            found[what] = str(error)
+    return found
+
+
 def main(directory: str) -> None:
     strategy = tfdistill.make_strategy()
     worker = tfdistill.Cluster.from_env().task_index
@@ -135,6 +171,7 @@ def main(directory: str) -> None:
         ),
         "monitored": monitor.epochs,
     }
+    result["decided_alone"] = decided_alone(model, worker, x, y)
     (out / f"worker_{worker}.json").write_text(json.dumps(result))
     if not worker:
         model.predict(x, verbose=0)  # Alone: an error, and the end.

@@ -53,6 +53,17 @@ def test_the_chief_is_warned_of_workers_that_read_other_batches(workers):
     assert "the first batch of worker 1 is not that of worker 0" in said
 
 
+def test_what_a_callback_decides_on_one_worker_is_agreed_on_or_refused(workers):
+    _, notes, said = workers
+    first, second = (each["decided_alone"] for each in notes)
+    assert first == second
+    # Five batches an epoch; each epoch begins with the chief's rate.
+    assert first["rate"][5:] == [0.01] * 5
+    assert len(first["stop"]) == 7
+    assert "received others on replica 1 than on replica 0" in first["weights"]
+    assert "received 0.01, 0.02, by replica" in said
+
+
 def test_rates_and_best_weights_are_of_the_callbacks(workers):
     _, (chief, other), _ = workers
     # Five batches an epoch; from the second on, the plateau halves it as well.

@@ -199,9 +199,13 @@ def _leave_together(strategy: tf.distribute.Strategy) -> None:
     failed = threading.Event()
     previous = sys.excepthook
 
-    def note_failure(*details: Any) -> None:
+    def note_failure(kind: Any, error: Any, trace: Any) -> None:
         failed.set()
-        previous(*details)
+        previous(kind, error, trace)
+        # Of a collective, and of what they do not do together, all hear.
+        heard = tf.errors.OpError | replicas.NotTogetherError
+        if not isinstance(error, heard):
+            keras_internals.tell_cluster(f"{kind.__name__}: {error}")
 
     def meet() -> None:
         try:

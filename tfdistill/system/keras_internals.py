@@ -467,6 +467,20 @@ def global_seed() -> int | None:
     return None if seed is None else int(seed)
 
 
+def tell_cluster(reason: str) -> None:
+    """Ends what other workers wait for, with a reason that they raise.
+
+    Without it they hear only that this one has gone, when it no longer answers.
+    There is no public name for it.
+    """
+    from tensorflow.python.eager import context
+
+    with contextlib.suppress(tf.errors.OpError):  # They may have gone.
+        context.context().report_error_to_cluster(
+            tf.errors.ABORTED, f"tfdistill: another worker failed: {reason}"
+        )
+
+
 def _pass_batches_on_without_autotune() -> None:
     """Has strategies pass batches on to their devices without autotuning.
 

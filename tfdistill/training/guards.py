@@ -29,6 +29,7 @@ from tfdistill.embedding import rows as table_rows
 from tfdistill.system import keras_internals
 from tfdistill.system import processes
 from tfdistill.training import fit_arguments
+from tfdistill.training import together
 
 
 class StepWatchdog(keras.callbacks.Callback):
@@ -139,13 +140,16 @@ def over(
     training; a task that hangs ends, as does one that gets SIGTERM; and the
     launcher hears how far the task is.
     """
-    callbacks = select(arguments["callbacks"], strategy)
+    given = arguments["callbacks"]
+    callbacks = select(given, strategy)
     callbacks = [*_watches(callbacks), *callbacks]
     with contextlib.ExitStack() as stack:
         stack.enter_context(data_checks.told())
         several = replicas.num_workers(strategy) > 1
         if several:
             _stop_autologging(strategy)
+            callbacks.append(together.Together(strategy, given))
+            stack.enter_context(_exit_told())
         if several or replicas.on_servers(strategy):
             watch = StepWatchdog(strategy)
             callbacks.append(watch)
@@ -154,6 +158,16 @@ def over(
         ending.install()
         stack.enter_context(reported(arguments))
         yield
+
+
+@contextlib.contextmanager
+def _exit_told() -> Iterator[None]:
+    """Tells the other workers why, if code within ends the program."""
+    try:
+        yield
+    except SystemExit as error:
+        keras_internals.tell_cluster(f"SystemExit({error.code}) in `fit`")
+        raise
 
 
 # By name, since not every Keras has all of them.

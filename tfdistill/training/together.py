@@ -1,0 +1,165 @@
+"""What a callback decides on one worker of several: agreed on, or an error.
+
+Each worker runs its own callbacks, and one that looks at its clock, at a file
+or at chance may decide what the others do not. A worker that stops alone leaves
+the others in a collective, and one with other weights trains another model.
+"""
+
+import math
+import struct
+import types
+import warnings
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill.cluster import replicas
+from tfdistill.embedding import rows as table_rows
+
+_STOP = "stop_training"
+# Hooks after which all workers agree in any case.
+_AT_EPOCHS = frozenset(
+    {"on_epoch_begin", "on_epoch_end", "on_train_begin", "on_train_end"}
+)
+# Sums of squares of weights, which replicas may add up in another order.
+_TOLERANCE = 1e-5
+
+
+class Together(keras.callbacks.Callback):
+    """The last of the callbacks that decide: all workers go on alike.
+
+    One that stops stops all. They do where an epoch begins or ends; within one,
+    after each execution, only if there is a callback whose code has
+    `stop_training`: a gather takes as long as a small step. All begin an epoch
+    with the chief's learning rate, and end it with the same weights.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        callbacks: Sequence[keras.callbacks.Callback],
+    ) -> None:
+        super().__init__()
+        self._workers = replicas.WorkerValues(strategy)
+        self._is_chief = replicas.is_chief(strategy)
+        self._may_stop = any(map(may_stop, callbacks))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Learns whether a callback of any worker may stop in mid-epoch."""
+        self._may_stop = any(self._workers.gathered(self._may_stop))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stops if any worker does."""
+        if self._may_stop:
+            self._stop()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Takes the chief's learning rate."""
+        self._stop()
+        rate = _rate(self.model.optimizer)
+        rates = list(map(_float, self._workers.gathered(_bits(rate))))
+        if all(each == rates[0] for each in rates):
+            return
+        self.model.optimizer.learning_rate = rates[0]
+        if self._is_chief:
+            warnings.warn(
+                "The learning rate must be the same on all workers; received "
+                f"{', '.join(f'{each:g}' for each in rates)}, by replica, at "
+                f"the begin of epoch {epoch + 1}. All take the chief's. Let "
+                "callbacks decide by what all workers see alike: the step, the "
+                "epoch or the logs.",
+                stacklevel=2,
+            )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stops if any worker does; refuses weights that are not the same."""
+        self._stop()
+        own = _sum_of_squares(self.model)
+        sums = list(map(_float, self._workers.gathered(_bits(own))))
+        others = [
+            str(index)
+            for index, each in enumerate(sums)
+            if math.isfinite(each)
+            and not math.isclose(each, sums[0], rel_tol=_TOLERANCE)
+        ]
+        if others:
+            raise RuntimeError(
+                "The weights must be the same on all workers; received others "
+                f"on replica {', '.join(others)} than on replica 0 at the end "
+                f"of epoch {epoch + 1}. A callback that sets weights, or the "
+                "learning rate within an epoch, must do so on all workers "
+                "alike, by what all see alike: the step, the epoch or the logs."
+            )
+
+    def _stop(self) -> None:
+        wants = int(bool(self.model.stop_training))
+        self.model.stop_training = any(self._workers.gathered(wants))
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def _float(bits: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+
+
+def _rate(optimizer: Any) -> float:
+    return 0.0 if optimizer is None else float(optimizer.learning_rate)
+
+
+def _sum_of_squares(model: keras.Model) -> float:
+    """Adds up what workers update alike, but for large tables."""
+    sums = [
+        tf.reduce_sum(tf.square(tf.cast(variable.value, tf.float64)))
+        for variable in model.trainable_variables
+        if tf.as_dtype(variable.dtype).is_floating
+        and math.prod(variable.shape) <= table_rows.BLOCK_ELEMENTS
+    ]
+    return float(tf.add_n(sums)) if sums else 0.0
+
+
+def may_stop(callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback's own code may stop a training within an epoch.
+
+    Callbacks of Keras and of this package do so by the logs, as all workers
+    do.
+    """
+    return any(_mentions_stop(each, set()) for each in _functions(callback))
+
+
+def _functions(callback: keras.callbacks.Callback) -> Iterator[Any]:
+    spaces = [vars(callback)]
+    for kind in type(callback).__mro__:
+        if kind.__module__.partition(".")[0] not in ("keras", "tfdistill"):
+            spaces.append(dict(vars(kind)))
+    for space in spaces:
+        for name, value in space.items():
+            value = getattr(value, "__func__", value)
+            if name not in _AT_EPOCHS and isinstance(value, types.FunctionType):
+                yield value
+
+
+def _mentions_stop(function: types.FunctionType, seen: set[int]) -> bool:
+    """Looks at a function, those within it, and those that it names."""
+    codes = [function.__code__]
+    for code in codes:  # It grows meanwhile.
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+        if _STOP in code.co_names or _STOP in code.co_consts:
+            return True
+    seen.add(id(function))
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    named = [
+        function.__globals__.get(name)
+        for code in codes
+        for name in code.co_names
+    ]
+    return any(
+        isinstance(each, types.FunctionType)
+        and id(each) not in seen
+        and _mentions_stop(each, seen)
+        for each in (*cells, *named)
+    )
