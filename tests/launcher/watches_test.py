@@ -1,5 +1,6 @@
 """Tests of what finds late, frozen and stuck tasks; times are invented."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,10 +8,12 @@ import sys
 
 import pytest
 
+from tests.cases import free_ports
 from tfdistill.cluster import signs
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import watches
+from tfdistill.system import processes
 
 
 def test_time_asleep_counts_one_second_at_most(tmp_path):
@@ -39,6 +42,22 @@ def test_the_late_are_named_once(tmp_path, monkeypatch):
     assert not group.go_on(9)
     files.forget_progress(group.ready["worker_0"])  # It is started again.
     assert not group.go_on(9)
+
+
+def test_tasks_that_meet_by_themselves_are_neither_late_nor_apart(tmp_path):
+    """As by a MultiWorkerMirroredStrategy that the script itself makes."""
+    fields = {"workers_per_group": 2, "start_timeout_secs": 10}
+    ports = free_ports.find(2)
+    group = _Group(tmp_path, ports=ports, **fields)
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            stack.enter_context(processes.listener(port))
+        assert not group.go_on(1)
+    assert not group.go_on(20)
+    assert group.watch.never_met() is None
+    group = _Group(tmp_path, ports=ports, **fields)
+    assert not group.go_on(1)
+    assert "each task trained on its own" in group.watch.never_met()
 
 
 class _Task:
@@ -99,13 +118,13 @@ def test_an_excused_silence_neither_counts_nor_lengthens_the_limit():
 class _Group:
     """A group of invented tasks and an invented clock."""
 
-    def __init__(self, tmp_path, **fields):
+    def __init__(self, tmp_path, *, ports=None, **fields):
         topology = local_cluster.LocalCluster(
             command=(sys.executable, "-c", "pass"),
             workdir=str(tmp_path),
             **fields,
         )
-        ports = range(1, topology.ports_per_group + 1)
+        ports = ports or range(1, topology.ports_per_group + 1)
         tasks = topology.group_tasks(0, ports)
         self._now = 0.0
         self.watch = watches.TaskWatch(

@@ -30,7 +30,7 @@ class _StopsByAName(_Asks):
         setattr(self.model, "stop" + "_training", True)
 
     def _end(self):
-        setattr(self.model, "stop_training", True)
+        setattr(self.model, "stop_training", True)  # noqa: B010
 
 
 class _StopsAtTheEnd(keras.callbacks.Callback):

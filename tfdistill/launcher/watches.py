@@ -48,6 +48,8 @@ _STOPPED = "T"
 # The steps of a group stand still while a worker that was lost comes back.
 _RETURN_SECS = 60.0
 _LONGEST_TICK_SECS = 1.0
+# How often tasks are asked that have said nothing: by a look at a local port.
+_ASK_SECS = 0.5
 
 
 class ProgressLimit:
@@ -141,6 +143,14 @@ class TaskWatch:
     ) -> None:
         """Begins with the start of the tasks."""
         self._ready_paths = {n: task.ready_path for n, task in tasks.items()}
+        # Of tasks that have said nothing so far, though they may have met by
+        # a strategy of the script's own: it listens there.
+        self._silent = {
+            name: task.cluster.address
+            for name, task in tasks.items()
+            if task.cluster.address and len(tasks) > 1
+        }
+        self._asked, self._listening = 0.0, set[str]()
         self._start_secs = topology.start_timeout_secs
         self._stuck_secs = topology.stuck_secs
         self._servers = {
@@ -175,6 +185,7 @@ class TaskWatch:
         for name in running:
             line = signs.read_progress(self._ready_paths[name])
             self._progress[name].note(line, now=self._now)
+        self._ask_silent(running)
         trainers = running.keys() - self._servers
         self._excuse(trainers, running)
         found = [*self._late(running), *self._frozen(running)]
@@ -197,7 +208,12 @@ class TaskWatch:
         """Yields, once, that tasks are not connected within the time limit."""
         if self._has_started:
             return
-        late = [n for n in running if not self._ready_paths[n].exists()]
+        late = [
+            name
+            for name in running
+            if not self._ready_paths[name].exists()
+            and name not in self._listening
+        ]
         in_time = self._now < self._start_secs
         # Once all are there, too: one that is lost later may come back.
         self._has_started = not late or not in_time
@@ -228,8 +244,23 @@ class TaskWatch:
         )
 
     def _has_appeared(self, name: str) -> bool:
+        return name in self._listening or self._has_spoken(name)
+
+    def _has_spoken(self, name: str) -> bool:
         path = self._ready_paths[name]
         return path.exists() or signs.found(path, signs.STARTING)
+
+    def _ask_silent(self, running: Iterable[str]) -> None:
+        """Notes tasks that listen on their address, and never said they do."""
+        if self._now - self._asked < _ASK_SECS:
+            return
+        self._asked = self._now
+        for name in self._silent.keys() & set(running):
+            if self._has_spoken(name):
+                del self._silent[name]
+            elif processes.ask(self._silent[name]) is processes.Answer.OPEN:
+                del self._silent[name]
+                self._listening.add(name)
 
     def _frozen(self, running: Mapping[str, int | None]) -> Iterable[Finding]:
         for name, pid in running.items():
