@@ -55,6 +55,9 @@ _CANDIDATES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "both": _settings(every=25, agree_on="both"),
     "weight_2": _settings(weight=2.0, every=25),
     "weight_4": _settings(weight=4.0, every=25),
+    "every_5": _settings(burn_in=0.3, every=5),
+    "weight_2_every_5": _settings(weight=2.0, burn_in=0.3, every=5),
+    "weight_4_every_5": _settings(weight=4.0, burn_in=0.3, every=5),
     "weight_4_both": _settings(weight=4.0, every=25, agree_on="both"),
 }
 
