@@ -278,7 +278,7 @@ def test_a_recipe_is_checked_before_it_is_sent(capsys):
     [
         ("--name=Run_1", "`name` must be a DNS label"),
         ("--workdir=run", "`workdir` must be an absolute path"),
-        ("--env=TF_CONFIG={}", "`env` must leave TF_CONFIG"),
+        ("--env=TF_CONFIG={}", "`env` must not set TF_CONFIG"),
         ("--ps_per_group=1", "`volume_claim` must name a volume"),
     ],
 )

@@ -152,7 +152,7 @@ def test_a_wrong_delta_or_a_wrong_base_never_gives_a_wrong_result():
     field, content = _delta(old, new)
     _assert_same_bits(deltas.patched(field, content, old), new)
     other = {**old, "fixed": np.nextafter(old["fixed"], 1)}
-    with pytest.raises(deltas.DeltaError, match="fixed is wrong: the result"):
+    with pytest.raises(deltas.DeltaError, match="fixed is invalid: the result"):
         deltas.patched(field, content, other)
     rng = random.Random(0)
     for _ in range(300):

@@ -206,8 +206,8 @@ def _top(model):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_call_outside, "its own file only; found '__some"),
-        (_hide_call, "its own file only; found '__some"),
+        (_call_outside, "in its own file; found '__some"),
+        (_hide_call, "in its own file; found '__some"),
         (_custom, "found MyOwnOp"),
         (_asset("../../etc/passwd"), "an asset has an invalid name"),
         (_no_objects, "one graph with objects"),
