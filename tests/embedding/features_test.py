@@ -163,7 +163,7 @@ def _feature(table, dim=DIM):
         ),
         (
             lambda: [_feature(layers.TableConfig("a", n, DIM)) for n in (3, 4)],
-            "two that differ, named 'a'",
+            "two different tables named 'a'",
         ),
     ],
 )

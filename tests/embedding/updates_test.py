@@ -110,7 +110,7 @@ def test_a_table_used_in_any_other_way_is_refused():
             self.embedding.build()
 
     x, y = cases.data()
-    with pytest.raises(ValueError, match="'mine' must be used by lookups"):
+    with pytest.raises(ValueError, match="'mine' must be used only by lookups"):
         _train(
             tfdistill.DistributedModel(Tied()),
             keras.optimizers.SGD(0.1),

@@ -291,7 +291,7 @@ def test_a_run_ends_with_a_result_and_a_finished_one_says_so(
         ("--num-groups=0 -- true", "must be >= 1; received 0"),
         ("--num_groups=2 my_train.py", "there is no script my_train.py"),
         ("--num-groups=2", "expected a script such as my_train.py"),
-        ("--resume -- true", "there is no run to resume in runs/"),
+        ("--resume -- true", "there is no run to resume in last_run"),
         ("--workdir=W --workers=2 -- true", "unknown arguments: --workers=2"),
         ("--workdir=W python my.py", "Pass a script without `python`"),
     ],

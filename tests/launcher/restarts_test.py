@@ -64,7 +64,7 @@ def test_a_taken_port_does_not_count_but_is_not_tried_for_ever():
     restarts = restarts_lib.Restarts(limit=0)
     for start in (2, 3):
         delay, text = _plan(restarts, port_taken=True)
-        assert delay == 0.0 and "on others" in text
+        assert delay == 0.0 and "on other ports" in text
         assert restarts.is_due
         restarts.note_start()
         assert (restarts.made, restarts.num_starts) == (0, start)

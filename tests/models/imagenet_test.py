@@ -152,7 +152,7 @@ def test_validation_comes_whole_and_once(places):
 
 def test_another_number_of_classes_is_refused(folders):
     changes = {"batch_size": 4, **folders, "num_classes": 1000}
-    with pytest.raises(ValueError, match="data, 3; received 1000"):
+    with pytest.raises(ValueError, match="data, which have 3; received 1000"):
         imagenet.make_datasets(cluster(), **changes)
 
 

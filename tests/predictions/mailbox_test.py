@@ -267,9 +267,7 @@ def test_a_message_of_a_stranger_is_refused(
     for _ in range(3):
         put(one, make(other, tmp_path), other)
     assert one.box.num_forged == {kind: 3}
-    assert (
-        len([r for r in caplog.records if "isn't used:" in r.message]) == 1
-    )
+    assert len([r for r in caplog.records if "isn't used:" in r.message]) == 1
     answers = both(one, other, 1)
     np.testing.assert_array_equal(answers[0][0], said(1, 1))
 

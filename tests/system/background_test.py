@@ -64,6 +64,6 @@ def test_closing_gives_up_in_time_and_says_so(caplog):
     try:
         with caplog.at_level(logging.WARNING):
             worker.close(0.01)
-        assert "given up" in caplog.text
+        assert "abandoned" in caplog.text
     finally:
         release.set()

@@ -117,7 +117,7 @@ def test_an_output_without_a_loss_has_no_weight():
     "student, loss, words",
     [
         (cases.dense, "mse", "need a `loss` by output; received"),
-        (lambda: cases.dense(cases.Penalized), {}, "`compute_loss` of its own"),
+        (lambda: cases.dense(cases.Penalized), {}, "its own `compute_loss`"),
     ],
     ids=["one loss", "own loss"],
 )
