@@ -157,6 +157,11 @@ def test_ids_out_of_range_become_the_chosen_one():
     ("arguments", "ids", "message"),
     [
         ({}, lambda: np.zeros([2], "float32"), "int32 or int64.*float32"),
+        (
+            {},
+            lambda: keras.Input([2], dtype="string"),
+            "(?s)^(?!.*infer the output).*int32 or int64.*string",
+        ),
         ({}, lambda: tf.sparse.from_dense([[1, 0]]), "received .*SparseTensor"),
         (
             {"combiner": "sum"},

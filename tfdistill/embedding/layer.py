@@ -482,6 +482,15 @@ class ShardedEmbedding(keras.layers.Layer):
             return self._call_ragged(ids, training)
         return self._call_dense(ids, training)
 
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the spec of the vectors; see `keras.Layer`.
+
+        Ids are checked first: Keras puts another reason before what `call`
+        raises here.
+        """
+        self._check_ids(kwargs["ids"] if "ids" in kwargs else args[0])
+        return super().compute_output_spec(*args, **kwargs)
+
     def _check_ids(self, ids: Any) -> None:
         is_sparse = isinstance(ids, tf.SparseTensor)
         if is_sparse or ids.dtype not in (tf.int32, tf.int64):
