@@ -92,10 +92,12 @@ class DistributedModel(
     does. Under `MirroredStrategy` and `MultiWorkerMirroredStrategy` the same
     global batch gives the same weights, to float tolerance, except that batch
     normalization normalizes over each replica's own rows
-    (`keras.layers.BatchNormalization(synchronized=True)` over all). `save`,
-    `save_weights`, `load_weights` and `export` are the wrapped model's own
-    methods, and plain Keras loads its files. The files don't contain how the
-    model was compiled.
+    (`keras.layers.BatchNormalization(synchronized=True)` over all), and that
+    layers which draw random numbers, such as dropout, draw the same numbers on
+    each replica, for its rows. A metric's variables must add up over examples.
+    `save`, `save_weights`, `load_weights` and `export` are the wrapped model's
+    own methods, and plain Keras loads its files. The files don't contain how
+    the model was compiled.
 
     A model may have a `compute_loss`, `test_step`, `compute_metrics` or
     `compile` of its own, and outside of parameter servers a `train_step`. On
@@ -465,6 +467,31 @@ class DistributedModel(
         Every worker gets all predictions, in the order of the data.
         """
         return self._loop(self.trainer.predict, super().predict, args, kwargs)
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes one step, of a global batch; see `keras.Model`."""
+        self._check_on_batch("train_on_batch", "fit(x, y, batch_size=...)")
+        return super().train_on_batch(*args, **kwargs)
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates one global batch; see `keras.Model`."""
+        self._check_on_batch("test_on_batch", "evaluate(x, y)")
+        return super().test_on_batch(*args, **kwargs)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Predicts for one global batch; see `keras.Model`."""
+        self._check_on_batch("predict_on_batch", "predict(x)")
+        if self.distribute_strategy.num_replicas_in_sync == 1:
+            return super().predict_on_batch(x)
+        num_rows = len(keras.tree.flatten(x)[0])
+        return self.predict(x, batch_size=num_rows, verbose=0)
+
+    def _check_on_batch(self, name: str, remedy: str) -> None:
+        if replicas.on_servers(self.distribute_strategy):
+            raise ValueError(
+                f"`{name}` does not work with parameter servers, whose workers "
+                f"read their data themselves. Call {remedy}."
+            )
 
     def _loop(self, run: Any, keras_own: Any, args: Any, kwargs: Any) -> Any:
         strategy = self.distribute_strategy

@@ -157,6 +157,38 @@ def test_what_keras_makes_when_it_is_first_used(two_replicas, draws_before):
         np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-5)
 
 
+def test_one_batch_at_a_time_is_as_in_keras(two_replicas):
+    x = np.random.default_rng(0).normal(size=(14, 4)).astype("float32")
+    weights = np.arange(14.0)
+
+    def trained(wrap, strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = wrap(keras.Sequential([keras.layers.Dense(1)]))
+            model.compile("sgd", "mse", metrics=["mae"])
+        logs = [
+            model.train_on_batch(x, x[:, :1]),
+            model.train_on_batch(x, x[:, :1], sample_weight=weights),
+            model.test_on_batch(x, x[:, :1]),
+        ]
+        return *map(float, np.ravel(logs)), *model.predict_on_batch(x)[:, 0]
+
+    expected = trained(lambda model: model, tf.distribute.get_strategy())
+    found = trained(tfdistill.DistributedModel, two_replicas)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_state_of_each_row_is_refused_by_the_layer_s_name(two_replicas):
+    with two_replicas.scope():
+        recurrent = keras.layers.LSTM(2, stateful=True, name="memory")
+        layers = [keras.Input((3, 4), batch_size=8), recurrent]
+        model = tfdistill.DistributedModel(keras.Sequential(layers))
+        model.compile("sgd", "mse")
+    x = np.ones([8, 3, 4], "float32")
+    with pytest.raises(ValueError, match="the layer 'memory'. Leave"):
+        model.fit(x, x[:, 0, :2], batch_size=8, verbose=0)
+
+
 class _Optional(keras.layers.Layer):
     def call(self, x, more=None):
         return x if more is None else x + more

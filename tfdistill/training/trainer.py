@@ -10,6 +10,7 @@ averaged over the replicas whenever the student is looked at from outside:
 before an export, an evaluation and a file.
 """
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -140,6 +141,7 @@ class ReplicaTrainer(Trainer):
         """Builds from a spec: Keras' own way fails on several workers."""
         if self._has_replicas:
             check_scope(self._model)
+            check_stateful(self._model)
         self.input_spec = keras_internals.build_from_spec(
             self._model,
             self._model.bare(element_spec),
@@ -204,15 +206,23 @@ class ReplicaTrainer(Trainer):
 
         def execute(iterator: Any) -> Logs:
             iterator, num_steps = self._asked(iterator)
-            # `train_on_batch` has a generator.
-            is_data = self._has_replicas or isinstance(
-                iterator, tf.data.Iterator
-            )
-            if is_data:
-                return execution(iterator, num_steps)
-            return keras_own(iterator)
+            if isinstance(iterator, types.GeneratorType):  # `train_on_batch`.
+                if not self._has_replicas:
+                    return keras_own(iterator)
+                iterator = self._over_batch(next(iterator))
+            return execution(iterator, num_steps)
 
         return execute
+
+    def _over_batch(self, batch: tuple[Any, Any, Any]) -> Any:
+        """An iterator over one global batch of arrays."""
+        element = keras.utils.pack_x_y_sample_weight(*batch)
+        dataset = _without_none(tf.data.Dataset.from_tensors(element))
+        return iter(
+            self._strategy.experimental_distribute_dataset(
+                data.by_element(dataset)
+            )
+        )
 
     def _asked(self, iterator: Any) -> keras_internals.Steps:
         """The data, and how many steps an execution makes of them."""
@@ -472,6 +482,18 @@ def check_scope(model: keras.Model) -> None:
                 f"variable {variable.path!r}. Create all layers, the model and "
                 "the optimizer, and call `compile`, in `with "
                 "strategy.scope():`."
+            )
+
+
+def check_stateful(model: keras.Model) -> None:
+    """Refuses layers that keep a state for each row of a whole batch."""
+    for layer in keras_internals.all_layers(model):
+        if getattr(layer, "stateful", False) is True:
+            raise ValueError(
+                "Layers must not keep a state of each row from batch to batch "
+                "(`stateful=True`) on several replicas, of which each gets "
+                f"rows of a batch; received the layer {layer.name!r}. Leave "
+                "`stateful` out, or train on one device."
             )
 
 
