@@ -50,7 +50,7 @@ def test_both_workers_see_the_same(workers):
 def test_the_chief_is_warned_of_workers_that_read_other_batches(workers):
     _, _, said = workers
     assert said.count("`x` must give all workers the same batches") == 1
-    assert "the first batch of worker 1 is not that of worker 0" in said
+    assert "worker 1 has another first batch than worker 0" in said
 
 
 def test_what_a_callback_decides_on_one_worker_is_agreed_on_or_refused(workers):
@@ -60,7 +60,7 @@ def test_what_a_callback_decides_on_one_worker_is_agreed_on_or_refused(workers):
     # Five batches an epoch; each epoch begins with the chief's rate.
     assert first["rate"][5:] == [0.01] * 5
     assert len(first["stop"]) == 7
-    assert "received others on replica 1 than on replica 0" in first["weights"]
+    assert "replica 1 has other weights than replica 0" in first["weights"]
     assert "received 0.01, 0.02, by replica" in said
 
 

@@ -16,9 +16,14 @@ pytestmark = [
 ]
 CODE = """
 import time
+import tensorflow as tf
 import tfdistill
 cluster = tfdistill.Cluster.from_env()
 strategy = tfdistill.make_strategy(cluster)
+with strategy.scope():  # Of dtypes that TensorFlow does not broadcast.
+    for dtype in (tf.int8, tf.uint16, tf.uint32, tf.bfloat16):
+        begin = tf.cast([3 + cluster.task_index, 0], dtype)
+        print("begins with", dtype.name, tf.Variable(begin).numpy().tolist())
 if cluster.task_index:
     time.sleep(2)  # A slow last export, say.
 print("done", cluster.task_index, flush=True)
@@ -33,6 +38,9 @@ def test_a_worker_that_is_done_early_does_not_fail_the_others(tmp_path):
         log = tmp_path / "logs" / f"group_0_worker_{index}.log"
         said = log.read_text(errors="replace")
         assert f"done {index}" in said
+        for begin in ("int8 [3, 0]", "uint16 [3, 0]", "uint32 [3, 0]"):
+            assert f"begins with {begin}" in said
+        assert "begins with bfloat16 [3.0, 0.0]" in said
         assert "ended before this worker was done" not in said
 
 

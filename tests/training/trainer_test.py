@@ -189,6 +189,20 @@ def test_a_state_of_each_row_is_refused_by_the_layer_s_name(two_replicas):
         model.fit(x, x[:, 0, :2], batch_size=8, verbose=0)
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (lambda: tf.constant(["a"]), "EagerTensor of string"),
+        (lambda: tf.ragged.constant([[1.0]]), "RaggedTensor of float32"),
+    ],
+)
+def test_predictions_that_workers_cannot_gather(monkeypatch, value, kind):
+    model = tfdistill.DistributedModel(keras.Sequential())
+    monkeypatch.setattr(trainer.replicas, "num_workers", lambda strategy: 2)
+    with pytest.raises(ValueError, match=f"received a {kind}. Return numbers"):
+        model.trainer.sendable({"a": value()})
+
+
 class _Optional(keras.layers.Layer):
     def call(self, x, more=None):
         return x if more is None else x + more

@@ -179,8 +179,8 @@ class RunLogger(steps.SteppedCallback):
                 _log.warning(
                     "This group had trained to step %s before, and starts at "
                     "step 0 again: `fit` has no tfdistill.callbacks.Backup to "
-                    "resume from. Add one to its callbacks, or use "
-                    "tfdistill.callbacks.defaults(...), which has one.",
+                    "resume from. Add a Backup to its callbacks, or use "
+                    "tfdistill.callbacks.defaults(...), which has a Backup.",
                     last["step"],
                 )
             if backup is not None and backup.resumed_step == self.step:

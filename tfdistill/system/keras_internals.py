@@ -28,6 +28,7 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.framework import config as framework_config
 from tensorflow.python.framework import none_tensor
+from tensorflow.python.ops import collective_ops
 from tensorflow.python.ops import script_ops
 
 # By tests/lowest_versions.sh and tests/next_versions.sh: CONTRIBUTING.md.
@@ -68,6 +69,7 @@ def prepare() -> None:
     _make_scalars_readable()
     _pass_batches_on_without_autotune()
     _copy_arrays_of_python()
+    _start_variables_of_all_dtypes()
     for name in (
         "scale_loss_for_distribution",
         "unscale_loss_for_distribution",
@@ -498,6 +500,40 @@ def _pass_batches_on_without_autotune() -> None:
         return original(*args, **kwargs).with_options(options)
 
     multi_device_iterator_ops._create_device_dataset = create
+
+
+# What TensorFlow's broadcast takes, by the dtypes that it lacks.
+_SENT_AS = {
+    tf.bfloat16: tf.float32,
+    tf.int8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint8: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+}
+
+
+def _start_variables_of_all_dtypes() -> None:
+    """Lets workers begin with the first one's values of any numeric dtype.
+
+    `MultiWorkerMirroredStrategy` broadcasts what a variable begins with, such
+    as a kernel in int8.
+    """
+    send, receive = collective_ops.broadcast_send, collective_ops.broadcast_recv
+
+    def sent(
+        value: Any, shape: Any, dtype: Any, *args: Any, **more: Any
+    ) -> Any:
+        sent_as = _SENT_AS.get(dtype, dtype)
+        return send(tf.cast(value, sent_as), shape, sent_as, *args, **more)
+
+    def received(shape: Any, dtype: Any, *args: Any, **more: Any) -> Any:
+        found = receive(shape, _SENT_AS.get(dtype, dtype), *args, **more)
+        return tf.cast(found, dtype)
+
+    collective_ops.broadcast_send = sent
+    collective_ops.broadcast_recv = received
 
 
 # EIGEN_MAX_ALIGN_BYTES, which `tf.sysconfig.get_compile_flags` has.

@@ -146,13 +146,13 @@ def _of_arrays(leaves: list[Any]) -> int:
 def _said(name: str, others: str) -> str:
     return (
         f"`{name}` must give all workers the same batches, of which each gets "
-        f"its rows; the first batch of worker {others} is not that of worker "
+        f"its rows; worker {others} has another first batch than worker "
         "0. So some examples count several times in an epoch, and others "
         "never. Make the data alike on all workers: call "
         "keras.utils.set_random_seed with the same number before, or give "
         "`shuffle` and random transformations a seed; sort lists of files; "
         "read them in a determined order (`deterministic=True`); and don't "
-        "`shard` by worker. If each worker is to read data of its own, set "
+        "`shard` by worker. If each worker is to read its own data, set "
         "options().experimental_distribute.auto_shard_policy of the data set "
         "to tf.data.experimental.AutoShardPolicy.OFF."
     )

@@ -87,9 +87,9 @@ class Together(keras.callbacks.Callback):
         ]
         if others:
             raise RuntimeError(
-                "The weights must be the same on all workers; received others "
-                f"on replica {', '.join(others)} than on replica 0 at the end "
-                f"of epoch {epoch + 1}. A callback that sets weights, or the "
+                "The weights must be the same on all workers; at the end of "
+                f"epoch {epoch + 1}, replica {', '.join(others)} has other "
+                "weights than replica 0. A callback that sets weights, or the "
                 "learning rate within an epoch, must do so on all workers "
                 "alike, by what all see alike: the step, the epoch or the logs."
             )

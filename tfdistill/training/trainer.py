@@ -241,6 +241,15 @@ class ReplicaTrainer(Trainer):
         if replicas.num_workers(self._strategy) == 1:
             return predictions
         flat = keras.tree.flatten(predictions)
+        for value in flat:
+            is_plain = isinstance(value, tf.Tensor)
+            if not is_plain or value.dtype in (tf.string, tf.variant):
+                raise ValueError(
+                    "Predictions must be tensors of numbers on several "
+                    "workers, which gather them; received a "
+                    f"{type(value).__name__} of {value.dtype.name}. Return "
+                    "numbers, or call the model on each batch."
+                )
         self._predicted = [value.dtype.as_numpy_dtype for value in flat]
         return keras.tree.map_structure(replicas.gatherable, predictions)
 
