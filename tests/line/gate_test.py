@@ -539,7 +539,8 @@ def test_the_live_loss_decides_whether_a_version_stays(line):
     assert report(first, expected, 3000)[0] == "hold"  # The canary period.
     assert report(first, expected, 9000)[0] == "promote"
     verdict, reasons = report(first, expected + 0.4, 20_000)
-    assert verdict == "roll back" and "the limit is +0.05" in reasons[0]
+    assert verdict == "worse" and "the limit is +0.05" in reasons[0]
+    assert "No version was promoted before it" in reasons[1]
 
     number, path = _candidate(line, "day_2", [day.model()], day.model())
     _judge(line, number)

@@ -201,8 +201,8 @@ class TeacherList:
         """Forgets an earlier training, whose versions are not of this one."""
         if self._student is None:
             return
-        for merit in self._student.merits.values():
-            merit.forget()
+        for held_out in self._student.held_out_losses.values():
+            held_out.forget()
         for peer in self._peers:
             peer.forget()
         self._publish()
