@@ -50,7 +50,7 @@ def test_both_workers_see_the_same(workers):
 def test_the_chief_is_warned_of_workers_that_read_other_batches(workers):
     _, _, said = workers
     assert said.count("`x` must give all workers the same batches") == 1
-    assert "worker 1 has another first batch than worker 0" in said
+    assert "the first batches of worker 0 and worker 1 differ" in said
 
 
 def test_what_a_callback_decides_on_one_worker_is_agreed_on_or_refused(workers):

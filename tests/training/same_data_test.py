@@ -127,6 +127,6 @@ def test_the_message_names_the_data_and_the_workers(others):
         with warnings.catch_warnings(action="error"):
             first.compare()
         return
-    said = "`validation_data` must give .* first batch of worker 1, 2 is not"
+    said = "`validation_data` must .* of worker 0 and worker 1, 2 differ"
     with pytest.warns(UserWarning, match=said):
         first.compare()

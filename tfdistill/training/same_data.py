@@ -146,9 +146,9 @@ def _of_arrays(leaves: list[Any]) -> int:
 def _said(name: str, others: str) -> str:
     return (
         f"`{name}` must give all workers the same batches, of which each gets "
-        f"its rows; worker {others} has another first batch than worker "
-        "0. So some examples count several times in an epoch, and others "
-        "never. Make the data alike on all workers: call "
+        f"its rows; the first batches of worker 0 and worker {others} differ. "
+        "So some examples count several times in an epoch, and others never. "
+        "Make the data alike on all workers: call "
         "keras.utils.set_random_seed with the same number before, or give "
         "`shuffle` and random transformations a seed; sort lists of files; "
         "read them in a determined order (`deterministic=True`); and don't "
