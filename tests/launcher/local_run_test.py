@@ -221,7 +221,7 @@ def test_runs_are_numbered_and_the_last_one_can_be_resumed(
         caplog.clear()
         given = [*arguments, *NO_TRAINER, "a.py", "--x", "b.py"]
         assert cli.main(given) == 0
-        is_told = "runs/last has no backup in group_*/backup" in caplog.text
+        is_told = "last_run has no backup in group_*/backup" in caplog.text
         assert is_told == (arguments == ["--resume"])
     log = tmp_path / "runs" / "1" / "logs" / "group_0_worker_0.log"
     assert log.read_text() == "['--x', 'b.py']\n"

@@ -1,4 +1,4 @@
-""""""
+"""Whether workers hear that they read other batches than each other."""
 
 import warnings
 
@@ -43,10 +43,14 @@ KINDS = pytest.mark.parametrize(
         _Sequence,
         _generator,
         lambda x, y: (x, y),
+        lambda x, y: _dataset(x, y).filter(lambda *_: True),
         lambda x, y: _dataset(x, tf.strings.as_string(y)),
         lambda x, y: _dataset(x, tf.sparse.from_dense(y[:, None] + 1)),
     ],
-    ids=["data set", "PyDataset", "generator", "arrays", "strings", "sparse"],
+    ids=[
+        *("data set", "PyDataset", "generator", "arrays", "unknown length"),
+        *("strings", "sparse"),
+    ],
 )
 
 

@@ -76,9 +76,11 @@ class FirstBatch:
             return tf.cond(noted[0] > 0, lambda: tf.constant(True), first)
 
         # No `map`, behind which TensorFlow does not know the size of a batch.
-        watched = dataset.filter(note).apply(
-            tf.data.experimental.assert_cardinality(dataset.cardinality())
-        )
+        watched, size = dataset.filter(note), dataset.cardinality()
+        if size != tf.data.UNKNOWN_CARDINALITY:
+            watched = watched.apply(
+                tf.data.experimental.assert_cardinality(size)
+            )
         return data_lib.made_again_as(dataset, watched)
 
     def of(self, x: Any, y: Any = None) -> Any:
