@@ -41,6 +41,7 @@ from tfdistill.observe import summaries
 from tfdistill.parameter_server import trainer as server_trainer
 from tfdistill.system import fits
 from tfdistill.system import keras_internals
+from tfdistill.system import run_files
 from tfdistill.teachers import auto_burn_in
 from tfdistill.teachers import auxiliary
 from tfdistill.teachers import churn_budget
@@ -933,12 +934,13 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         exporter: Any = steps.first(callbacks, steps.Exporter)
         group = exporter.group if exporter else self._cluster.group
         # Not one in which only others publish, such as that of another run.
-        ours = {exporter.exchange.base if exporter else None}
-        ours = {*map(_real, filter(None, {*ours, self._cluster.exchange}))}
+        places = [exporter.exchange.base] if exporter else []
+        places += [self._cluster.exchange] if self._cluster.exchange else []
+        ours = {run_files.real(place) for place in places if place}
         for holder in (*callbacks, *self.teachers.holders):
             found = getattr(holder, "exchange", None)
             if isinstance(found, publisher.Exchange) and (
-                _real(found.base) in ours
+                run_files.real(found.base) in ours
             ):
                 before, place = found.root, f"{found.base}/group_{group}"
                 found.turn_to(fits.number(place, of=self.optimizer))
@@ -1071,10 +1073,6 @@ def _check_labels(
         )
 
 
-def _real(place: str) -> str:
-    return place if "://" in place else os.path.realpath(place)
-
-
 def _check_roles(
     callbacks: list[keras.callbacks.Callback],
     teachers: teacher_list.TeacherList,
@@ -1091,11 +1089,11 @@ def _check_roles(
     exporter: Any = steps.first(callbacks, steps.Exporter)
     if exporter:
         exporter.find_place(cluster)
-        here = _real(exporter.exchange.base)
+        here = run_files.real(exporter.exchange.base)
     for each in teachers if exporter else ():
         if not isinstance(each, peers_lib.Peer):
             continue
-        if _real(each.exchange.base) == here:
+        if run_files.real(each.exchange.base) == here:
             follower.checked_groups(each.places.groups, own=exporter.group)
         else:
             warnings.warn(

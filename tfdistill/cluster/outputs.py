@@ -50,7 +50,7 @@ def take(path: str, what: str, cluster: identity.Cluster) -> None:
     """
     if cluster.num_groups == 1 or not cluster.workdir:
         return
-    whole = path if "://" in path else os.path.abspath(path)
+    whole = run_files.real(path)
     key = hashlib.sha256(whole.encode()).hexdigest()[:16]
     place = pathlib.Path(cluster.workdir, _DIRECTORY)
     own = run_files.group_name(cluster.group)

@@ -47,6 +47,11 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
     return max(1, sum(len(jobs.get(job, ())) for job in ("chief", "worker")))
 
 
+def num_local(strategy: tf.distribute.Strategy) -> int:
+    """How many replicas each worker holds, under a strategy of replicas."""
+    return strategy.num_replicas_in_sync // num_workers(strategy)
+
+
 def told(
     strategy: tf.distribute.Strategy, value: tf.Tensor, *, name: str
 ) -> tf.Variable:
@@ -83,6 +88,11 @@ class WorkerValues:
         found = self._gather(tf.constant([value], tf.int64))
         local = self._strategy.experimental_local_results(found)
         return local[0].numpy().tolist()
+
+    def floats(self, value: float) -> list[float]:
+        """Gathers a float64, to the bit, as `gathered` does a whole number."""
+        bits = self.gathered(int(np.float64(value).view(np.int64)))
+        return np.array(bits, np.int64).view(np.float64).tolist()
 
 
 # By strategy: a trace costs a start of several workers a tenth of a second.

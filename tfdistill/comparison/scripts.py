@@ -24,8 +24,6 @@ from tfdistill.system import fits
 # An ensemble is several independent groups.
 METHODS = (*method_lib.METHODS, "ensemble")
 _CHANGED = {"seed": 0, "every_steps": 1}
-# Of a group, where HeldOutPredictions writes.
-_DIRECTORY = "held_out"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +107,10 @@ class Script(recipes.Recipe):
             place = outputs.group_dir(directory, group)
             found = _written(place, name)
             if not found.exists():
-                others = [f.stem for f in (place / _DIRECTORY).glob("*.json")]
+                others = [
+                    f.stem
+                    for f in (place / predictions.DIRECTORY).glob("*.json")
+                ]
                 return (
                     f"it wrote no held-out predictions {name!r}"
                     + (f", but {', '.join(others)}" * bool(others))
@@ -167,7 +168,7 @@ class Script(recipes.Recipe):
 
 def _written(place: pathlib.Path, name: str) -> pathlib.Path:
     """Returns what the last `fit` of a script with held-out data wrote."""
-    found = place.glob(f"{_DIRECTORY}/fit_*/{name}.json")
+    found = place.glob(f"{predictions.DIRECTORY}/fit_*/{name}.json")
     number = fits.newest(path.parent.name for path in found)
-    directory = fits.below(f"{place / _DIRECTORY}", number)
+    directory = fits.below(f"{place / predictions.DIRECTORY}", number)
     return pathlib.Path(directory, f"{name}.json")

@@ -31,7 +31,7 @@ def _collective_sum(
     strategy: tf.distribute.Strategy, size: int
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Makes one small collective: sums workers' int64 vectors of a size."""
-    num_local = strategy.num_replicas_in_sync // replicas.num_workers(strategy)
+    num_local = replicas.num_local(strategy)
 
     def in_replica(values: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context()

@@ -121,7 +121,7 @@ class HeldOutPredictions(steps.SteppedCallback):
             return
         predicted = objectives.predictions_of(self.model.loss, outputs, labels)
         cluster = strategy_lib.cluster_of(strategy)
-        place = f"{cluster.group_dir or '.'}/held_out"
+        place = f"{cluster.group_dir or '.'}/{predictions.DIRECTORY}"
         number = fits.number(f"{place}/{self.name}")
         directory = pathlib.Path(fits.below(place, number))
         if not self._epochs and (directory / f"{self.name}.json").exists():

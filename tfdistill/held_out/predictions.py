@@ -18,6 +18,8 @@ from tfdistill import metrics as metrics_lib
 from tfdistill.system import run_files
 
 FILE = "predictions.npz"
+# Where `HeldOutPredictions` writes, in a group's directory.
+DIRECTORY = "held_out"
 
 
 class Predictions:

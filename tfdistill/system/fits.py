@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
+from tfdistill.system import run_files
+
 _NAME = re.compile(r"fit_([2-9]|[1-9][0-9]{1,5})")
 # By place, how many have ended there; by place, that of the present `fit`.
 _ended: dict[str, int] = {}
@@ -50,8 +52,7 @@ def number(place: str | os.PathLike[str], *, of: Any = None) -> int:
     With `of`, the model's optimizer, all `fit`s of one training count once: a
     training goes on with its optimizer, and begins with another one.
     """
-    key = os.fspath(place)
-    key = key if "://" in key else os.path.realpath(key)
+    key = run_files.real(place)
     known = {} if of is None else _known.setdefault(of, {})
     found = known.setdefault(key, _ended.get(key, 0) + 1)
     present = _present.get()

@@ -48,6 +48,17 @@ def group_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def real(path: str | os.PathLike[str]) -> str:
+    """Returns the one name of a place, which may have many; a URL as it is.
+
+    Example:
+        >>> real("gs://bucket/run"), real("/./tmp") == real("/tmp")
+        ('gs://bucket/run', True)
+    """
+    name = os.fspath(path)
+    return name if "://" in name else os.path.realpath(name)
+
+
 def write(path: str | os.PathLike[str], blocks: Iterable[bytes]) -> None:
     """Writes a file that appears whole and durable, or leaves the old one.
 

@@ -284,9 +284,7 @@ class ChurnBudget(steps.SteppedCallback):
 
     def _shared(self, value: float) -> float:
         """Returns the chief's value, to the bit."""
-        bits = int(np.float64(value).view(np.int64))
-        (found, *_) = self._values.gathered(bits)
-        return float(np.int64(found).view(np.float64))
+        return self._values.floats(value)[0]
 
     def _take(self, churn: float) -> None:
         """Takes the chief's churn, and shows it; all workers alike."""

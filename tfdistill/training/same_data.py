@@ -42,9 +42,7 @@ class FirstBatch:
         self._name, self._bare = name, bare
         self._workers = replicas.WorkerValues(strategy)
         self._is_chief = replicas.is_chief(strategy)
-        self._num_local = max(
-            1, strategy.num_replicas_in_sync // replicas.num_workers(strategy)
-        )
+        self._num_local = replicas.num_local(strategy)
         # Where a data set notes how many batches of it were read, and the
         # number of the first; or the number of other data.
         self._noted: Any = None

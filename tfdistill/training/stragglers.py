@@ -38,7 +38,7 @@ def measured(
     # No clock is read where all operations must be deterministic.
     if num_workers == 1 or keras_internals.is_deterministic():
         return step
-    num_local = strategy.num_replicas_in_sync // num_workers
+    num_local = replicas.num_local(strategy)
 
     def run(data: Any) -> steps.Logs:
         with replicas.timed() as waits:

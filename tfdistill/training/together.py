@@ -6,7 +6,6 @@ the others in a collective, and one with other weights trains another model.
 """
 
 import math
-import struct
 import types
 import warnings
 from collections.abc import Iterator
@@ -60,7 +59,7 @@ class Together(keras.callbacks.Callback):
         """Takes the chief's learning rate."""
         self._stop()
         rate = _rate(self.model.optimizer)
-        rates = list(map(_float, self._workers.gathered(_bits(rate))))
+        rates = self._workers.floats(rate)
         if all(each == rates[0] for each in rates):
             return
         self.model.optimizer.learning_rate = rates[0]
@@ -78,7 +77,7 @@ class Together(keras.callbacks.Callback):
         """Stops if any worker does; refuses weights that are not the same."""
         self._stop()
         own = _sum_of_squares(self.model)
-        sums = list(map(_float, self._workers.gathered(_bits(own))))
+        sums = self._workers.floats(own)
         others = [
             str(index)
             for index, each in enumerate(sums)
@@ -97,14 +96,6 @@ class Together(keras.callbacks.Callback):
     def _stop(self) -> None:
         wants = int(bool(self.model.stop_training))
         self.model.stop_training = any(self._workers.gathered(wants))
-
-
-def _bits(value: float) -> int:
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
-
-
-def _float(bits: int) -> float:
-    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
 
 
 def _rate(optimizer: Any) -> float:
