@@ -665,11 +665,11 @@ class TeacherLoader(steps.Loader):
 
         Groups end theirs at different steps, and publish a version at once.
         """
-        if self._burn_in is None or not self.model.teachers.lacks_versions:
+        if self._burn_in is None or self.step - self._refreshed < _SOON_STEPS:
             return False
         since = self.step - self._burn_in.end
         is_soon = 0 <= since < _SOON_INTERVALS * self._schedule.every_steps
-        return is_soon and self.step - self._refreshed >= _SOON_STEPS
+        return is_soon and self.model.teachers.lacks_versions
 
     def on_train_end(self, logs: Any = None) -> None:
         """Stops the reading thread."""

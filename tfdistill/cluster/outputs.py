@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 _DIRECTORY = "outputs"
 # What Keras' callbacks and ours call the path that they write to.
 _ATTRIBUTES = "filepath", "filename", "log_dir", "backup_dir", "directory"
+# Markers of this process: callbacks save to a path again and again.
+_taken: set[pathlib.Path] = set()
 
 
 def of_callbacks(callbacks: Iterable[Any]) -> dict[str, str]:
@@ -41,7 +43,8 @@ def of_callbacks(callbacks: Iterable[Any]) -> dict[str, str]:
 def take(path: str, what: str, cluster: identity.Cluster) -> None:
     """Notes that this group writes to a path; warns if another one does.
 
-    Does nothing in a run of one group, or without a workdir that groups share.
+    Once for each path, and not in a run of one group, or without a workdir that
+    groups share.
 
     Args:
         path: As the script has it.
@@ -54,10 +57,14 @@ def take(path: str, what: str, cluster: identity.Cluster) -> None:
     key = hashlib.sha256(whole.encode()).hexdigest()[:16]
     place = pathlib.Path(cluster.workdir, _DIRECTORY)
     own = run_files.group_name(cluster.group)
+    marker = place / f"{key}.{own}"
+    if marker in _taken:
+        return
+    _taken.add(marker)
     try:
         place.mkdir(parents=True, exist_ok=True)
         # By their names: nobody has to read a file that is being written.
-        (place / f"{key}.{own}").touch()
+        marker.touch()
         holders = {each.suffix[1:] for each in place.glob(f"{key}.*")}
     except OSError as error:
         _log.info("Nobody knows who else writes to %s: %s", path, error)
