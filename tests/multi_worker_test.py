@@ -58,7 +58,9 @@ def test_one_device_is_keras_to_the_bit(name):
 def test_timed_sums_are_the_same(two_replicas, monkeypatch):
     # As if each replica were a worker: waits are measured among several.
     workers = types.SimpleNamespace(
-        num_workers=lambda strategy: 2, timed=replicas.timed
+        num_workers=lambda strategy: 2,
+        num_local=lambda strategy: 1,
+        timed=replicas.timed,
     )
     monkeypatch.setattr(stragglers, "replicas", workers)
     found = []
