@@ -28,6 +28,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.launcher.local_run import launch as launch
     from tfdistill.model import CodistillModel as CodistillModel
     from tfdistill.model import DistributedModel as DistributedModel
+    from tfdistill.patch import patch_keras as patch_keras
     from tfdistill.workload import Workload as Workload
 
 _MODULES = (
@@ -45,6 +46,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "exchange.publisher": ["Exchange"],
         "launcher.local_run": ["launch"],
         "model": ["CodistillModel", "DistributedModel"],
+        "patch": ["patch_keras"],
         "workload": ["Workload"],
     },
 )

@@ -278,14 +278,9 @@ class DistributedModel(
                 f"`rows_ahead` must be >= 0; received {rows_ahead}. It is a "
                 "number of batches."
             )
-        kind: Any = self.model if self._own.is_compiled else super()
-        asked = fit_arguments.bind(kind.compile, args, kwargs)
+        asked, arguments = self._compile_inside(args, kwargs)
         # In a function, in which Keras tracks no metric and no variable.
         self._compiled_with = lambda: {**asked, "rows_ahead": rows_ahead}
-        if self._own.is_compiled:
-            arguments = self._own.compile(*args, **kwargs)
-        else:
-            arguments = fit_arguments.bind(super().compile, args, kwargs)
         loss = global_batch.over_global_batch(arguments.get("loss"))
         arguments["loss"] = loss
         for each in self._learned.values():
@@ -319,6 +314,20 @@ class DistributedModel(
         self.trainer.auto_steps = (
             self.trainer.new_auto_steps() if is_auto else None
         )
+
+    def _compile_inside(
+        self, args: Any, kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Compiles the model inside if its own losses and metrics count.
+
+        Returns the arguments that were given, and those for Keras.
+        """
+        if not self._own.is_compiled:
+            keras_own = super().compile
+            asked = fit_arguments.bind(keras_own, args, kwargs)
+            return asked, dict(asked)
+        asked = fit_arguments.bind(self.model.compile, args, kwargs)
+        return asked, self._own.compile(*args, **kwargs)
 
     def _learned_weights(self, loss: Any) -> Any:
         """Returns learned weights of the task's losses, by output."""

@@ -17,6 +17,8 @@ from tfdistill.system import run_files
 
 _log = logging.getLogger(__name__)
 _DIRECTORY = "outputs"
+# In the directory of a group: what its script writes.
+_FILES = "files"
 # What Keras' callbacks and ours call the path that they write to.
 _ATTRIBUTES = "filepath", "filename", "log_dir", "backup_dir", "directory"
 # Markers of this process: callbacks save to a path again and again.
@@ -80,3 +82,58 @@ def take(path: str, what: str, cluster: identity.Cluster) -> None:
             path,
             ", ".join(others),
         )
+
+
+class GroupFiles:
+    """Where a group writes what its script writes by one name in all groups.
+
+    The first group writes where the script says, each other one to the same
+    name below its own directory, and reads it there.
+    """
+
+    def __init__(self, cluster: identity.Cluster) -> None:
+        """Moves nothing in a run of one group, or without a workdir."""
+        self._own = cluster.group_dir if cluster.group else None
+        self._moved: dict[str, str] = {}
+
+    def written(self, path: Any) -> Any:
+        """Returns where to write what a script would write to a path."""
+        if self._own is None or not isinstance(path, str | os.PathLike):
+            return path
+        given = os.fspath(path)
+        whole = run_files.real(given)
+        if not given or whole.startswith(run_files.real(self._own) + os.sep):
+            return path
+        if whole not in self._moved:
+            here = os.path.relpath(whole)
+            name = whole.lstrip(os.sep) if here.startswith("..") else here
+            moved = f"{self._own}/{_FILES}/{name}"
+            if "://" not in moved:
+                os.makedirs(os.path.dirname(moved), exist_ok=True)
+            self._moved[whole] = moved
+            _log.warning("This group writes %s to %s.", given, moved)
+        return self._moved[whole]
+
+    def read(self, path: Any) -> Any:
+        """Returns where to read what was written to a path."""
+        if not self._moved or not isinstance(path, str | os.PathLike):
+            return path
+        return self._moved.get(run_files.real(os.fspath(path)), path)
+
+    def move(self, callbacks: Iterable[Any]) -> None:
+        """Has callbacks write there, whatever they have made of their path."""
+        if self._own is None:
+            return
+        for callback in callbacks:
+            for path in of_callbacks([callback]):
+                moved = self.written(path)
+                for name, value in list(vars(callback).items()):
+                    value = os.fspath(value) if _is_path(value) else value
+                    if isinstance(value, str) and (
+                        value == path or value.startswith(f"{path}/")
+                    ):
+                        setattr(callback, name, moved + value[len(path) :])
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, os.PathLike)

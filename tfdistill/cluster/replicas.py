@@ -137,7 +137,7 @@ def agree_on_seeds(strategy: tf.distribute.Strategy) -> None:
 
 
 # What all workers of a group do together; the end of the program is the first.
-_CALLS = ("leave", "fit", "evaluate", "predict", "fit to its end")
+_CALLS = ("leave", "fit", "evaluate", "predict", "fit to its end", "save")
 # The strategies whose workers check that they are together.
 _MEETING: weakref.WeakSet[tf.distribute.Strategy] = weakref.WeakSet()
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from absl import logging
 
+from tfdistill.commands import keras_script
 from tfdistill.commands import recipe_options
 from tfdistill.commands import run as run_command
 from tfdistill.kubernetes import objects
@@ -35,6 +36,7 @@ Exit code: 0, or 2 for wrong options.
 
 def _add_options(options: programs.Flags) -> None:
     fields.add(options, run.Run)
+    keras_script.add(options)
     recipe_options.add(options)
     options.section("output")
     options.add("output", "<FILE>: file to write; default: stdout")

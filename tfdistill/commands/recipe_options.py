@@ -7,6 +7,7 @@ import argparse
 import textwrap
 from collections.abc import Mapping
 
+from tfdistill.commands import keras_script
 from tfdistill.recipes import methods
 from tfdistill.recipes import recipes
 from tfdistill.system import programs
@@ -63,7 +64,9 @@ def command(
     chosen = recipe(options)
     if chosen is None:
         first, *others = options.command
-        return [python if first == programs.PYTHON else first, *others]
+        if first == programs.PYTHON:
+            return keras_script.command(options, others, python=python)
+        return options.command
     name = options.recipe
     return [
         *(python, "-m", recipes.train_module()),

@@ -14,6 +14,7 @@ from typing import Any
 
 from absl import logging
 
+from tfdistill.commands import keras_script
 from tfdistill.commands import recipe_options
 from tfdistill.launcher import fields
 from tfdistill.launcher import local_cluster
@@ -67,6 +68,7 @@ def _add_options(options: programs.Flags) -> None:
         False,
     )
     fields.add(options, local_cluster.LocalCluster, without=("workdir",))
+    keras_script.add(options)
     recipe_options.add(options)
 
 

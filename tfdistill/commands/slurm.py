@@ -9,6 +9,7 @@ import pathlib
 
 from absl import logging
 
+from tfdistill.commands import keras_script
 from tfdistill.commands import recipe_options
 from tfdistill.commands import run as run_command
 from tfdistill.exchange import signing
@@ -36,6 +37,7 @@ example:
 
 def _add_options(options: programs.Flags) -> None:
     fields.add(options, job.Script)
+    keras_script.add(options)
     recipe_options.add(options)
     options.section("script")
     options.add("output", "<FILE>: script to write; default: stdout")

@@ -37,18 +37,6 @@ from tfdistill.training import trainer
 Logs = steps.Logs
 # A table of more values costs more than all else of a usual step.
 _MOST_VALUES = 1_000_000
-_UNSUPPORTED = ("validation_split", "class_weight")
-
-
-def _check(arguments: Mapping[str, Any]) -> None:
-    """Checks the arguments of `fit`."""
-    for name in _UNSUPPORTED:
-        if arguments.get(name):
-            raise ValueError(
-                f"`{name}` does not work with parameter servers; received "
-                f"{arguments[name]!r}. Split or weight the examples in the "
-                "data set."
-            )
 
 
 def _source(
@@ -141,7 +129,9 @@ class ServerTrainer(trainer.Trainer):
         self._update = self._variables = self._predict = None
         self._evaluations.clear()
 
-    def build(self, element_spec: Any, iterator: Any = None) -> None:
+    def build(
+        self, element_spec: Any, iterator: Any = None, *, predicts: bool = False
+    ) -> None:
         """Builds from the spec of an element of the data."""
         trainer.check_scope(self._model)
         self.input_spec = keras_internals.build_from_spec(
@@ -150,6 +140,7 @@ class ServerTrainer(trainer.Trainer):
             scope=self._model.distribute_strategy.scope,
             # Fused updates keep their own slots, beside the variables.
             optimized=lambda model: [],
+            predicts=predicts,
         )
         trainer.adopt_metrics(self._model)
 
@@ -212,7 +203,8 @@ class ServerTrainer(trainer.Trainer):
         self, arguments: dict[str, Any], keras_own: Callable[..., Any]
     ) -> keras.callbacks.History:
         """Trains the model; see `keras.Model.fit`."""
-        _check(arguments)
+        fit_arguments.split(arguments)
+        fit_arguments.weigh(arguments)
         shuffle = bool(arguments.get("shuffle", True))
         source = _source(arguments, shuffle=shuffle)
         validation = _validation(arguments)
@@ -346,7 +338,7 @@ class ServerTrainer(trainer.Trainer):
         data = worker_data.made_by(
             _source(arguments), tf.distribute.InputContext()
         )
-        self.build(data.element_spec)
+        self.build(data.element_spec, predicts=True)
         step = self._step()
         if self._predict is None:
             self._predict = tf.function(

@@ -18,12 +18,15 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend import random as backend_random
 from keras.src.backend.common import global_state
 from keras.src.export import export_utils
 from keras.src.losses import loss as loss_module
 from keras.src.losses import losses as losses_module
 from keras.src.random import seed_generator
 from keras.src.trainers import compile_utils
+from keras.src.utils import rng_utils
+from keras.src.utils import tracking
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.framework import config as framework_config
@@ -283,6 +286,7 @@ def build_from_spec(
     *,
     scope: Callable[[], Any],
     optimized: Callable[[keras.Model], list[Any]] | None = None,
+    predicts: bool = False,
 ) -> Any:
     """Builds model, metrics, loss and optimizer from a data set's spec.
 
@@ -290,7 +294,8 @@ def build_from_spec(
     for a tuple of `PerReplica` values (keras#20585). One replica's spec says
     the same without reading any data; that of its inputs `x` is returned.
     The optimizer keeps slots for the variables that `optimized` returns of the
-    built model, by default all trainable ones.
+    built model, by default all trainable ones. Data that a model `predicts` for
+    may lack what metrics and losses are built by.
     """
     batch = keras.tree.map_structure(_first_replica, element_spec)
     optimizer = model.optimizer
@@ -300,8 +305,11 @@ def build_from_spec(
             # Keras builds an optimizer that is not built, on all variables.
             if build_optimizer:
                 optimizer.built = True
-            model._symbolic_build(data_batch=batch)
-            _build_for_training(model, batch)
+            if predicts:
+                _call(model, batch, training=False)
+            else:
+                model._symbolic_build(data_batch=batch)
+                _build_for_training(model, batch)
         finally:
             if build_optimizer:
                 optimizer.built = False
@@ -318,8 +326,11 @@ def _build_for_training(model: keras.Model, batch: Any) -> None:
     Keras builds by a call with `training=False`, and leaves the others to the
     step, where it is too late for the optimizer and for replicas.
     """
-    if all(layer.built for layer in all_layers(model)):
-        return
+    if not all(layer.built for layer in all_layers(model)):
+        _call(model, batch, training=True)
+
+
+def _call(model: keras.Model, batch: Any, *, training: bool) -> None:
     x = keras.utils.unpack_x_y_sample_weight(batch)[0]
     model(
         keras.tree.map_structure(
@@ -331,7 +342,7 @@ def _build_for_training(model: keras.Model, batch: Any) -> None:
             ),
             x,
         ),
-        training=True,
+        training=training,
     )
 
 
@@ -838,3 +849,99 @@ class EpochData:
             it.steps_per_epoch, it._get_iterator = whole, self._counted
             it._steps_seen += 0 if limit else batch
             yield begin + batch, end + batch, source
+
+
+def lend_compiled(model: keras.Model, inner: keras.Model) -> None:
+    """Lends what `model` was compiled with to a model that Keras compiled.
+
+    So `inner.metrics` are those that are counted.
+    """
+    with tracking.DotNotTrackScope():
+        for name in ("_compile_loss", "_compile_metrics", "_loss_tracker"):
+            setattr(inner, name, getattr(model, name))
+
+
+def change_seeds(change: Callable[[int], int]) -> None:
+    """Changes the seeds that Keras draws, and those that a program sets.
+
+    Not those of Python and NumPy. `keras.utils.set_random_seed` sets all of
+    them, and initializers without a seed draw theirs from Python's.
+    """
+    draw, set_all = seed_generator.make_default_seed, rng_utils.set_random_seed
+
+    def drawn() -> int:
+        return change(draw())
+
+    @functools.wraps(set_all)
+    def set_random_seed(seed: int) -> None:
+        set_all(seed)
+        own = change(seed)
+        tf.random.set_seed(own)
+        global_state.set_global_attribute(rng_utils.GLOBAL_RANDOM_SEED, own)
+
+    seed_generator.make_default_seed = drawn
+    backend_random.make_default_seed = drawn
+    for module in (rng_utils, keras.utils, tf.keras.utils):
+        module.set_random_seed = set_random_seed
+
+
+def give_strategy(
+    strategy: tf.distribute.Strategy,
+) -> tuple[Callable[[], bool], Callable[[], None]]:
+    """Has a program that makes a strategy of its own get this one.
+
+    Returns what tells whether one has, and what undoes it.
+    """
+    asked: list[Any] = []
+    kinds = (
+        tf.distribute.MirroredStrategy,
+        tf.distribute.MultiWorkerMirroredStrategy,
+        tf.distribute.ParameterServerStrategy,
+    )
+    if not isinstance(strategy, kinds):
+        return lambda: False, lambda: None
+    before = [(kind, kind.__new__, kind.__init__) for kind in kinds]
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        asked.append(cls)
+        return strategy
+
+    for kind, _, init in before:
+
+        def first(self: Any, *args: Any, init: Any = init, **kw: Any) -> None:
+            if self is not strategy:
+                init(self, *args, **kw)
+
+        kind.__new__, kind.__init__ = new, first
+
+    def undo() -> None:
+        for kind, made, init in before:
+            kind.__new__, kind.__init__ = made, init
+
+    return lambda: bool(asked), undo
+
+
+def replace_loading(where: Callable[[Any], Any]) -> Callable[[], None]:
+    """Has Keras load whole models from where a path leads.
+
+    Returns what undoes it.
+    """
+    places = [
+        module
+        for module in (keras.models, keras.saving, tf.keras.models)
+        if hasattr(module, "load_model")
+    ]
+    before = [(module, module.load_model) for module in places]
+    for module, own in before:
+
+        @functools.wraps(own)
+        def load(filepath: Any, *args: Any, own: Any = own, **kw: Any) -> Any:
+            return own(where(filepath), *args, **kw)
+
+        module.load_model = load
+
+    def undo() -> None:
+        for module, own in before:
+            module.load_model = own
+
+    return undo

@@ -64,9 +64,14 @@ class Own:
     def compile(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Compiles it by its own `compile`; returns what the other takes."""
         self._model.compile(*args, **kwargs)
-        names = ("optimizer", "run_eagerly", "steps_per_execution")
-        found = {name: getattr(self._model, name) for name in names}
+        found = self.compiled
         return {**found, "jit_compile": kwargs.get("jit_compile", "auto")}
+
+    @property
+    def compiled(self) -> dict[str, Any]:
+        """What the other takes of one that is compiled."""
+        names = ("optimizer", "run_eagerly", "steps_per_execution")
+        return {name: getattr(self._model, name) for name in names}
 
     def loss(self, *data: Any, training: bool) -> Any:
         """Calls its `compute_loss`, to which Keras gives `training` since 3.3.

@@ -1,0 +1,176 @@
+"""Runs an ordinary Keras script on workers, on servers or in groups.
+
+python -m tfdistill train.py --epochs=3
+
+For each task of any launcher. Imports neither TensorFlow nor Keras: the script
+does, and is helped from then on.
+"""
+
+import ast
+import builtins
+import os
+import pathlib
+import sys
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from tfdistill.system import programs
+
+_HELPED = "tensorflow", "keras"
+_NOTES = """\
+The script is run with this Python, as `python SCRIPT.py ARGUMENT ...` would be.
+Once it imports Keras or TensorFlow, `tfdistill.patch_keras()` is called: models
+are created under the strategy of TF_CONFIG, and their own `fit`, `evaluate` and
+`predict` train on all of its tasks. Without TF_CONFIG and TFDISTILL_* it trains
+as Keras does. A script that imports tfdistill chooses for itself.
+"""
+
+
+def add(options: programs.Flags) -> None:
+    """Adds the options of how an ordinary script is trained."""
+    options.section("ordinary Keras scripts, which do not import tfdistill")
+    options.add(
+        "teachers",
+        "<WHOM>: in a run of several groups, learn from peers (the other "
+        "groups), own-past, predictions or none; default peers",
+    )
+    options.add(
+        "distillation_loss",
+        "<WHAT>: what groups agree on: classes, binary, values or none; "
+        "default: what fits the loss of `compile`",
+    )
+    options.add(
+        "distillation_weight",
+        "<X>: weight of the distillation loss; default: found in training",
+        kind=float,
+    )
+    options.add(
+        "every_steps",
+        "<N>: steps between the versions that groups publish; default auto",
+        kind=int,
+    )
+    options.add("no_patch", "leave the script's training to Keras", False)
+
+
+def _given(options: programs.Options) -> dict[str, Any]:
+    names = "teachers", "distillation_loss", "distillation_weight"
+    found = {x: getattr(options, x) for x in (*names, "every_steps")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def imports_tfdistill(script: str | os.PathLike[str]) -> bool:
+    """Whether a script imports tfdistill itself, or is none that Python reads.
+
+    Example:
+        >>> imports_tfdistill("/no/script.py")
+        True
+    """
+    try:
+        tree = ast.parse(pathlib.Path(script).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return True  # Python says what is wrong.
+    names = [
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+        )
+    ]
+    return any(name.partition(".")[0] == "tfdistill" for name in names)
+
+
+def command(
+    options: programs.Options, script: Sequence[str], *, python: str
+) -> list[str]:
+    """Returns how a task runs a script, the path and its arguments."""
+    given = _given(options)
+    is_left = options.no_patch or imports_tfdistill(script[0])
+    if is_left and given:
+        name = programs.dashed(next(iter(given)))
+        why = "leaves the script to Keras" if options.no_patch else ""
+        raise ValueError(
+            f"--{name} is for scripts that do not import tfdistill; "
+            f"{script[0]} does, and chooses in its code"
+            if not why
+            else f"--no-patch {why}; leave out --{name}"
+        )
+    if is_left:
+        return [python, *script]
+    return [
+        *(python, "-m", "tfdistill"),
+        *(f"--{programs.dashed(n)}={value}" for n, value in given.items()),
+        *script,
+    ]
+
+
+def _run(options: programs.Options) -> int:
+    """Becomes the script; returns at its end."""
+    if options.command[:1] != [programs.PYTHON]:
+        raise programs.UsageError(
+            "expected a script such as train.py; received "
+            f"{' '.join(options.command) or 'none'}"
+        )
+    script = options.command[1]
+    if not imports_tfdistill(script) and not options.no_patch:
+        _at_first_import(lambda: _patch(_given(options)))
+    sys.argv[:] = options.command[1:]
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    try:
+        text = pathlib.Path(script).read_bytes()
+    except OSError as error:
+        raise programs.UsageError(str(error)) from error
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    vars(main).update(
+        __builtins__=builtins,
+        __file__=os.path.join(os.getcwd(), script),
+        __spec__=None,
+    )
+    exec(compile(text, script, "exec", dont_inherit=True), vars(main))
+    return 0
+
+
+def _patch(given: dict[str, Any]) -> None:
+    from tfdistill import patch
+
+    patch.patch_keras(**given)
+
+
+def _at_first_import(act: Callable[[], None]) -> None:
+    """Acts once a statement of the script has imported Keras or TensorFlow."""
+    of_statement, depth = builtins.__import__, threading.local()
+    done: list[bool] = []
+
+    def import_(name: str, *args: Any, **kwargs: Any) -> ModuleType:
+        depth.now = getattr(depth, "now", 0) + 1
+        try:
+            found = of_statement(name, *args, **kwargs)
+        finally:
+            depth.now -= 1
+        is_helped = name.partition(".")[0] in _HELPED
+        # A launcher's own watch may have taken its place by now, and gone.
+        if is_helped and not depth.now and not done:
+            done.append(True)
+            if builtins.__import__ is import_:
+                builtins.__import__ = of_statement
+            act()
+        return found
+
+    builtins.__import__ = import_
+
+
+PROGRAM = programs.Program(
+    name="python -m tfdistill",
+    usage="[options] SCRIPT.py [ARGUMENT ...]",
+    about="Trains an ordinary Keras script as the run of its task asks.",
+    notes=_NOTES,
+    define=add,
+    run=_run,
+    takes_command=True,
+)

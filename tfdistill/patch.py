@@ -1,0 +1,522 @@
+"""patch_keras: an ordinary Keras script trains on workers, servers, in groups.
+
+The script's own model object stays what it is. Keras' methods on it hand over
+to a `DistributedModel` or `CodistillModel` around it, which trains it where the
+strategy or the run asks for that. Elsewhere Keras' own methods run.
+"""
+
+import functools
+import random
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdistill import callbacks as callbacks_lib
+from tfdistill import losses as losses_lib
+from tfdistill import model as model_lib
+from tfdistill.cluster import identity
+from tfdistill.cluster import method
+from tfdistill.cluster import outputs
+from tfdistill.cluster import replicas
+from tfdistill.cluster import strategy as strategy_lib
+from tfdistill.system import keras_internals
+from tfdistill.teachers import own_past
+from tfdistill.teachers import peers
+from tfdistill.teachers import predictions
+from tfdistill.training import fit_arguments
+from tfdistill.training import guards
+from tfdistill.training import steps
+
+TEACHERS = ("peers", "own-past", "predictions", "none")
+DISTILLATION_LOSSES = ("classes", "binary", "values", "none")
+_KINDS: Mapping[str, Callable[[], losses_lib.DistillationLoss | None]] = {
+    "classes": losses_lib.SoftTargetCrossEntropy,
+    "binary": losses_lib.BinarySoftTargetCrossEntropy,
+    # Any number that is predicted counts as it is.
+    "values": lambda: losses_lib.LogitsMeanSquaredError(from_logits=True),
+    "none": lambda: None,
+}
+# How students agree on outputs, by the task's loss in Keras.
+_BY_TASK = {
+    **dict.fromkeys(
+        (
+            "CategoricalCrossentropy",
+            "CategoricalFocalCrossentropy",
+            "SparseCategoricalCrossentropy",
+        ),
+        "classes",
+    ),
+    **dict.fromkeys(
+        ("BinaryCrossentropy", "BinaryFocalCrossentropy"), "binary"
+    ),
+    **dict.fromkeys(
+        (
+            "CategoricalHinge",
+            "CosineSimilarity",
+            "Hinge",
+            "Huber",
+            "LogCosh",
+            "MeanAbsoluteError",
+            "MeanAbsolutePercentageError",
+            "MeanSquaredError",
+            "MeanSquaredLogarithmicError",
+            "Poisson",
+            "SquaredHinge",
+        ),
+        "values",
+    ),
+}
+# Of a `keras.Model`: what is replaced, besides `compile`.
+_METHODS = (
+    "evaluate",
+    "fit",
+    "get_metrics_result",
+    "predict",
+    "predict_on_batch",
+    "reset_metrics",
+    "test_on_batch",
+    "train_on_batch",
+)
+# Those that write, and so on the chief only.
+_WRITERS = ("export", "save", "save_weights")
+# How long the first step of a group waits for those of others.
+_TOGETHER_SECS = 300.0
+# Attribute of a script's model, of which Keras knows nothing.
+_STATE = "_tfdistill_patch"
+
+
+def patch_keras(
+    on: bool = True,
+    *,
+    teachers: str = "peers",
+    distillation_loss: str | None = None,
+    distillation_weight: float | None = None,
+    every_steps: int | str = "auto",
+) -> None:
+    """Has Keras' own `fit` train an ordinary script as its run asks.
+
+    Call it before anything else uses TensorFlow: it makes the strategy of this
+    task (see `make_strategy`), which all that the script creates is then
+    created under. `tfdistill run` and `python -m tfdistill` call it for a
+    script that doesn't import tfdistill. A model that the script wraps in a
+    `DistributedModel` or `CodistillModel` trains as that says.
+
+    Args:
+        on: False gives Keras its own methods back.
+        teachers: In a run of several groups, whom they learn from: "peers",
+            "own-past", "predictions" or "none". Default "peers".
+        distillation_loss: What is compared with teachers: "classes" (a
+            distribution over classes), "binary" (probabilities of yes), or
+            "values" (numbers). Default: what fits the loss of `compile`, by
+            output.
+        distillation_weight: The weight of the distillation loss. Default:
+            that of `CodistillModel.compile`.
+        every_steps: Steps between exports. Default "auto"; see
+            `callbacks.StudentExporter`.
+
+    Raises:
+        ValueError: An argument is not as above, or the environment is wrong;
+            see `make_strategy`.
+    """
+    for name, given, known in (
+        ("teachers", teachers, TEACHERS),
+        ("distillation_loss", distillation_loss, (None, *DISTILLATION_LOSSES)),
+    ):
+        if given not in known:
+            allowed = ", ".join(map(repr, known))
+            raise ValueError(
+                f"`{name}` must be one of {allowed}; received {given!r}."
+            )
+    _patched.undo()
+    if on:
+        settings = {"every_steps": every_steps, "teachers": teachers}
+        _patched.apply(
+            **settings,
+            loss=distillation_loss,
+            weight="auto"
+            if distillation_weight is None
+            else distillation_weight,
+        )
+
+
+class _Patch:
+    """What of Keras is replaced in this process, and how models train."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._said = False
+        # Whether the script has asked for a strategy.
+        self.is_scripts_own: Callable[[], bool] = lambda: False
+        self.strategy: tf.distribute.Strategy | None = None
+        self.files = outputs.GroupFiles(identity.Cluster())
+        # How many calls of `fit` are under way.
+        self.num_fits = 0
+        self.settings: dict[str, Any] = {}
+
+    def apply(self, **settings: Any) -> None:
+        """Makes the strategy, and replaces what a script calls."""
+        self.settings = settings
+        if self.strategy is None:
+            self.strategy = strategy_lib.make_strategy()
+            if self.strategy is not tf.distribute.get_strategy():
+                tf.distribute.experimental_set_strategy(self.strategy)
+        cluster = strategy_lib.cluster_of(self.strategy)
+        _differ(cluster)
+        self.is_scripts_own, undo = keras_internals.give_strategy(self.strategy)
+        self._undo.append(undo)
+        self._replace("compile", _compile)
+        self.files = outputs.GroupFiles(cluster)
+        for name in _METHODS:
+            self._replace(name, functools.partial(_hand_over, name))
+        for name in _WRITERS:
+            self._replace(name, _write)
+        self._replace("load_weights", _read)
+        self._undo.append(
+            keras_internals.replace_loading(lambda path: self.files.read(path))
+        )
+
+    def undo(self) -> None:
+        """Gives Keras its own methods back."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self, name: str, by: Callable[..., Any]) -> None:
+        # Where Keras has it: it looks whether `compile` is its own.
+        home = next(kind for kind in keras.Model.__mro__ if name in vars(kind))
+        own = vars(home)[name]
+
+        @functools.wraps(own)
+        def method(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+            return by(own, model, *args, **kwargs)
+
+        setattr(home, name, method)
+        self._undo.append(lambda: setattr(home, name, own))
+
+    def teaches(self, cluster: identity.Cluster) -> bool:
+        """Whether models learn from teachers."""
+        if method.chosen():
+            return True
+        return cluster.num_groups > 1 and self.settings["teachers"] != "none"
+
+    def tell(self, wrapper: model_lib.DistributedModel) -> None:
+        """Logs once what is done, and how to have it otherwise."""
+        if self._said:
+            return
+        self._said = True
+        strategy = wrapper.distribute_strategy
+        cluster = strategy_lib.cluster_of(strategy)
+        if replicas.on_servers(strategy):
+            where = "on parameter servers"
+        elif (number := strategy.num_replicas_in_sync) > 1:
+            where = f"on {number} replicas"
+        else:
+            where = "on one device"
+        groups = ""
+        if cluster.num_groups > 1:
+            groups = f", as group {cluster.group} of {cluster.num_groups}"
+            if self.teaches(cluster):
+                groups += f" with teachers={self.settings['teachers']}"
+        logging.info(
+            "tfdistill trains the models of this script %s%s. --no-patch "
+            "leaves them to Keras.",
+            where,
+            groups,
+        )
+
+
+_patched = _Patch()
+
+
+def _differ(cluster: identity.Cluster) -> None:
+    """Has groups begin with other weights, and read the same data.
+
+    Seeds that a script sets, and those that Keras draws, are other ones in each
+    group and trial. Python's and NumPy's random numbers, by which scripts split
+    their data, are not.
+    """
+    drawn = method.seed(cluster.group)
+    if drawn is None and cluster.num_groups == 1:
+        return
+    random.seed(0)
+    np.random.seed(0)
+    own: list[int] = [cluster.group] if drawn is None else [drawn]
+    if own != [0]:
+        keras_internals.change_seeds(
+            lambda seed: int(
+                np.random.SeedSequence([seed, *own]).generate_state(1)[0] >> 1
+            )
+        )
+
+
+def _compile(own: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+    """Notes what a script compiles a model with."""
+    own(model, *args, **kwargs)
+    if not isinstance(model, model_lib.DistributedModel):
+        found = _state(model)
+        found.arguments = fit_arguments.bind(own.__get__(model), args, kwargs)
+        found.is_compiled = False
+
+
+def _hand_over(
+    name: str, own: Any, model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Calls a method of the model around a script's own, if it has one."""
+    if isinstance(model, model_lib.DistributedModel) or tf.inside_function():
+        return own(model, *args, **kwargs)
+    wrapper = _state(model).wrapper(name)
+    if wrapper is None:
+        return own(model, *args, **kwargs)
+    return getattr(wrapper, name)(*args, **kwargs)
+
+
+def _write(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
+    """Writes a model on the chief, for all workers to read after that."""
+    strategy = _patched.strategy
+    if isinstance(model, model_lib.DistributedModel) or strategy is None:
+        return own(model, filepath, *args, **kw)
+    path = _patched.files.written(filepath)
+
+    def write() -> Any:
+        # Keras makes variables meanwhile, which no other worker would.
+        return replicas.outside_scopes(lambda: own(model, path, *args, **kw))
+
+    if replicas.num_workers(strategy) == 1:
+        return write()
+    if _patched.is_scripts_own():
+        return write()
+    if replicas.is_chief(strategy):
+        write()
+    if not _patched.num_fits:
+        replicas.meet(strategy, "save")
+    return None
+
+
+def _read(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
+    """Reads weights where they were written."""
+    if not isinstance(model, model_lib.DistributedModel):
+        filepath = _patched.files.read(filepath)
+    return own(model, filepath, *args, **kw)
+
+
+def _state(model: keras.Model) -> "_State":
+    found = vars(model).get(_STATE)
+    if found is None:
+        found = _State(model)
+        object.__setattr__(model, _STATE, found)
+    return found
+
+
+class _State:
+    """What is kept beside a script's model.
+
+    Attributes:
+        arguments: What Keras compiled it with.
+        is_compiled: Whether the model around it was compiled with that.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._wrapper: Any = None
+        self.arguments: dict[str, Any] = {}
+        self.is_compiled = False
+
+    def wrapper(self, call: str) -> Any:
+        """Returns the model around it; None if Keras' own method will do."""
+        model = self._model
+        strategy = model.distribute_strategy or tf.distribute.get_strategy()
+        cluster = strategy_lib.cluster_of(strategy)
+        is_alone = strategy.num_replicas_in_sync == 1
+        if is_alone and not replicas.on_servers(strategy):
+            if cluster.workdir is None and cluster.num_groups == 1:
+                return None
+        if not model.compiled and not call.startswith("predict"):
+            return None  # Keras says so.
+        if self._wrapper is None:
+            # By `fit`, or by what is called before it.
+            kind = _Codistilled if _patched.teaches(cluster) else _Distributed
+            with strategy.scope():
+                self._wrapper = kind.around(model, _patched.settings)
+        wrapper = self._wrapper
+        if model.compiled and not self.is_compiled:
+            with strategy.scope():
+                wrapper.compile_as(model, dict(self.arguments))
+            self.is_compiled = True
+        if call == "fit":
+            _patched.tell(wrapper)
+        return wrapper
+
+
+def _of_script(name: str) -> Any:
+    return property(
+        lambda self: getattr(self.model, name),
+        lambda self, value: setattr(self.model, name, value),
+    )
+
+
+class _OfScript:
+    """What models around a script's own do otherwise than any other."""
+
+    model: Any
+    # By these a script and its callbacks talk to Keras.
+    history, stop_training = map(_of_script, ("history", "stop_training"))
+
+    def compile_as(self, model: Any, arguments: dict[str, Any]) -> None:
+        """Compiles it as a script has compiled its own model."""
+        this: Any = self
+        if not this._own.is_compiled:
+            arguments["optimizer"] = model.optimizer
+            arguments.pop("auto_scale_loss", None)
+            this.compile(**arguments)
+            keras_internals.lend_compiled(this, model)
+        else:
+            this.compile()
+
+    def _compile_inside(self, args: Any, kwargs: Any) -> Any:
+        this: Any = self
+        if this._own.is_compiled:
+            return {}, this._own.compiled
+        found: Any = super()
+        return found._compile_inside(args, kwargs)
+
+    def _callbacks(self, arguments: Mapping[str, Any]) -> Any:
+        given = guards.listed(arguments.get("callbacks"))
+        _patched.files.move(given)
+        _show(self.model, given)
+        found: Any = super()
+        return found._callbacks(
+            {**arguments, "callbacks": [*given, *self._added(given)]}
+        )
+
+    def _added(self, given: list[Any]) -> list[Any]:
+        """Returns the callbacks that a launched run adds."""
+        this: Any = self
+        directory = this._cluster.group_dir
+        if directory is None or steps.first(given, callbacks_lib.Backup):
+            return []
+        return [callbacks_lib.Backup(f"{directory}/backup")]
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains the script's model; see `DistributedModel.fit`."""
+        found: Any = super()
+        _patched.num_fits += 1
+        try:
+            history = found.fit(*args, **kwargs)
+        finally:
+            _patched.num_fits -= 1
+        history.set_model(self.model)
+        return history
+
+    def _loop(self, run: Any, keras_own: Any, args: Any, kwargs: Any) -> Any:
+        given = kwargs.get("callbacks")
+        if not isinstance(given, keras.callbacks.CallbackList):
+            _show(self.model, keras.tree.flatten(given or []))
+        found: Any = super()
+        return found._loop(run, keras_own, args, kwargs)
+
+
+def _show(model: Any, callbacks: list[Any]) -> None:
+    """Has a script's callbacks see its own model, not the one around it."""
+    for callback in callbacks:
+        if isinstance(callback, steps.SteppedCallback):
+            continue
+        own = type(callback).set_model.__get__(callback)
+        callback.set_model = lambda _, own=own: own(model)
+
+
+class _Distributed(_OfScript, model_lib.DistributedModel):
+    """Trains a script's model on workers or servers."""
+
+    @classmethod
+    def around(cls, model: keras.Model, settings: Mapping[str, Any]) -> Any:
+        """Wraps a script's model."""
+        return cls(model)
+
+
+class _Codistilled(_OfScript, model_lib.CodistillModel):
+    """Trains a script's model in one of several groups."""
+
+    _settings: Mapping[str, Any] = {}
+
+    @classmethod
+    def around(cls, model: keras.Model, settings: Mapping[str, Any]) -> Any:
+        """Wraps a script's model."""
+        kinds: Mapping[str, Any] = {
+            "peers": peers.Peers,
+            "own-past": own_past.OwnPast,
+            "predictions": predictions.PeerPredictions,
+            "none": lambda: None,
+        }
+        made = cls(model, teachers=kinds[settings["teachers"]]())
+        object.__setattr__(made, "_settings", settings)
+        return made
+
+    def compile_as(self, model: Any, arguments: dict[str, Any]) -> None:
+        """Compiles it so that it learns from others what its loss is about."""
+        if len(self.teachers):
+            loss = self._settings["loss"]
+            arguments["distillation_loss"] = (
+                _KINDS[loss]() if loss else derived(arguments.get("loss"))
+            )
+            arguments["distillation_weight"] = self._settings["weight"]
+        super().compile_as(model, arguments)
+
+    def _added(self, given: list[Any]) -> list[Any]:
+        roles = steps.Exporter, steps.Loader, steps.Mixer
+        if any(isinstance(callback, roles) for callback in given):
+            return super()._added(given)
+        found = callbacks_lib.defaults(self._settings["every_steps"])
+        if steps.first(found, callbacks_lib.WaitForGroups) is None:
+            # A script may be done before another group has begun.
+            found.append(
+                callbacks_lib.WaitForGroups(
+                    self._cluster, limit_secs=_TOGETHER_SECS
+                )
+            )
+        return [
+            each for each in found if steps.first(given, type(each)) is None
+        ]
+
+
+def derived(task: Any) -> Any:
+    """Returns the distillation loss that fits the loss of a task.
+
+    Args:
+        task: As `compile` takes it: a loss by any name or form, or several of
+            them by output in a dict, list or tuple.
+
+    Returns:
+        A loss, or several of them by output in the same structure.
+
+    Raises:
+        ValueError: Nothing fits for sure, such as for a function of one's own.
+    """
+    if isinstance(task, Mapping):
+        return {name: derived(each) for name, each in task.items()}
+    if isinstance(task, list | tuple):
+        return type(task)(map(derived, task))
+    if task is None:
+        return None
+    name = task
+    if not isinstance(task, keras.losses.Loss):
+        name = keras_internals.loss_of(task)
+    kind = next(
+        (
+            _BY_TASK[base.__name__]
+            for base in type(name).__mro__
+            if base.__name__ in _BY_TASK
+        ),
+        None,
+    )
+    if kind is None:
+        raise ValueError(
+            "What students are to agree on must follow from the loss of "
+            f"`compile`; received {task!r}, which may be about anything. Pass "
+            "--distillation-loss=classes, binary or values."
+        )
+    made = _KINDS[kind]()
+    return made
