@@ -17,6 +17,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdistill import callbacks as callbacks_lib
+from tfdistill import data
 from tfdistill import losses as losses_lib
 from tfdistill import model as model_lib
 from tfdistill.cluster import identity
@@ -41,35 +42,23 @@ _KINDS: Mapping[str, Callable[[], losses_lib.DistillationLoss | None]] = {
     "values": lambda: losses_lib.LogitsMeanSquaredError(from_logits=True),
     "none": lambda: None,
 }
-# How students agree on outputs, by the task's loss in Keras.
+# How students agree on outputs, by the names of the task's losses in Keras.
 _BY_TASK = {
-    **dict.fromkeys(
-        (
-            "CategoricalCrossentropy",
-            "CategoricalFocalCrossentropy",
-            "SparseCategoricalCrossentropy",
+    name.replace("_", ""): kind
+    for kind, names in {
+        "classes": (
+            *("categorical_crossentropy", "categorical_focal_crossentropy"),
+            *("kl_divergence", "sparse_categorical_crossentropy"),
         ),
-        "classes",
-    ),
-    **dict.fromkeys(
-        ("BinaryCrossentropy", "BinaryFocalCrossentropy"), "binary"
-    ),
-    **dict.fromkeys(
-        (
-            "CategoricalHinge",
-            "CosineSimilarity",
-            "Hinge",
-            "Huber",
-            "LogCosh",
-            "MeanAbsoluteError",
-            "MeanAbsolutePercentageError",
-            "MeanSquaredError",
-            "MeanSquaredLogarithmicError",
-            "Poisson",
-            "SquaredHinge",
+        "binary": ("binary_crossentropy", "binary_focal_crossentropy"),
+        "values": (
+            *("categorical_hinge", "cosine_similarity", "hinge", "huber"),
+            *("log_cosh", "mean_absolute_error", "mean_squared_error"),
+            *("mean_absolute_percentage_error", "poisson", "squared_hinge"),
+            "mean_squared_logarithmic_error",
         ),
-        "values",
-    ),
+    }.items()
+    for name in names
 }
 # Of a `keras.Model`: what is replaced, besides `compile`.
 _METHODS = (
@@ -84,6 +73,8 @@ _METHODS = (
 )
 # Those that write, and so on the chief only.
 _WRITERS = ("export", "save", "save_weights")
+# Rows of the validation data that are compared.
+_MOST_HELD_OUT, _HELD_OUT_BATCH = 4096, 256
 # How long the first step of a group waits for those of others.
 _TOGETHER_SECS = 300.0
 # Attribute of a script's model, of which Keras knows nothing.
@@ -244,6 +235,7 @@ def _differ(cluster: identity.Cluster) -> None:
         return
     random.seed(0)
     np.random.seed(0)
+    tf.random.set_seed(0)
     own: list[int] = [cluster.group] if drawn is None else [drawn]
     if own != [0]:
         keras_internals.change_seeds(
@@ -465,11 +457,24 @@ class _Codistilled(_OfScript, model_lib.CodistillModel):
             arguments["distillation_weight"] = self._settings["weight"]
         super().compile_as(model, arguments)
 
+    def _callbacks(self, arguments: Any) -> Any:
+        if chosen := method.chosen():
+            if chosen.teachers == method.PEERS or chosen.mixes:
+                _share(arguments, self._cluster)
+            arguments["callbacks"] = [
+                *guards.listed(arguments.get("callbacks")),
+                *_held_out(arguments),
+            ]
+        return super()._callbacks(arguments)
+
     def _added(self, given: list[Any]) -> list[Any]:
         roles = steps.Exporter, steps.Loader, steps.Mixer
         if any(isinstance(callback, roles) for callback in given):
             return super()._added(given)
-        found = callbacks_lib.defaults(self._settings["every_steps"])
+        every, chosen = self._settings["every_steps"], method.chosen()
+        if chosen and chosen.mixes and every == "auto":
+            every = method.MIX_EVERY_STEPS
+        found = callbacks_lib.defaults(every)
         if steps.first(found, callbacks_lib.WaitForGroups) is None:
             # A script may be done before another group has begun.
             found.append(
@@ -480,6 +485,52 @@ class _Codistilled(_OfScript, model_lib.CodistillModel):
         return [
             each for each in found if steps.first(given, type(each)) is None
         ]
+
+
+def _share(arguments: dict[str, Any], cluster: identity.Cluster) -> None:
+    """Leaves a group its share of the data, if the comparison gives it one."""
+    fit_arguments.split(arguments)
+    names = "x", "y", "sample_weight"
+    x = arguments.get("x")
+    if isinstance(x, tf.data.Dataset):
+        arguments["x"] = data.group_shard(x, cluster, mode="shared")
+        return
+    parts = {n: arguments[n] for n in names if arguments.get(n) is not None}
+    if not all(hasattr(v, "shape") for v in keras.tree.flatten(parts)):
+        raise ValueError(
+            "Only arrays and a tf.data.Dataset can be shared out among groups; "
+            f"received {type(x).__name__}. Compare with codistill_shared."
+        )
+    arguments.update(data.group_shard(parts, cluster, mode="shared"))
+
+
+def _held_out(arguments: dict[str, Any]) -> list[Any]:
+    """Returns what writes the predictions for the validation data."""
+    fit_arguments.split(arguments)
+    held = arguments.get("validation_data")
+    if held is None:
+        if method.VALIDATION in method.predicted:
+            return []  # Of another `fit`.
+        raise ValueError(
+            "`fit` must have validation data, whose predictions the comparison "
+            "is about; received none. Pass `validation_data=(x, y)` or "
+            "`validation_split=0.2`."
+        )
+    if isinstance(held, tf.data.Dataset):
+        # Kept, so that a second pass is of the same rows.
+        rows = held.map(lambda *parts: parts[:2]).unbatch()
+        held = rows.take(_MOST_HELD_OUT).batch(_HELD_OUT_BATCH).cache()
+    elif isinstance(held, tuple | list):
+        held = keras.tree.map_structure(
+            lambda array: array[:_MOST_HELD_OUT], tuple(held[:2])
+        )
+    else:
+        raise ValueError(
+            "`validation_data` must be arrays (x, y) or a tf.data.Dataset of "
+            "batches in a comparison, which reads it again; received "
+            f"{type(held).__name__}."
+        )
+    return [callbacks_lib.HeldOutPredictions(method.VALIDATION, held)]
 
 
 def derived(task: Any) -> Any:
@@ -501,22 +552,16 @@ def derived(task: Any) -> Any:
         return type(task)(map(derived, task))
     if task is None:
         return None
-    name = task
-    if not isinstance(task, keras.losses.Loss):
-        name = keras_internals.loss_of(task)
-    kind = next(
-        (
-            _BY_TASK[base.__name__]
-            for base in type(name).__mro__
-            if base.__name__ in _BY_TASK
-        ),
-        None,
-    )
+    loss = keras.losses.get(task) if isinstance(task, str) else task
+    # A loss has a class, one that was given by its name is a function.
+    names = [each.__name__ for each in type(loss).__mro__]
+    names.append(getattr(loss, "__name__", ""))
+    found = (_BY_TASK.get(name.lower().replace("_", "")) for name in names)
+    kind = next(filter(None, found), None)
     if kind is None:
         raise ValueError(
             "What students are to agree on must follow from the loss of "
             f"`compile`; received {task!r}, which may be about anything. Pass "
             "--distillation-loss=classes, binary or values."
         )
-    made = _KINDS[kind]()
-    return made
+    return _KINDS[kind]()

@@ -38,6 +38,20 @@ def _write(directory, fit=".", **changes):
         (place / "day.json").write_text(json.dumps(found | changes))
 
 
+def test_an_ordinary_script_is_run_as_it_stands(tmp_path):
+    path = tmp_path / "my_train.py"
+    path.write_text("import keras")
+    options = compare.PROGRAM.parse(
+        [str(path), "--teachers=own-past", "--", "--epochs=3"]
+    )
+    made = compare._compared(options).changed({"seed": 2})
+    made = made.by_method("codistill_shared")
+    runner = ["-m", "tfdistill", "--teachers=own-past"]
+    assert made.program == [*runner, str(path), "--epochs=3"]
+    assert made.environ["TFDISTILL_HELD_OUT"] == "validation"
+    assert made.environ["TFDISTILL_SEED"] == "2"
+
+
 def test_a_script_that_obeyed_has_results(script, tmp_path):
     _write(tmp_path / "run")
     assert script.finish(tmp_path / "run", 2) == ""

@@ -21,7 +21,7 @@ def _dataset():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"validation_split": 0.1}, "`validation_split` .* received 0.1"),
+        ({"validation_split": 0.1}, "`validation_split` must be of arrays"),
         ({"y": np.ones(3)}, "`y`, .* must be left out"),
         ({"x": None}, "`x` must be data that .* received NoneType"),
     ],
@@ -73,6 +73,39 @@ def test_two_workers_in_turn_train_as_one_process(monkeypatch):
     assert model.evaluate(_validation()) == pytest.approx(metrics, rel=1e-4)
     with pytest.raises(ValueError, match="at least one batch"):
         model.predict(_validation().skip(9))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [lambda y: y, lambda y: np.eye(3, dtype="float32")[y]],
+    ids=["of_classes", "one_hot"],
+)
+def test_a_split_and_class_weights_are_those_of_keras(monkeypatch, labels):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 4)).astype("float32")
+    y = labels(rng.integers(0, 3, 30))
+    kind = "categorical" if y.ndim > 1 else "sparse_categorical"
+
+    def train(wrap):
+        keras.utils.set_random_seed(0)
+        layers = [keras.Input((4,)), keras.layers.Dense(3, "softmax")]
+        model = keras.Sequential(layers)
+        model = wrap(model)
+        model.compile("sgd", f"{kind}_crossentropy")
+        arguments = {"validation_split": 0.3, "shuffle": False}
+        weights = {0: 2.0, 2: 0.5}
+        history = model.fit(
+            *(x, y), class_weight=weights, batch_size=7, epochs=2, **arguments
+        )
+        return history.history, model.get_weights()
+
+    expected, weights = train(lambda model: model)
+    cases.pretend(monkeypatch)
+    history, actual = train(tfdistill.DistributedModel)
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-5)
+    for one, other in zip(actual, weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
 class _Assigns(keras.layers.Layer):

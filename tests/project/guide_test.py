@@ -20,6 +20,7 @@ import pytest
 from tests.cases import docs_blocks
 from tests.cases import runs
 from tests.programs import commands
+from tfdistill.commands import keras_script
 from tfdistill.commands import run
 
 pytestmark = pytest.mark.multiprocess
@@ -75,7 +76,7 @@ def _by_a_fork(words):
     match words:
         case ["tfdistill", "run", *options]:
             end = [word.startswith("--") for word in options].index(False)
-            command = commands.of(*options[end:])
+            command = commands.of(*_ordinary(options[end]), *options[end + 1 :])
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 code = run.PROGRAM.main([*options[:end], "--", *command])
@@ -90,6 +91,13 @@ def _by_a_fork(words):
         case _:
             return None
     return commands.run(program, *arguments)
+
+
+def _ordinary(script):
+    """A script as `tfdistill run` has a task run it."""
+    if keras_script.imports_tfdistill(script):
+        return [script]
+    return ["tfdistill", script]
 
 
 def _here(text, tmp):
@@ -168,19 +176,36 @@ def test_its_models_are_saved_and_served(typed):
     assert os.listdir(served.parent) == ["300"]
 
 
-@pytest.mark.slow("a script of the README, in one process and in groups")
-def test_the_script_of_the_readme_runs_alone_and_in_groups(
+@pytest.mark.slow("a script of the README, by one process, two, and in groups")
+def test_the_script_of_the_readme_runs_as_it_stands(
     tmp_path, monkeypatch, no_process_left
 ):
     monkeypatch.chdir(tmp_path)
     script, command = docs_blocks.blocks("README.md")[1:3]
-    pathlib.Path("my_train.py").write_text(script.applied)
+    pathlib.Path("my_train.py").write_text(script.text)
     assert "accuracy: 0.9" in _by_a_fork(["python", "my_train.py"])
 
-    (words,) = command.commands
-    assert "group 1: done" in _by_a_fork(words)
+    by_workers, _, in_groups, _ = command.commands
+    saved = pathlib.Path("digits.keras")
+    saved.unlink()
+    assert "group 0: done" in _by_a_fork(by_workers)
+    assert saved.exists()
+    assert "group 1: done" in _by_a_fork(in_groups)
     workdir = pathlib.Path("last_run")
     for group in ("group_0", "group_1"):
-        # Of the default callbacks.
+        # Without a line for them.
         assert any((workdir / group / "backup").iterdir())
         assert any((workdir / "exchange" / group).iterdir())
+    assert (workdir / "group_1/files/digits.keras").exists()
+
+
+@pytest.mark.deep
+def test_the_same_in_code_learns_from_the_other_group(
+    tmp_path, monkeypatch, no_process_left
+):
+    monkeypatch.chdir(tmp_path)
+    script = docs_blocks.blocks("README.md")[3]
+    pathlib.Path("my_model.py").write_text(script.applied)
+    run = ["tfdistill", "run", "--num-groups=2", "my_model.py"]
+    assert "group 1: done" in _by_a_fork(run)
+    assert any(pathlib.Path("last_run/group_1/backup").iterdir())

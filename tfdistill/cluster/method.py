@@ -18,6 +18,8 @@ METHOD = "TFDISTILL_METHOD"
 SEED = "TFDISTILL_SEED"
 EVERY_STEPS = "TFDISTILL_EVERY_STEPS"
 HELD_OUT = "TFDISTILL_HELD_OUT"
+# What is held out of a script that names nothing: its validation data.
+VALIDATION = "validation"
 NOBODY, PEERS, OWN_PAST = "nobody", "peers", "own_past"
 
 
@@ -37,6 +39,8 @@ METHODS: Mapping[str, Method] = {
     "own_past": Method(teachers=OWN_PAST),
     "averaging": Method(mixes=True),
 }
+# Steps between the mixes of weights where nobody says how many.
+MIX_EVERY_STEPS = 50
 # What this process has obeyed so far, by name.
 obeyed: dict[str, Any] = {}
 # The names of the `callbacks.HeldOutPredictions` that this process has made.

@@ -16,6 +16,7 @@ from typing import Any
 from absl import logging
 
 from tfdistill.cluster import method
+from tfdistill.commands import keras_script
 from tfdistill.commands import recipe_options
 from tfdistill.commands import run as run_lib
 from tfdistill.comparison import trials
@@ -48,6 +49,7 @@ def _add_options(options: programs.Flags) -> None:
     _add_what(options.add)
     recipes.add_override(options, "the recipe for all methods")
     fields.add(options, trials.Setup)
+    keras_script.add(options)
     options.add(
         "jobs",
         "<N>: runs at a time; more than one distorts wall times",
@@ -124,7 +126,8 @@ def _compared(options: programs.Options) -> recipes.Recipe:
             "expected a file with a function `workload`, a script with "
             f"--held-out=NAME, or --recipe=NAME; received {received}"
         )
-    if options.held_out is None:
+    is_ordinary = file is not None and not keras_script.imports_tfdistill(file)
+    if options.held_out is None and not is_ordinary:
         if options.command:
             raise ValueError(
                 "arguments after -- are for a training script, which needs "
@@ -134,7 +137,10 @@ def _compared(options: programs.Options) -> recipes.Recipe:
     from tfdistill.comparison import scripts
 
     return scripts.Script.of(
-        file or name, held_out=options.held_out, command=options.command
+        file or name,
+        held_out=options.held_out,
+        command=options.command,
+        options=keras_script.as_options(options),
     )
 
 

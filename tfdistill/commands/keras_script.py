@@ -61,6 +61,11 @@ def _given(options: programs.Options) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def as_options(options: programs.Options) -> list[str]:
+    """Returns those of `add` that were given, as they are written."""
+    return [f"--{programs.dashed(n)}={v}" for n, v in _given(options).items()]
+
+
 def imports_tfdistill(script: str | os.PathLike[str]) -> bool:
     """Whether a script imports tfdistill itself, or is none that Python reads.
 
@@ -104,7 +109,7 @@ def command(
         return [python, *script]
     return [
         *(python, "-m", "tfdistill"),
-        *(f"--{programs.dashed(n)}={value}" for n, value in given.items()),
+        *as_options(options),
         *script,
     ]
 

@@ -150,7 +150,7 @@ class Runner:
         command += [f"--recipe={path}", f"--workdir={directory}"]
         env: dict[str, str] = {}
         if isinstance(chosen, scripts.Script):
-            command = [chosen.recipe, *chosen.arguments["command"]]
+            command = chosen.program
             env = chosen.environ
         topology = local_cluster.LocalCluster(
             command=[sys.executable, *command],

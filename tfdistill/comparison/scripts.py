@@ -31,14 +31,24 @@ class Script(recipes.Recipe):
     """A script: `recipe` is its path, its settings what the environment says.
 
     Its arguments are `held_out`, the name of the predictions, and `command`,
-    what follows the script on its command line.
+    what follows the script on its command line. An ordinary script, which does
+    not import tfdistill, has no name for predictions: those for its validation
+    data are compared.
     """
 
     @classmethod
     def of(
-        cls, path: str, *, held_out: str, command: Sequence[str]
+        cls,
+        path: str,
+        *,
+        held_out: str | None,
+        command: Sequence[str],
+        options: Sequence[str] = (),
     ) -> "Script":
-        """Returns the script of a path."""
+        """Returns the script of a path; it is ordinary without `held_out`.
+
+        `options` are those of `python -m tfdistill`, for an ordinary one.
+        """
         path = recipes.place(path)
         try:
             ast.parse(pathlib.Path(path).read_bytes(), path)
@@ -47,6 +57,8 @@ class Script(recipes.Recipe):
                 f"{path} must be a Python script: {cause}."
             ) from None
         arguments = {"held_out": held_out, "command": list(command)}
+        if options:
+            arguments["options"] = list(options)
         return cls(recipe=path, arguments=arguments)
 
     def changed(self, changes: Mapping[str, Any]) -> "Script":
@@ -87,6 +99,19 @@ class Script(recipes.Recipe):
         )
 
     @property
+    def program(self) -> list[str]:
+        """What Python runs."""
+        own = [self.recipe, *self.arguments["command"]]
+        if self.arguments["held_out"]:
+            return own
+        return ["-m", "tfdistill", *self.arguments.get("options", ()), *own]
+
+    @property
+    def held_out(self) -> str:
+        """The name of the predictions that are compared."""
+        return self.arguments["held_out"] or method_lib.VALIDATION
+
+    @property
     def environ(self) -> dict[str, str]:
         """The variables that say by which method it trains."""
         every = self.settings.get("every_steps", "")
@@ -94,7 +119,7 @@ class Script(recipes.Recipe):
             method_lib.METHOD: str(self.method),
             method_lib.SEED: str(self.settings["seed"]),
             method_lib.EVERY_STEPS: str(every),
-            method_lib.HELD_OUT: self.arguments["held_out"],
+            method_lib.HELD_OUT: self.held_out,
         }
 
     def finish(self, directory: pathlib.Path, num_groups: int) -> str:
@@ -102,7 +127,7 @@ class Script(recipes.Recipe):
 
         Returns why not; empty if it did.
         """
-        name, results = self.arguments["held_out"], []
+        name, results = self.held_out, []
         for group in range(num_groups):
             place = outputs.group_dir(directory, group)
             found = _written(place, name)
@@ -152,7 +177,7 @@ class Script(recipes.Recipe):
     def _ignores_seed(
         self, directory: pathlib.Path, loss: float | None
     ) -> bool:
-        name = self.arguments["held_out"]
+        name = self.held_out
         for place in directory.parent.glob("*/group_0"):
             path = _written(place, name)
             if not path.exists():

@@ -862,10 +862,11 @@ def lend_compiled(model: keras.Model, inner: keras.Model) -> None:
 
 
 def change_seeds(change: Callable[[int], int]) -> None:
-    """Changes the seeds that Keras draws, and those that a program sets.
+    """Changes the seeds that Keras draws, and those that a program sets for it.
 
-    Not those of Python and NumPy. `keras.utils.set_random_seed` sets all of
-    them, and initializers without a seed draw theirs from Python's.
+    Not those of Python, NumPy and TensorFlow, by which programs split data.
+    `keras.utils.set_random_seed` sets all of them, and initializers without a
+    seed draw theirs from Python's.
     """
     draw, set_all = seed_generator.make_default_seed, rng_utils.set_random_seed
 
@@ -875,9 +876,8 @@ def change_seeds(change: Callable[[int], int]) -> None:
     @functools.wraps(set_all)
     def set_random_seed(seed: int) -> None:
         set_all(seed)
-        own = change(seed)
-        tf.random.set_seed(own)
-        global_state.set_global_attribute(rng_utils.GLOBAL_RANDOM_SEED, own)
+        key = rng_utils.GLOBAL_RANDOM_SEED
+        global_state.set_global_attribute(key, change(seed))
 
     seed_generator.make_default_seed = drawn
     backend_random.make_default_seed = drawn

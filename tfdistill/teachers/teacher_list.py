@@ -154,7 +154,8 @@ class TeacherList:
     @property
     def are_trained(self) -> bool:
         """Whether some change while the student trains."""
-        return self.follows_peers or self._has(own_past.OwnPast)
+        kinds = own_past.OwnPast, predictions.PredictedPeer
+        return self.follows_peers or self._has(*kinds)
 
     @property
     def read_secs(self) -> float:
@@ -172,8 +173,8 @@ class TeacherList:
         """Whether refreshes move the student's own past: nobody exports it."""
         return self._has(own_past.OwnPast) and not self.has_exporter
 
-    def _has(self, kind: type[teacher_lib.Teacher]) -> bool:
-        return any(isinstance(each, kind) for each in self._teachers)
+    def _has(self, *kinds: type[teacher_lib.Teacher]) -> bool:
+        return any(isinstance(each, kinds) for each in self._teachers)
 
     @property
     def holders(self) -> list[Any]:
@@ -611,7 +612,8 @@ def _chosen(given: list[teacher_lib.Teacher]) -> list[teacher_lib.Teacher]:
         return [own_past.OwnPast()]
     if chosen.teachers == method.NOBODY:
         return []
-    found = [each for each in given if isinstance(each, peers_lib.Peers)]
+    kinds = peers_lib.Peers, predictions.PeerPredictions
+    found = [each for each in given if isinstance(each, kinds)]
     return list(found or [peers_lib.Peers()])
 
 

@@ -1,0 +1,88 @@
+"""Tests of which scripts are trained as they stand, and how tasks run them."""
+
+import pytest
+
+from tfdistill.commands import keras_script
+from tfdistill.commands import recipe_options
+from tfdistill.commands import run
+
+
+def _command(tmp_path, text, *options):
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    parsed = run.PROGRAM.parse([*options, str(script), "--epochs=3"])
+    found = recipe_options.command(parsed, python="py", workdir="run")
+    return [each.replace(str(script), "train.py") for each in found]
+
+
+def test_a_task_runs_an_ordinary_script_by_tfdistill(tmp_path):
+    options = [
+        "--teachers=own-past",
+        "--distillation_weight=2",
+        "--num-groups=2",
+    ]
+    assert _command(tmp_path, "import keras", *options) == [
+        *("py", "-m", "tfdistill"),
+        *("--teachers=own-past", "--distillation-weight=2.0"),
+        *("train.py", "--epochs=3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text, options",
+    [
+        ("import keras", ["--no-patch"]),
+        ("import keras, tfdistill.losses", []),
+        ("def f():\n    from tfdistill import make_strategy", []),
+        ("from tfdistill.callbacks import defaults", []),
+        ("no Python", []),
+    ],
+)
+def test_a_script_that_chooses_for_itself_is_left_alone(
+    tmp_path, text, options
+):
+    found = _command(tmp_path, text, *options)
+    assert found == ["py", "train.py", "--epochs=3"]
+
+
+@pytest.mark.parametrize(
+    "text, options, message",
+    [
+        (
+            "import tfdistill",
+            [],
+            "--teachers is for scripts that do not import",
+        ),
+        ("import keras", ["--no-patch"], "leave out --teachers"),
+    ],
+)
+def test_an_option_without_effect_is_refused(tmp_path, text, options, message):
+    with pytest.raises(ValueError, match=message):
+        _command(tmp_path, text, "--teachers=none", *options)
+
+
+def test_a_script_without_keras_is_only_run(tmp_path, capsys, monkeypatch):
+    """As by its own Python, and without a strategy."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from json import dumps\n"
+        "if __name__ == '__main__':\n"
+        "    print(dumps([sys.argv[1:], sys.path[0], __file__]))\n"
+    )
+    for name in ("argv", "path"):
+        monkeypatch.setattr(
+            keras_script.sys, name, list(getattr(keras_script.sys, name))
+        )
+    monkeypatch.setitem(
+        keras_script.sys.modules,
+        "__main__",
+        keras_script.sys.modules["__main__"],
+    )
+    import_ = keras_script.builtins.__import__
+    monkeypatch.setattr(keras_script.builtins, "__import__", import_)
+    monkeypatch.setattr(keras_script, "_patch", lambda given: pytest.fail())
+    assert keras_script.PROGRAM.main([str(script), "--a=1"]) == 0
+    assert capsys.readouterr().out.split() == (
+        f'[["--a=1"], "{tmp_path}", "{script}"]'.split()
+    )
