@@ -875,6 +875,8 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 "For classes: tfdistill.losses.SoftTargetCrossEntropy()."
             )
         super().compile(*args, **kwargs)
+        if decay := method.weight_decay():
+            keras_internals.inner(self.optimizer).weight_decay = decay
         names = steps.output_names(self.student)
         if uncertainty.is_asked(distillation_loss_weights):
             distillation_loss_weights = self._learned_distillation_weights(

@@ -73,6 +73,8 @@ _METHODS = (
 )
 # Those that write, and so on the chief only.
 _WRITERS = ("export", "save", "save_weights")
+# Of the methods of a comparison: groups that teach each other.
+_OF_GROUPS = method.PEERS, method.PREDICTIONS
 # Rows of the validation data that are compared.
 _MOST_HELD_OUT, _HELD_OUT_BATCH = 4096, 256
 # How long the first step of a group waits for those of others.
@@ -459,7 +461,7 @@ class _Codistilled(_OfScript, model_lib.CodistillModel):
 
     def _callbacks(self, arguments: Any) -> Any:
         if chosen := method.chosen():
-            if chosen.teachers == method.PEERS or chosen.mixes:
+            if chosen.teachers in _OF_GROUPS or chosen.mixes:
                 _share(arguments, self._cluster)
             arguments["callbacks"] = [
                 *guards.listed(arguments.get("callbacks")),

@@ -8,6 +8,7 @@ import pytest
 
 from tfdistill.commands import compare
 from tfdistill.comparison import scripts
+from tfdistill.comparison import trials
 from tfdistill.held_out import predictions
 from tfdistill.recipes import outputs
 
@@ -50,6 +51,10 @@ def test_an_ordinary_script_is_run_as_it_stands(tmp_path):
     assert made.program == [*runner, str(path), "--epochs=3"]
     assert made.environ["TFDISTILL_HELD_OUT"] == "validation"
     assert made.environ["TFDISTILL_SEED"] == "2"
+    setup = trials.Setup(recipe=made, weight_decay=0.3)
+    (run,) = trials.Variant(method="weight_decay").trial(setup, 0).runs
+    assert run.recipe.environ["TFDISTILL_METHOD"] == "weight_decay"
+    assert run.recipe.environ["TFDISTILL_WEIGHT_DECAY"] == "0.3"
 
 
 def test_a_script_that_obeyed_has_results(script, tmp_path):

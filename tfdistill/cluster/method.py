@@ -2,13 +2,15 @@
 
 `tfdistill compare my_train.py` sets these variables for each run. Each of them
 is obeyed in one place: the seed by `make_strategy`, the share by `group_shard`,
-the teachers by `CodistillModel`, the interval by `StudentExporter` and
-`TeacherLoader`, the mixing of weights by `callbacks.defaults`. What was obeyed
+the teachers and the weight decay by `CodistillModel`, the interval by
+`StudentExporter` and `TeacherLoader`, the mixing of weights by
+`callbacks.defaults`. What was obeyed
 is noted, and `callbacks.HeldOutPredictions` writes it down. What a script lacks
 is found before its first step.
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -18,18 +20,21 @@ METHOD = "TFDISTILL_METHOD"
 SEED = "TFDISTILL_SEED"
 EVERY_STEPS = "TFDISTILL_EVERY_STEPS"
 HELD_OUT = "TFDISTILL_HELD_OUT"
+WEIGHT_DECAY = "TFDISTILL_WEIGHT_DECAY"
 # What is held out of a script that names nothing: its validation data.
 VALIDATION = "validation"
 NOBODY, PEERS, OWN_PAST = "nobody", "peers", "own_past"
+PREDICTIONS = "predictions"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-    """Whom groups learn from, on which data, and whether weights are mixed."""
+    """Whom groups learn from, on which data; whether weights mix or decay."""
 
     teachers: str = NOBODY
     share: str = "disjoint"
     mixes: bool = False
+    decays: bool = False
 
 
 METHODS: Mapping[str, Method] = {
@@ -37,7 +42,9 @@ METHODS: Mapping[str, Method] = {
     "codistill": Method(teachers=PEERS),
     "codistill_shared": Method(teachers=PEERS, share="shared"),
     "own_past": Method(teachers=OWN_PAST),
+    "predictions": Method(teachers=PREDICTIONS, share="coordinated"),
     "averaging": Method(mixes=True),
+    "weight_decay": Method(decays=True),
 }
 # Steps between the mixes of weights where nobody says how many.
 MIX_EVERY_STEPS = 50
@@ -93,6 +100,25 @@ def seed(group: int) -> int | None:
     return int(drawn.generate_state(1)[0])
 
 
+def weight_decay() -> float | None:
+    """Returns the weight decay of the optimizer; None for the script's own."""
+    method = chosen()
+    if method is None or not method.decays:
+        return None
+    text = os.environ.get(WEIGHT_DECAY) or "0.1"
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise ValueError(
+            f"{WEIGHT_DECAY} must be a number > 0; received {text!r}. Correct "
+            "it, or unset it for 0.1."
+        )
+    obeyed["weight_decay"] = found
+    return found
+
+
 def check_predicted() -> None:
     """Refuses a `fit` after which the comparison would have no predictions."""
     name = os.environ.get(HELD_OUT)
@@ -129,6 +155,7 @@ def disobeyed(
         OWN_PAST: list(teachers) == [OWN_PAST],
         PEERS: bool(peers) and len(peers) == len(teachers),
     }
+    taught[PREDICTIONS] = taught[PEERS]
     if found.get("seed") != seed:
         return "make_strategy() was not called, which sets the seed."
     if not taught[method.teachers]:
@@ -145,6 +172,11 @@ def disobeyed(
         return (
             "no StudentExporter was in `fit`. Add "
             "tfdistill.callbacks.defaults(every_steps=...)."
+        )
+    if method.decays and "weight_decay" not in found:
+        return (
+            "the optimizer was not made to decay weights. Train by a "
+            "tfdistill.CodistillModel."
         )
     if mixes != method.mixes:
         return (

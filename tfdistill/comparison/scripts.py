@@ -87,7 +87,9 @@ class Script(recipes.Recipe):
                 f"of scripts: {', '.join(METHODS)}. For {name} give the file a "
                 "function workload; see docs/workload.md."
             )
-        return dataclasses.replace(self, method=name)
+        return dataclasses.replace(
+            self, method=name, method_arguments=arguments
+        )
 
     def shortened(self, parts: int) -> "Script":
         """Refuses: a script takes the steps that it takes."""
@@ -120,6 +122,9 @@ class Script(recipes.Recipe):
             method_lib.SEED: str(self.settings["seed"]),
             method_lib.EVERY_STEPS: str(every),
             method_lib.HELD_OUT: self.held_out,
+            method_lib.WEIGHT_DECAY: str(
+                self.method_arguments.get("decay", "")
+            ),
         }
 
     def finish(self, directory: pathlib.Path, num_groups: int) -> str:

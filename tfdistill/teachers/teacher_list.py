@@ -612,6 +612,8 @@ def _chosen(given: list[teacher_lib.Teacher]) -> list[teacher_lib.Teacher]:
         return [own_past.OwnPast()]
     if chosen.teachers == method.NOBODY:
         return []
+    if chosen.teachers == method.PREDICTIONS:
+        return [predictions.PeerPredictions()]
     kinds = peers_lib.Peers, predictions.PeerPredictions
     found = [each for each in given if isinstance(each, kinds)]
     return list(found or [peers_lib.Peers()])
