@@ -162,30 +162,28 @@ class DistributedModel(
 
     def save(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
         """Saves the model inside as `.keras`; see `keras.Model.save`."""
-        self._take(filepath, "save")
-        self.model.save(filepath, **kwargs)
+        self.model.save(self._files.written(filepath), **kwargs)
 
     def save_weights(
         self, filepath: str | os.PathLike[str], **kwargs: Any
     ) -> None:
         """Saves the weights inside; see `keras.Model.save_weights`."""
-        self._take(filepath, "save_weights")
-        self.model.save_weights(filepath, **kwargs)
+        self.model.save_weights(self._files.written(filepath), **kwargs)
 
     def load_weights(
         self, filepath: str | os.PathLike[str], **kwargs: Any
     ) -> None:
         """Loads the weights inside; see `keras.Model.load_weights`."""
-        self.model.load_weights(filepath, **kwargs)
+        self.model.load_weights(self._files.read(filepath), **kwargs)
 
     def export(self, filepath: str | os.PathLike[str], **kwargs: Any) -> Any:
         """Exports the model inside for inference; see `keras.Model.export`."""
-        self._take(filepath, "export")
-        saved_model.export_for_inference(self.model, filepath, **kwargs)
+        path = self._files.written(filepath)
+        saved_model.export_for_inference(self.model, path, **kwargs)
 
-    def _take(self, path: str | os.PathLike[str], what: str) -> None:
-        """Warns if another group writes to a path, too."""
-        outputs.take(os.fspath(path), what, self._cluster)
+    @property
+    def _files(self) -> outputs.GroupFiles:
+        return outputs.of(self._cluster)
 
     # Of a functional model; `compile` finds losses and metrics by the names.
     inputs, outputs, input_shape, output_shape, output_names = map(
@@ -423,15 +421,13 @@ class DistributedModel(
         strategy = self.distribute_strategy
         arguments = fit_arguments.of_loop(keras_own, args, kwargs, strategy)
         callbacks = self._callbacks(arguments)
+        self._files.move(callbacks)
         if self.trainer.auto_steps is not None:
             callbacks = auto_steps.added(callbacks, self.trainer.auto_steps)
         arguments["callbacks"] = callbacks
         for callback in callbacks:
             if isinstance(callback, steps.SteppedCallback):
                 callback.meet(callbacks)
-        if replicas.is_chief(strategy):
-            for path, kind in outputs.of_callbacks(callbacks).items():
-                outputs.take(path, kind, self._cluster)
         with backup.session(self, arguments):
             fit_arguments.check_strategy(strategy)
             replicas.meet(strategy, "fit")

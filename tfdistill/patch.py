@@ -146,7 +146,7 @@ class _Patch:
         # Whether the script has asked for a strategy.
         self.is_scripts_own: Callable[[], bool] = lambda: False
         self.strategy: tf.distribute.Strategy | None = None
-        self.files = outputs.GroupFiles(identity.Cluster())
+        self.files = outputs.of(identity.Cluster())
         # How many calls of `fit` are under way.
         self.num_fits = 0
         self.settings: dict[str, Any] = {}
@@ -163,15 +163,13 @@ class _Patch:
         self.is_scripts_own, undo = keras_internals.give_strategy(self.strategy)
         self._undo.append(undo)
         self._replace("compile", _compile)
-        self.files = outputs.GroupFiles(cluster)
+        self.files = outputs.of(cluster)
+        self.files.find_what_is_loaded()
         for name in _METHODS:
             self._replace(name, functools.partial(_hand_over, name))
         for name in _WRITERS:
             self._replace(name, _write)
         self._replace("load_weights", _read)
-        self._undo.append(
-            keras_internals.replace_loading(lambda path: self.files.read(path))
-        )
 
     def undo(self) -> None:
         """Gives Keras its own methods back."""
@@ -379,7 +377,6 @@ class _OfScript:
 
     def _callbacks(self, arguments: Mapping[str, Any]) -> Any:
         given = guards.listed(arguments.get("callbacks"))
-        _patched.files.move(given)
         _show(self.model, given)
         found: Any = super()
         return found._callbacks(

@@ -1,10 +1,7 @@
-"""Groups that write one path."""
-
-import dataclasses
-import logging
-import os
+"""Groups that write by one name."""
 
 import keras
+import numpy as np
 import pytest
 
 import tfdistill
@@ -16,51 +13,75 @@ from tfdistill.cluster import outputs
 def groups(tmp_path, monkeypatch):
     """Two groups of one run, as each finds itself in the environment."""
     monkeypatch.chdir(tmp_path)
+    for module in (keras.models, keras.saving):
+        monkeypatch.setattr(module, "load_model", module.load_model)
 
-    def become(group):
+    def become(group, **changes):
         known = tfdistill.Cluster(
-            group=group, num_groups=2, workdir=str(tmp_path / "run")
+            group=group,
+            **{"num_groups": 2, "workdir": str(tmp_path / "run"), **changes},
         )
         monkeypatch.setattr(
             tfdistill.Cluster, "from_env", classmethod(lambda cls: known)
         )
+        outputs._of_directory.cache_clear()
         return known
 
     return become
 
 
-def test_a_path_of_two_groups_is_named_with_both(groups, caplog):
-    first, second = groups(0), groups(1)
-    with caplog.at_level(logging.WARNING):
-        outputs.take("best.keras", "ModelCheckpoint", first)
-        outputs.take("best.keras", "ModelCheckpoint", first)  # Started again.
-        outputs.take("group_1/best.keras", "ModelCheckpoint", second)
-        alone = dataclasses.replace(second, num_groups=1, group=0)
-        outputs.take("best.keras", "ModelCheckpoint", alone)
-        assert not caplog.text
-        outputs.take("./best.keras", "ModelCheckpoint", second)
-    assert "group_1 writes to ./best.keras, as group_0 does" in caplog.text
+@pytest.mark.parametrize(
+    "path, moved",
+    [
+        ("best.keras", "best.keras"),
+        ("./out/../out/best.keras", "out/best.keras"),
+        ("/data/best.keras", "data/best.keras"),
+        ("gs://bucket/best.keras", "gs/bucket/best.keras"),
+        ("group_1/best.keras", None),
+        ("run/group_1/best.keras", None),
+        ("", None),
+    ],
+)
+def test_a_later_group_has_the_same_name_below_its_directory(
+    groups, tmp_path, path, moved
+):
+    files = outputs.of(groups(1))
+    own = f"{tmp_path}/run/group_1/files/{moved}" if moved else path
+    assert files.written(path) == own
+    assert files.read(path) == own
+    assert files.written(own) == own
+    for alone in (groups(0), groups(0, num_groups=1), groups(1, workdir=None)):
+        assert outputs.of(alone).written(path) == path
 
 
-def test_callbacks_and_models_say_where_they_write(groups, tmp_path, caplog):
+def test_what_a_group_wrote_is_what_it_loads(groups, tmp_path, caplog):
     x, y = cases.data()
     for group in (0, 1):
         groups(group)
         model = tfdistill.DistributedModel(cases.linear(0))
         model.compile("sgd", "mse", metrics=["mae"])
+        backup = tfdistill.callbacks.Backup("backups", every_steps=10)
         callbacks = [
             keras.callbacks.CSVLogger("log.csv"),
-            tfdistill.callbacks.Backup("backups", every_steps=10),
-            keras.callbacks.ModelCheckpoint(f"group_{group}.keras"),
+            keras.callbacks.ModelCheckpoint(
+                "{epoch}.weights.h5", save_weights_only=True
+            ),
+            keras.callbacks.TensorBoard("curves"),
+            backup,
         ]
-        with caplog.at_level(logging.WARNING):
-            model.fit(x, y[:, None], verbose=0, callbacks=callbacks)
-            model.save("last.keras")
+        model.fit(x, (1 + group) * y[:, None], verbose=0, callbacks=callbacks)
+        model.save("last.keras")
+        loaded = keras.models.load_model("last.keras")
+        expected = model.get_weights()
+        model.load_weights("1.weights.h5")
+        for found in (loaded.get_weights(), model.get_weights()):
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one, other)
         if group == 0:
-            assert "writes to" not in caplog.text
-    said = [
-        os.path.basename(record.args[2])
-        for record in caplog.records
-        if "writes to" in record.message
-    ]
-    assert said == ["log.csv", "backups", "last.keras"]
+            assert "writes" not in caplog.text
+    own = tmp_path / "run/group_1/files"
+    names = {"log.csv", "1.weights.h5", "curves", "backups", "last.keras"}
+    assert {path.name for path in own.iterdir()} == names
+    assert names < {path.name for path in tmp_path.iterdir()}
+    assert backup.directory == str(own / "backups")
+    assert f"This group writes last.keras to {own}/last.keras" in caplog.text

@@ -1,11 +1,12 @@
-"""What the groups of one run write by themselves: no path of two groups.
+"""Where groups of one run write what their script writes by one name.
 
 All groups run the same script, so that a fixed path in it, such as
-`ModelCheckpoint("best.keras")`, is one file for all, which each overwrites.
-Whoever writes there leaves an empty file in the workdir, so that groups see it.
+`ModelCheckpoint("best.keras")`, would be one file for all, which each
+overwrites. The first group writes where the script says, each other one to the
+same name below its own directory.
 """
 
-import hashlib
+import functools
 import logging
 import os
 import pathlib
@@ -13,16 +14,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from tfdistill.cluster import identity
+from tfdistill.system import keras_internals
 from tfdistill.system import run_files
 
 _log = logging.getLogger(__name__)
-_DIRECTORY = "outputs"
 # In the directory of a group: what its script writes.
 _FILES = "files"
 # What Keras' callbacks and ours call the path that they write to.
 _ATTRIBUTES = "filepath", "filename", "log_dir", "backup_dir", "directory"
-# Markers of this process: callbacks save to a path again and again.
-_taken: set[pathlib.Path] = set()
 
 
 def of_callbacks(callbacks: Iterable[Any]) -> dict[str, str]:
@@ -42,98 +41,93 @@ def of_callbacks(callbacks: Iterable[Any]) -> dict[str, str]:
     return found
 
 
-def take(path: str, what: str, cluster: identity.Cluster) -> None:
-    """Notes that this group writes to a path; warns if another one does.
-
-    Once for each path, and not in a run of one group, or without a workdir that
-    groups share.
-
-    Args:
-        path: As the script has it.
-        what: Who writes there, for the message.
-        cluster: Says which group this is, and where the run's files are.
-    """
-    if cluster.num_groups == 1 or not cluster.workdir:
-        return
-    whole = run_files.real(path)
-    key = hashlib.sha256(whole.encode()).hexdigest()[:16]
-    place = pathlib.Path(cluster.workdir, _DIRECTORY)
-    own = run_files.group_name(cluster.group)
-    marker = place / f"{key}.{own}"
-    if marker in _taken:
-        return
-    _taken.add(marker)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        # By their names: nobody has to read a file that is being written.
-        marker.touch()
-        holders = {each.suffix[1:] for each in place.glob(f"{key}.*")}
-    except OSError as error:
-        _log.info("Nobody knows who else writes to %s: %s", path, error)
-        return
-    others = sorted(holders - {own})
-    if others:
-        _log.warning(
-            "%s of %s writes to %s, as %s does: each overwrites what the other "
-            "has written. Give each group its own path, such as one "
-            "below tfdistill.Cluster.from_env().group_dir.",
-            what,
-            own,
-            path,
-            ", ".join(others),
-        )
-
-
 class GroupFiles:
-    """Where a group writes what its script writes by one name in all groups.
+    """Moves what a group other than the first writes, and finds it there.
 
-    The first group writes where the script says, each other one to the same
-    name below its own directory, and reads it there.
+    A path that lies in the group's directory, or has the group's name, such as
+    `out/group_1/best.keras`, is its own already.
     """
 
-    def __init__(self, cluster: identity.Cluster) -> None:
-        """Moves nothing in a run of one group, or without a workdir."""
-        self._own = cluster.group_dir if cluster.group else None
-        self._moved: dict[str, str] = {}
+    def __init__(self, own_directory: str | None) -> None:
+        """Moves nothing without a directory of the group's own."""
+        self._own = own_directory
+        self._finds = False
+        self._said: set[str] = set()
 
     def written(self, path: Any) -> Any:
         """Returns where to write what a script would write to a path."""
-        if self._own is None or not isinstance(path, str | os.PathLike):
+        moved = self._moved_to(path)
+        if moved is None:
             return path
-        given = os.fspath(path)
-        whole = run_files.real(given)
-        if not given or whole.startswith(run_files.real(self._own) + os.sep):
-            return path
-        if whole not in self._moved:
-            here = os.path.relpath(whole)
-            name = whole.lstrip(os.sep) if here.startswith("..") else here
-            moved = f"{self._own}/{_FILES}/{name}"
+        if moved not in self._said:
+            self._said.add(moved)
+            self.find_what_is_loaded()
             if "://" not in moved:
                 os.makedirs(os.path.dirname(moved), exist_ok=True)
-            self._moved[whole] = moved
-            _log.warning("This group writes %s to %s.", given, moved)
-        return self._moved[whole]
+            _log.warning(
+                "This group writes %s to %s: group_0 has the place that the "
+                "script names.",
+                os.fspath(path),
+                moved,
+            )
+        return moved
+
+    def _moved_to(self, path: Any) -> str | None:
+        """Returns the group's own place for a path, unless it is its own."""
+        if self._own is None or not isinstance(path, str | os.PathLike):
+            return None
+        whole = run_files.real(path)
+        name = os.path.basename(self._own)
+        if not os.fspath(path) or name in pathlib.Path(whole).parts:
+            return None
+        here = os.path.relpath(whole)
+        if "://" in whole or here.startswith(os.pardir):
+            here = whole.replace("://", "/").lstrip("/")
+        return f"{self._own}/{_FILES}/{here}"
+
+    def find_what_is_loaded(self) -> None:
+        """Has Keras load whole models from where they were written.
+
+        By any name for `load_model` that is bound from now on.
+        """
+        if self._own is not None and not self._finds:
+            self._finds = True
+            keras_internals.replace_loading(self.read)
 
     def read(self, path: Any) -> Any:
         """Returns where to read what was written to a path."""
-        if not self._moved or not isinstance(path, str | os.PathLike):
-            return path
-        return self._moved.get(run_files.real(os.fspath(path)), path)
+        moved = self._moved_to(path)
+        is_moved = moved in self._said
+        # Also of a name that was made of another, as of the epoch's number.
+        return moved if moved and (is_moved or os.path.exists(moved)) else path
 
     def move(self, callbacks: Iterable[Any]) -> None:
         """Has callbacks write there, whatever they have made of their path."""
-        if self._own is None:
-            return
-        for callback in callbacks:
+        for callback in callbacks if self._own else ():
             for path in of_callbacks([callback]):
                 moved = self.written(path)
-                for name, value in list(vars(callback).items()):
-                    value = os.fspath(value) if _is_path(value) else value
-                    if isinstance(value, str) and (
-                        value == path or value.startswith(f"{path}/")
-                    ):
-                        setattr(callback, name, moved + value[len(path) :])
+                if moved != path:
+                    _replace(callback, path, moved)
 
 
-def _is_path(value: Any) -> bool:
-    return isinstance(value, os.PathLike)
+def _replace(callback: Any, path: str, by: str) -> None:
+    for name in {*vars(callback), *_ATTRIBUTES}:
+        value = getattr(callback, name, None)
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if isinstance(value, str) and (
+            value == path or value.startswith(f"{path}/")
+        ):
+            setattr(callback, name, by + value[len(path) :])
+
+
+@functools.cache
+def _of_directory(own_directory: str | None) -> GroupFiles:
+    return GroupFiles(own_directory)
+
+
+def of(cluster: identity.Cluster) -> GroupFiles:
+    """Returns the files of a group: one for all models of the process.
+
+    Nothing moves in a run of one group, or without a workdir.
+    """
+    return _of_directory(cluster.group_dir if cluster.group else None)

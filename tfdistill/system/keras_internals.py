@@ -921,27 +921,13 @@ def give_strategy(
     return lambda: bool(asked), undo
 
 
-def replace_loading(where: Callable[[Any], Any]) -> Callable[[], None]:
-    """Has Keras load whole models from where a path leads.
+def replace_loading(where: Callable[[Any], Any]) -> None:
+    """Has Keras load whole models from where a path leads."""
+    own = keras.models.load_model
 
-    Returns what undoes it.
-    """
-    places = [
-        module
-        for module in (keras.models, keras.saving, tf.keras.models)
-        if hasattr(module, "load_model")
-    ]
-    before = [(module, module.load_model) for module in places]
-    for module, own in before:
+    @functools.wraps(own)
+    def load_model(filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        return own(where(filepath), *args, **kwargs)
 
-        @functools.wraps(own)
-        def load(filepath: Any, *args: Any, own: Any = own, **kw: Any) -> Any:
-            return own(where(filepath), *args, **kw)
-
-        module.load_model = load
-
-    def undo() -> None:
-        for module, own in before:
-            module.load_model = own
-
-    return undo
+    for module in (keras.models, keras.saving, tf.keras.models):
+        module.load_model = load_model
