@@ -8,10 +8,12 @@ import threading
 
 import numpy as np
 import pytest
+from sklearn import datasets
 
 from tests.cases import docs_blocks
 from tests.cases import runs
 from tfdistill.commands import compare
+from tfdistill.held_out import predictions
 
 _SHORT = (
     "--override=num_steps=20",
@@ -109,6 +111,7 @@ def _page(name):
     text = block.text
     for long, short in (
         ("epochs=10", "epochs=2"),
+        ("epochs=20", "epochs=2"),
         ("BurnIn(steps=100)", "BurnIn(steps=10)"),
         ("num_steps=300", "num_steps=20"),
     ):
@@ -151,6 +154,42 @@ def test_a_training_script_is_compared_by_its_environment(
     assert compare.main([*options, "--trials=1"]) == 1
     assert "Add tfdistill.callbacks.HeldOut" in capsys.readouterr().out
     assert sorted(os.listdir("comparisons")) == ["1", "2"]
+
+
+@pytest.mark.deep
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("no_process_left")
+def test_an_ordinary_script_is_compared_as_it_stands(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    _page("train.py")
+    names = ("independent", "codistill", "predictions", "weight_decay")
+    options = ["train.py", f"--methods={','.join(names)}", "--trials=2"]
+    assert compare.main(options) == 0, capsys.readouterr().out
+    made = tmp_path / "last_comparison"
+    methods = json.loads((made / "report.json").read_text())["methods"]
+    found = {}
+    for name in names:
+        (run,) = methods[name]["trials"][1]["runs"]
+        text = (made / run / "group_0/results.json").read_text()
+        found[name] = json.loads(text)
+        # The last 30% of the rows, in all trials and groups.
+        for trial in methods[name]["trials"]:
+            path = made / trial["runs"][0] / "group_0/predictions.npz"
+            labels = predictions.read(path.parent).labels
+            np.testing.assert_array_equal(labels, _digits()[1257:])
+    taught = [[t["name"] for t in found[name]["teachers"]] for name in names]
+    assert taught == [[], ["group_1"], ["group_1"], []]
+    examples = [found[name]["examples"] for name in names]
+    assert examples == [2 * 1257, 2 * 629, 2 * 1257, 2 * 1257]
+    assert found["weight_decay"]["obeyed"]["weight_decay"] == 0.1
+    assert found["independent"]["obeyed"]["seed"] == 1
+    assert methods["independent"]["churn"]["churn"]["mean"] > 0.01
+
+
+def _digits():
+    return datasets.load_digits().target
 
 
 @pytest.mark.deep
