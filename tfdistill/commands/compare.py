@@ -1,7 +1,7 @@
 """Does codistillation help this model? Runs it against its controls.
 
+tfdistill compare my_train.py
 tfdistill compare my_workload.py --methods=independent,own_past --trials=4
-tfdistill compare my_train.py --held-out=NAME
 
 The same command resumes where it was stopped, and adds more methods and trials
 to the same report.
@@ -64,8 +64,9 @@ def _add_options(options: programs.Flags) -> None:
 def _add_what(add: Callable[..., None]) -> None:
     add(
         "held_out",
-        "<NAME>: FILE.py is a training script, and its callback "
-        "HeldOutPredictions with this name writes the predictions to compare",
+        "<NAME>: FILE.py is a script that imports tfdistill, whose callback "
+        "HeldOutPredictions with this name writes the predictions to compare; "
+        "default: the predictions of an ordinary script for its validation data",
     )
     add(
         "recipe",
@@ -123,8 +124,8 @@ def _compared(options: programs.Options) -> recipes.Recipe:
     if (file is None) == (name is None):
         received = "neither" if file is None else f"{file} and {name}"
         raise ValueError(
-            "expected a file with a function `workload`, a script with "
-            f"--held-out=NAME, or --recipe=NAME; received {received}"
+            "expected a Keras script, a file with a function `workload`, or "
+            f"--recipe=NAME; received {received}"
         )
     is_ordinary = file is not None and not keras_script.imports_tfdistill(file)
     if options.held_out is None and not is_ordinary:
@@ -253,8 +254,9 @@ def _say(text: str) -> None:
 
 PROGRAM = programs.Program(
     name="tfdistill compare",
-    usage="my_workload.py [options]\n"
+    usage="my_train.py [options] [-- ARGUMENT ...]\n"
     "my_train.py --held-out=NAME [options] [-- ARGUMENT ...]\n"
+    "my_workload.py [options]\n"
     "--recipe=NAME [options]",
     about="Trains a model with several methods, several times each with "
     "different seeds,\nand reports quality, churn and cost in report.md, "
@@ -262,6 +264,6 @@ PROGRAM = programs.Program(
     notes=_notes(),
     define=_add_options,
     run=_run,
-    takes_file="a file with a function workload, or a training script",
+    takes_file="a training script, or a file with a function workload",
 )
 main = PROGRAM.main

@@ -19,6 +19,15 @@ COMMANDS = {
     "slurm": "write the batch script for a run on Slurm",
     "kubernetes": "write the manifests for a run on Kubernetes",
 }
+_NOTES = """\
+A Keras script runs as it stands:
+  tfdistill run --workers-per-group=2 my_train.py    on two workers
+  tfdistill run --workers-per-group=2 --ps-per-group=1 my_train.py
+                                                     on parameter servers
+  tfdistill run --num-groups=2 my_train.py           in groups that teach each
+                                                     other
+  tfdistill compare my_train.py                      is that worth it?
+"""
 
 
 def _load(name: str) -> programs.Program | programs.Commands:
@@ -27,10 +36,10 @@ def _load(name: str) -> programs.Program | programs.Commands:
 
 _PROGRAM = programs.Commands(
     name="tfdistill",
-    about="Codistillation for Keras 3: groups that teach each other.",
+    about="Distributed training and codistillation for Keras 3.",
     commands=COMMANDS,
     load=_load,
-    notes="example:\n  tfdistill run --num-groups=2 my_train.py\n",
+    notes=_NOTES,
 )
 
 

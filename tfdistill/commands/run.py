@@ -181,7 +181,9 @@ def _commands(options: programs.Options) -> "outcome.Commands":
 
     compared = f"--recipe={options.recipe}" if options.recipe else ""
     if options.command[:1] == [programs.PYTHON]:
-        compared = f"{options.command[1]} --held-out=NAME"
+        compared = options.command[1]
+        if keras_script.imports_tfdistill(compared):
+            compared += " --held-out=NAME"
     compare = re.sub("(run|local)$", "compare", options.program)
     return outcome.Commands(
         new=again(),
