@@ -95,7 +95,8 @@ class DistributedModel(
     normalization normalizes over each replica's own rows
     (`keras.layers.BatchNormalization(synchronized=True)` over all), and that
     layers which draw random numbers, such as dropout, draw the same numbers on
-    each replica, for its rows. A metric's variables must add up over examples.
+    each replica, for its rows. A metric's variables must be sums over examples,
+    maxima or minima.
     `save`, `save_weights`, `load_weights` and `export` are the wrapped model's
     own methods, and plain Keras loads its files. The files don't contain how
     the model was compiled.

@@ -296,6 +296,34 @@ class Counted(keras.metrics.Metric):
         return self.count
 
 
+class Extremes(keras.metrics.Metric):
+    """The largest prediction and the least label, from elsewhere than zero."""
+
+    def __init__(self) -> None:
+        super().__init__(name="extremes")
+        # Keras does not always reset them before the first epoch.
+        start = keras.initializers.Constant
+        self.most = self.add_variable((), start(-np.inf))
+        self.least = self.add_variable((), start(-0.5), dtype="float64")
+        self.told = self.add_variable((), start(1.0), aggregation="mean")
+
+    def update_state(self, y_true: Any, y_pred: Any, **_: Any) -> None:
+        self.most.assign(keras.ops.maximum(self.most, keras.ops.max(y_pred)))
+        least = keras.ops.min(keras.ops.cast(y_true, "float64"))
+        self.least.assign(keras.ops.minimum(least, self.least))
+        self.told.assign(3.0)
+
+    def reset_state(self) -> None:
+        self.most.assign(-np.inf)
+        self.least.assign(-0.5)
+        self.told.assign(1.0)
+
+    def result(self) -> Any:
+        # As tensors: in place of a variable Keras logs what it has later.
+        names = "most", "least", "told"
+        return {name: getattr(self, name) + 0 for name in names}
+
+
 class OwnStep(keras.Model):
     """A finished model with steps as in Keras' guide, a tape in one of them."""
 
@@ -483,7 +511,10 @@ CASES: dict[str, Case] = {
     # The last batch leaves some replicas without a row.
     "weighted_one_left": Case(
         data=lambda: weighted(17),
-        compiled=lambda: {"weighted_metrics": ["mse"]},
+        compiled=lambda: {
+            "metrics": [Extremes()],
+            "weighted_metrics": ["mse"],
+        },
     ),
     "decayed_subclassed": Case(
         optimizer=lambda: tfdistill.optimizers.with_kernel_decay(
@@ -576,6 +607,7 @@ CASES: dict[str, Case] = {
                 "mae",
                 "AUC",
                 Counted(),
+                Extremes(),
                 keras.metrics.RootMeanSquaredError(),
                 keras.metrics.F1Score(threshold=0.5),
             ]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import servers as cases
+from tests.cases import training as training_cases
 from tfdistill.cluster import signs
 from tfdistill.parameter_server import trainer
 from tfdistill.training import auto_steps
@@ -37,10 +38,13 @@ def test_what_does_not_fit_is_refused(arguments, message):
 FIT = {"epochs": 2, "steps_per_epoch": 7, "verbose": 0}
 
 
-def _model(**kwargs):
+def _model(*more, **kwargs):
     return cases.model(
         optimizer=keras.optimizers.Adam(0.05),
-        metrics=[keras.metrics.BinaryAccuracy(threshold=0.0, name="accuracy")],
+        metrics=[
+            keras.metrics.BinaryAccuracy(threshold=0.0, name="accuracy"),
+            *more,
+        ],
         **kwargs,
     )
 
@@ -52,13 +56,13 @@ def _validation():
 def test_two_workers_in_turn_train_as_one_process(monkeypatch):
     train = cases.batches().repeat()
     validation = {"validation_data": _validation(), "validation_steps": 4}
-    plain = _model()
+    plain = _model(training_cases.Extremes())
     expected = plain.fit(train, **validation, **FIT).history
     answers = plain.predict(_validation(), verbose=0)
     metrics = plain.evaluate(_validation(), verbose=0)
 
     cases.pretend(monkeypatch, 2)
-    model = _model()
+    model = _model(training_cases.Extremes())
     history = model.fit(train, **validation, **FIT).history
     cases.assert_same(cases.weights(model), cases.weights(plain), rtol=1e-4)
     assert model.optimizer.iterations.numpy() == 14

@@ -83,3 +83,19 @@ def test_callbacks_read_what_one_device_has(two_replicas, above):
         assert one.keys() == other.keys()
         for key, value in other.items():
             np.testing.assert_allclose(one[key], value, rtol=1e-5, err_msg=key)
+
+
+class _Last(cases.Counted):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign(keras.ops.shape(y_true)[0])
+
+
+def test_a_metric_that_keeps_the_last_value_is_named(two_replicas):
+    with two_replicas.scope():
+        model = tfdistill.DistributedModel(
+            keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        )
+        model.compile(loss="mse", metrics=[_Last(name="rows")])
+    said = "replicas .* another kind, of its variable 'rows/variable.* added up"
+    with pytest.warns(UserWarning, match=said):
+        model.evaluate(np.ones([8, 2]), np.ones([8, 1]), verbose=0)

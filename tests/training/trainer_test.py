@@ -189,6 +189,40 @@ def test_a_state_of_each_row_is_refused_by_the_layer_s_name(two_replicas):
         model.fit(x, x[:, 0, :2], batch_size=8, verbose=0)
 
 
+class Remembers(keras.Model):
+    """Makes variables from values, only when it is first called."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = keras.layers.LSTM(2, stateful=True, name="memory")
+        self.top = keras.layers.Dense(1)
+
+    def build(self, shape):
+        self.scale = keras.Variable(np.full(2, 0.5, "float32"))
+
+    def call(self, x):
+        return self.top(self.memory(x) * self.scale)
+
+
+def test_a_model_is_built_by_its_first_step_on_one_device(tmp_path):
+    x = np.random.default_rng(0).normal(size=(16, 3, 4)).astype("float32")
+    fit = {"batch_size": 8, "epochs": 2, "verbose": 0, "shuffle": False}
+
+    def trained(wrap, **given):
+        keras.utils.set_random_seed(1)
+        model = wrap(Remembers())
+        model.compile("sgd", "mse")
+        return model.fit(x, x[:, 0, :1], **fit, **given).history["loss"]
+
+    expected = trained(lambda model: model)
+    assert trained(tfdistill.CodistillModel) == pytest.approx(expected)
+    exporter = tfdistill.callbacks.StudentExporter(
+        tfdistill.Exchange(tmp_path), every_steps=1
+    )
+    with pytest.raises(ValueError, match="must not keep .*'memory'. Leave"):
+        trained(tfdistill.CodistillModel, callbacks=[exporter])
+
+
 @pytest.mark.parametrize(
     ("value", "kind"),
     [

@@ -108,7 +108,8 @@ class StudentGraph:
 
         `input_spec` is a structure of `tf.TensorSpec` or tensors, as the
         student is called with. ValueError if the student is not built, keeps
-        variables that Keras does not know, or gets None for an input.
+        variables that Keras does not know or a state of each row, or gets None
+        for an input.
         """
         if not student.built:
             raise ValueError(
@@ -124,6 +125,13 @@ class StudentGraph:
                 "An export and its teachers need a value for each input of the "
                 f"student; received None for {absent} in the data. Pass zeros "
                 "instead, or build the student without that input."
+            )
+        if stateful := keras_internals.stateful_layer(student):
+            raise ValueError(
+                "A student with exports or teachers must not keep a state of "
+                "each row from batch to batch (`stateful=True`), which no "
+                f"version contains; received the layer {stateful!r}. Leave "
+                "`stateful` out, or train without exporter and teachers."
             )
         self._student = student
         self.variables = layer.variables_of(student)

@@ -134,6 +134,7 @@ class ServerTrainer(trainer.Trainer):
     ) -> None:
         """Builds from the spec of an element of the data."""
         trainer.check_scope(self._model)
+        trainer.check_stateful(self._model)
         self.input_spec = keras_internals.build_from_spec(
             self._model,
             self._model.bare(element_spec),

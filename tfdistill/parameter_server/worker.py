@@ -186,7 +186,9 @@ class TrainFunction:
         self, data: Any, step: tf.Tensor, states: Any
     ) -> tuple[Any, tf.Tensor, tf.Tensor]:
         """Returns metric states, examples, and the logs as a vector."""
-        states, logs = self._step.train(data, step=step, metrics=states)
+        before = list(map(tf.identity, states))
+        states, logs = self._step.train(data, step=step, metrics=before)
+        self._totals.traced(before, states)
         examples = logs.pop(steps.EXAMPLES, None)
         if examples is None:
             examples = worker_data.num_rows(data)
@@ -329,9 +331,11 @@ class EvaluateFunction:
             element = iterator.get_next_as_optional()
 
             def run() -> Any:
+                before = list(map(tf.identity, states))
                 states_after, values_after, self.log_names = self._step.test(
-                    element.get_value(), values=values, metrics=states
+                    element.get_value(), values=values, metrics=before
                 )
+                self.totals.traced(before, states_after)
                 return tf.constant(True), states_after, values_after
 
             return tf.cond(

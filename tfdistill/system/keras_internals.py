@@ -320,6 +320,20 @@ def build_from_spec(
     return keras.utils.unpack_x_y_sample_weight(batch)[0]
 
 
+def build_by_a_step(model: keras.Model, element_spec: Any) -> None:
+    """Builds a model on one device as the first step of Keras' `fit` does.
+
+    By a trace, in which layers may make variables from values, such as the
+    states of recurrent ones: `_symbolic_build` allows only initializers.
+    """
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(
+        keras.tree.map_structure(_first_replica, element_spec)
+    )
+    tf.function(
+        lambda x: model(x, training=False), autograph=False
+    ).get_concrete_function(x)
+
+
 def _build_for_training(model: keras.Model, batch: Any) -> None:
     """Builds layers that are only called in training.
 
@@ -448,6 +462,17 @@ def all_layers(layer: keras.Layer) -> list[keras.Layer]:
     has no such public attribute.
     """
     return list(layer._flatten_layers())
+
+
+def stateful_layer(model: keras.Model) -> str | None:
+    """Returns the name of a layer that keeps a state of each row, if any.
+
+    From batch to batch, as recurrent layers do with `stateful=True`.
+    """
+    for layer in all_layers(model):
+        if getattr(layer, "stateful", False) is True:
+            return str(layer.name)
+    return None
 
 
 def frozen_weights(model: keras.Model) -> list[Any]:

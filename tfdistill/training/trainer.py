@@ -134,6 +134,7 @@ class ReplicaTrainer(Trainer):
 
     def compiled(self) -> None:
         """Takes the sums of gradients away from the optimizer."""
+        self._metrics = metric_states.MetricStates(self._model)
         if self._model.optimizer is not None and self._has_replicas:
             keras_internals.leave_reduction_to_caller(self._model.optimizer)
 
@@ -142,6 +143,10 @@ class ReplicaTrainer(Trainer):
         if self._has_replicas:
             check_scope(self._model)
             check_stateful(self._model)
+        elif not self._model.model.built:
+            keras_internals.build_by_a_step(
+                self._model, self._model.bare(element_spec)
+            )
         self.input_spec = keras_internals.build_from_spec(
             self._model,
             self._model.bare(element_spec),
@@ -161,7 +166,7 @@ class ReplicaTrainer(Trainer):
         self._model.before_tracing()
         self._table_updates()
         step = stragglers.measured(step, self._strategy)
-        run = self.test_function(self._without_rows_unchanged(step), keras_own)
+        run = self._function(step, keras_own, kept=own_statistics)
 
         def execute(iterator: Any) -> Logs:
             _, num_steps = self._asked(iterator)
@@ -171,15 +176,20 @@ class ReplicaTrainer(Trainer):
 
         return execute
 
-    def _without_rows_unchanged(self, step: Step) -> Step:
-        """A step that leaves a replica's own statistics, if it has no rows.
+    def _without_rows_unchanged(
+        self, step: Step, kept: Callable[[keras.Model], list[Any]]
+    ) -> Step:
+        """A step that leaves metrics and what is `kept`, if it has no rows.
 
-        Batch normalization would move them to the mean of nothing, NaN, unless
-        it is synchronized.
+        Batch normalization would move its statistics to the mean of nothing,
+        NaN, unless it is synchronized, and a metric may add such a mean.
         """
 
-        def kept(data: Any) -> Logs:
-            variables = own_statistics(self._model)
+        def run(data: Any) -> Logs:
+            variables = [
+                *kept(self._model),
+                *metric_states.floats_of(self._model),
+            ]
             num_rows, is_known = global_batch.num_rows(
                 keras.utils.unpack_x_y_sample_weight(data)[0]
             )
@@ -193,16 +203,20 @@ class ReplicaTrainer(Trainer):
                 variable.assign(tf.where(is_real, moved, value))
             return logs
 
-        return kept
+        return run
 
     def test_function(self, step: Step, keras_own: Any) -> Any:
         """Runs the step on each replica, or what Keras would."""
+        return self._function(step, keras_own, kept=lambda model: [])
+
+    def _function(self, step: Step, keras_own: Any, *, kept: Any) -> Any:
+        step = self._without_rows_unchanged(step, kept)
 
         def begun(data: Any) -> Logs:
             self.begin_step()
             return step(keras_internals.with_none(data))
 
-        execution = _Execution(self._model, begun)
+        execution = _Execution(self._model, begun, self._metrics)
 
         def execute(iterator: Any) -> Logs:
             iterator, num_steps = self._asked(iterator)
@@ -496,14 +510,13 @@ def check_scope(model: keras.Model) -> None:
 
 def check_stateful(model: keras.Model) -> None:
     """Refuses layers that keep a state for each row of a whole batch."""
-    for layer in keras_internals.all_layers(model):
-        if getattr(layer, "stateful", False) is True:
-            raise ValueError(
-                "Layers must not keep a state of each row from batch to batch "
-                "(`stateful=True`) on several replicas, of which each gets "
-                f"rows of a batch; received the layer {layer.name!r}. Leave "
-                "`stateful` out, or train on one device."
-            )
+    if name := keras_internals.stateful_layer(model):
+        raise ValueError(
+            "Layers must not keep a state of each row from batch to batch "
+            "(`stateful=True`) on several replicas or parameter servers, "
+            "where the next batch, or part of it, is another's; received the "
+            f"layer {name!r}. Leave `stateful` out, or train on one device."
+        )
 
 
 def _has_distinct_rows(gradient: Any) -> bool:
@@ -534,8 +547,13 @@ class _Execution:
     states summed over all replicas, the rest from the first replica.
     """
 
-    def __init__(self, model: keras.Model, step: Step) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: keras.Model,
+        step: Step,
+        metrics: metric_states.MetricStates,
+    ) -> None:
+        self._metrics = metrics
         is_compiled = model.jit_compile and not model.run_eagerly
         if is_compiled:  # Without the iterator, which XLA cannot read.
             step = tf.function(step, reduce_retracing=True, jit_compile=True)
@@ -566,6 +584,8 @@ class _Execution:
     def _first_steps(self, iterator: Any, left: tf.Tensor | None) -> Logs:
         logs = self._run(iterator.get_next())
         self._stepwise = _gathers_in_graph()
+        if self._has_replicas:
+            self._metrics.traced()
         if left is not None and not self._stepwise:
             _, logs = tf.while_loop(
                 lambda left, _: left > 0,
@@ -605,7 +625,7 @@ class _Execution:
             return logs
         waits = [logs[name] for name in logs if name == stragglers.WAITS]
         results, sums = self._strategy.run(
-            lambda: metric_states.in_replica(self._model, waits)
+            lambda: self._metrics.in_replica(waits)
         )
         results.update(zip([stragglers.WAITS], sums, strict=False))
         return {key: results.get(key, logs[key]) for key in logs}
