@@ -119,6 +119,7 @@ class DistributedModel(
 
     train_function: Any
     test_function: Any
+    optimizer: Any = None  # Before `compile`, which `predict` does not need.
     _trainer: Any = None
     _compiled_with: Callable[[], Mapping[str, Any]]
     _INSIDE, _PREFIX, _MAY_COMPILE = "model", "distributed", True

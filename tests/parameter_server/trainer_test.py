@@ -112,6 +112,42 @@ def test_a_split_and_class_weights_are_those_of_keras(monkeypatch, labels):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
+class OfAllKinds(keras.Model):
+    def __init__(self, *, with_none=False):
+        super().__init__()
+        self.scale = self.add_weight(shape=(), initializer="ones")
+        self.with_none = with_none
+
+    def call(self, x):
+        if self.with_none:
+            return {"a": x, "b": [x, None]}
+        return {
+            "text": tf.strings.as_string(x * self.scale),
+            "ragged": tf.RaggedTensor.from_tensor(x, padding=3.0),
+            "sparse": tf.sparse.from_dense(x),
+            "mean": tf.reduce_mean(x),
+            "widths": tf.zeros([tf.shape(x)[0], tf.cast(x[0, 0], tf.int32)]),
+        }
+
+
+def test_predictions_of_all_kinds_are_as_in_keras(monkeypatch):
+    """Without a `compile`, too."""
+    x = np.arange(10, dtype="float32").reshape(5, 2)
+    data = tf.data.Dataset.from_tensor_slices(x).batch(2)
+    expected = OfAllKinds().predict(data, verbose=0)
+    cases.pretend(monkeypatch)
+    found = tfdistill.DistributedModel(OfAllKinds()).predict(data)
+    assert found["text"].tolist() == expected["text"].tolist()
+    assert found["mean"].tolist() == expected["mean"].tolist()
+    for name in ("ragged", "widths"):
+        assert found[name].to_list() == expected[name].to_list()
+    dense = [tf.sparse.to_dense(each["sparse"]) for each in (found, expected)]
+    assert dense[0].numpy().tolist() == dense[1].numpy().tolist() == x.tolist()
+    model = tfdistill.DistributedModel(OfAllKinds(with_none=True))
+    with pytest.raises(ValueError, match="None for the output 'b_1'. Leave"):
+        model.predict(data)
+
+
 class _Assigns(keras.layers.Layer):
     """Counts its calls and limits a weight; and draws without a seed."""
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdistill import losses
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher as teacher_lib
 
@@ -110,3 +111,38 @@ def test_no_gradient_goes_to_a_teacher():
         loss = tf.reduce_sum(soft.outputs[0][0])
     assert float(loss) == 4.0
     assert tape.gradient(loss, weight) is None
+
+
+@pytest.mark.parametrize("is_distilled", [False, True])
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        (lambda: tf.constant(["a", "b"]), "an EagerTensor of string"),
+        (lambda: tf.ragged.constant([[1.0], []]), "a RaggedTensor of float32"),
+        (lambda: tf.constant(3.0), "one number for the whole batch"),
+        (lambda: None, "None"),
+    ],
+)
+def test_what_is_no_row_of_numbers_is_left_out(output, kind, is_distilled):
+    teachers, table = _asked((10, 1))
+    output = output()
+    outputs = {"a": tf.zeros([2, 1]), "b": output}
+    teachers[0].answer = lambda inputs: [tf.constant([[1.0], [_NAN]]), output]
+    loss = losses.LogitsMeanSquaredError(from_logits=True)
+    batch = teacher_lib.Batch(
+        inputs=tf.zeros([2, 4]),
+        outputs=outputs,
+        step=tf.constant(20, tf.int64),
+        losses=[loss, loss if is_distilled else None],
+    )
+    active = tf.constant(True)
+    if is_distilled:
+        with pytest.raises(ValueError, match=f"received {kind} for 'b'. Pass"):
+            soft_targets.ask(teachers, table, batch, active=active)
+        return
+    if output is None:
+        teachers[0].answer = _constant([1.0], [_NAN])
+    soft = soft_targets.ask(teachers, table, batch, active=active)
+    np.testing.assert_array_equal(soft.outputs[0][0], [[1], [_NAN]])
+    np.testing.assert_array_equal(soft.outputs[1][0], [0, 0])
+    np.testing.assert_array_equal(soft.weights, [[1, 0]])

@@ -226,14 +226,17 @@ def test_a_model_is_built_by_its_first_step_on_one_device(tmp_path):
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        (lambda: tf.constant(["a"]), "EagerTensor of string"),
-        (lambda: tf.ragged.constant([[1.0]]), "RaggedTensor of float32"),
+        (lambda: tf.constant(["a"]), "an EagerTensor of string"),
+        (lambda: tf.ragged.constant([[1.0]]), "a RaggedTensor of float32"),
+        (lambda: tf.constant(1.0), "one number for the whole batch"),
+        (lambda: None, "None"),
     ],
 )
 def test_predictions_that_workers_cannot_gather(monkeypatch, value, kind):
     model = tfdistill.DistributedModel(keras.Sequential())
     monkeypatch.setattr(trainer.replicas, "num_workers", lambda strategy: 2)
-    with pytest.raises(ValueError, match=f"received a {kind}. Return numbers"):
+    said = f"received {kind} for the output 'a'. Return such"
+    with pytest.raises(ValueError, match=said):
         model.trainer.sendable({"a": value()})
 
 

@@ -141,6 +141,13 @@ class StudentGraph:
         self._concrete = self._function.get_concrete_function(
             values, self.input_spec
         )
+        outputs = named(self._concrete.structured_outputs, "outputs")
+        if absent := [n for n, v in outputs.items() if v is None]:
+            raise ValueError(
+                "An export and its teachers need a tensor for each output of "
+                f"the student; received None for {absent}. Leave these "
+                "outputs out of what the student returns."
+            )
         if captured := self._concrete.graph.variables:
             names = ", ".join(sorted(v.name for v in captured))
             raise ValueError(

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdistill.parameter_server import ahead
@@ -351,6 +350,4 @@ class ServerTrainer(trainer.Trainer):
             batches.append(predicted)
         if not batches:
             raise fit_arguments.no_batch(0)
-        return keras.tree.map_structure(
-            lambda *parts: np.concatenate(parts), *batches
-        )
+        return keras_internals.predictions_of(batches)

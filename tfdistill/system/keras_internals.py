@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend import random as backend_random
 from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.export import export_utils
 from keras.src.losses import loss as loss_module
 from keras.src.losses import losses as losses_module
@@ -318,6 +319,20 @@ def build_from_spec(
                 optimized(model) if optimized else model.trainable_variables
             )
     return keras.utils.unpack_x_y_sample_weight(batch)[0]
+
+
+def predictions_of(batches: list[Any]) -> Any:
+    """Returns what `predict` makes of what a model has said of batches.
+
+    keras/src/backend/tensorflow/trainer.py: arrays, but for what is sparse or
+    varies in length.
+    """
+    return keras.tree.map_structure(
+        lambda *parts: keras_trainer.convert_to_np_if_not_ragged(
+            keras_trainer.potentially_ragged_concat(list(parts))
+        ),
+        *batches,
+    )
 
 
 def build_by_a_step(model: keras.Model, element_spec: Any) -> None:

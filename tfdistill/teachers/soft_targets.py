@@ -1,6 +1,7 @@
 """The teachers' predictions in one step, each weighted by its age."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import keras
@@ -8,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill.teachers import teacher as teacher_lib
+from tfdistill.training import steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,9 +92,9 @@ def ask(
     `standings` is what the function of that name returned. It changes by
     assignment, so the training step is never traced again for it.
     """
-    like = batch.flat
+    is_plain = _plain(batch)
     table = tf.convert_to_tensor(standings)
-    steps = tf.cast(table[:, 0], tf.int64)
+    versions = tf.cast(table[:, 0], tf.int64)
     in_time = tf.cast(batch.step, table.dtype) <= table[:, 2]
     known = tf.where(in_time, tf.cast(table[:, 1], tf.float32), 0.0)
     usable = active & (tf.abs(known) > 0)
@@ -102,18 +104,18 @@ def ask(
     relative = tf.math.divide_no_nan(shares, tf.reduce_max(shares))
     outputs, weights = [], []
     for index, teacher in enumerate(teachers):
-        answers = _ask(teacher, batch, usable[index], like)
+        answers = _ask(teacher, batch, usable[index], is_plain)
         weight = teacher.weight * relative[index]
         outputs.append(answers)
         weights.append(tf.where(_finite_rows(answers), weight, 0.0))
-    has_version = tf.cast((known > 0) & (steps >= 0), tf.float32)
-    ages = tf.cast(batch.step - steps, tf.float32)
+    has_version = tf.cast((known > 0) & (versions >= 0), tf.float32)
+    ages = tf.cast(batch.step - versions, tf.float32)
     return SoftTargets(
         outputs=[list(column) for column in zip(*outputs, strict=True)],
         weights=tf.stack(weights),
         shares=shares,
         is_asked=usable,
-        steps=steps,
+        steps=versions,
         # 0 / 0, which is NaN, if no teacher in use has versions.
         staleness=tf.reduce_sum(ages * has_version)
         / tf.reduce_sum(has_version),
@@ -124,16 +126,23 @@ def _ask(
     teacher: teacher_lib.Teacher,
     batch: teacher_lib.Batch,
     usable: tf.Tensor,
-    like: list[tf.Tensor],
+    is_plain: list[bool],
 ) -> list[tf.Tensor]:
-    """Asks one teacher, or nothing at all while it is not in use."""
+    """Asks one teacher, or nothing at all while it is not in use.
+
+    For an output that is no plain tensor there are zeros.
+    """
+    like = list(itertools.compress(batch.flat, is_plain))
 
     def answer() -> list[tf.Tensor]:
-        found = [
-            tf.cast(output, tf.float32)
+        given = [
+            output
             for output in keras.tree.flatten(teacher.ask(batch))
             if output is not None
         ]
+        if len(given) == len(is_plain):
+            given = list(itertools.compress(given, is_plain))
+        found = [tf.cast(output, tf.float32) for output in given]
         wanted = [output.shape for output in like]
         received = [output.shape for output in found]
         fits = len(received) == len(wanted) and all(
@@ -155,7 +164,30 @@ def _ask(
     answers = tf.cond(usable, answer, nothing)
     for output, wanted in zip(answers, like, strict=True):
         output.set_shape(wanted.shape)
-    return [tf.stop_gradient(output) for output in answers]
+    left = iter(tf.stop_gradient(output) for output in answers)
+    zeros = tf.zeros(tf.shape(like[0])[:1])
+    return [next(left) if plain else zeros for plain in is_plain]
+
+
+def _plain(batch: teacher_lib.Batch) -> list[bool]:
+    """Finds which outputs are numbers for each row, as distilled ones must be.
+
+    What else there is, such as strings, is left out.
+    """
+    found = []
+    for index, (path, value) in enumerate(
+        keras.tree.flatten_with_path(batch.outputs)
+    ):
+        wrong = steps.not_rows(value)
+        found.append(not wrong)
+        if wrong and (not batch.losses or batch.losses[index] is not None):
+            raise ValueError(
+                "An output with a distillation loss must be a tensor of "
+                "numbers with a row for each example; received "
+                f"{wrong} for {steps.name_of_output(path)!r}. Pass a "
+                "`distillation_loss` by output, with None for this one."
+            )
+    return found
 
 
 def _finite_rows(outputs: list[tf.Tensor]) -> tf.Tensor:

@@ -115,6 +115,27 @@ def output_names(model: keras.Model) -> list[str] | None:
     return [str(path[0]) for path, _ in keras.tree.flatten_with_path(outputs)]
 
 
+def not_rows(output: Any) -> str:
+    """Returns what an output is if it isn't a tensor of numbers by row.
+
+    Example:
+        >>> not_rows(tf.zeros([2, 1])), not_rows(tf.constant("a"))
+        ('', 'an EagerTensor of string')
+    """
+    if output is None:
+        return "None"
+    is_tensor = isinstance(output, tf.Tensor)
+    if not is_tensor or output.dtype in (tf.string, tf.variant):
+        kind = f"{type(output).__name__} of {output.dtype.name}"
+        return f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
+    return "" if output.shape.rank != 0 else "one number for the whole batch"
+
+
+def name_of_output(path: Sequence[Any]) -> str:
+    """Returns how messages name the output at a path of a structure."""
+    return "_".join(map(str, path)) or "output"
+
+
 class SteppedCallback(keras.callbacks.Callback):
     """A callback that knows the global step; subclasses fill the hooks.
 

@@ -86,7 +86,14 @@ class Trainer:
         """Prepares the thread in which a replica's step runs."""
 
     def sendable(self, predictions: Any) -> Any:
-        """Returns what replicas predict in dtypes that can be gathered."""
+        """Returns what a step predicts in dtypes that can be gathered."""
+        for path, value in keras.tree.flatten_with_path(predictions):
+            if value is None:
+                raise ValueError(
+                    "Predictions must be tensors; received None for the output "
+                    f"{steps.name_of_output(path)!r}. Leave it out of what the "
+                    "model returns."
+                )
         return predictions
 
     def average_statistics(self) -> None:
@@ -252,18 +259,26 @@ class ReplicaTrainer(Trainer):
 
     def sendable(self, predictions: Any) -> Any:
         """Casts what workers will gather; `predict` casts it back."""
-        if replicas.num_workers(self._strategy) == 1:
+        several = replicas.num_workers(self._strategy) > 1
+        if not several and not self._has_replicas:
+            return super().sendable(predictions)
+        for path, value in keras.tree.flatten_with_path(predictions):
+            # Keras gathers more within a process.
+            is_local = isinstance(value, tf.RaggedTensor) or (
+                isinstance(value, tf.Tensor) and value.shape.rank != 0
+            )
+            wrong = steps.not_rows(value)
+            if wrong and (several or not is_local):
+                raise ValueError(
+                    "Predictions must be tensors of numbers with a row for "
+                    "each example on several replicas or workers, which gather "
+                    f"them; received {wrong} for the output "
+                    f"{steps.name_of_output(path)!r}. Return such a tensor, or "
+                    "call the model on each batch."
+                )
+        if not several:
             return predictions
         flat = keras.tree.flatten(predictions)
-        for value in flat:
-            is_plain = isinstance(value, tf.Tensor)
-            if not is_plain or value.dtype in (tf.string, tf.variant):
-                raise ValueError(
-                    "Predictions must be tensors of numbers on several "
-                    "workers, which gather them; received a "
-                    f"{type(value).__name__} of {value.dtype.name}. Return "
-                    "numbers, or call the model on each batch."
-                )
         self._predicted = [value.dtype.as_numpy_dtype for value in flat]
         return keras.tree.map_structure(replicas.gatherable, predictions)
 
