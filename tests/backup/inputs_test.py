@@ -14,7 +14,7 @@ _SIZE, _BATCH, _BACKUP_STEP = 20, 4, 7
 X, Y = cases.data(_SIZE)
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """Ends a training as a fault would."""
 
 

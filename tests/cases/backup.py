@@ -17,7 +17,7 @@ NUM_EXAMPLES, BATCH, SEED = 22, 4, 5
 Results = dict[str, np.ndarray]
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """A training was stopped on purpose, as a crash would."""
 
 

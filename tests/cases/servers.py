@@ -365,7 +365,7 @@ def learn(directory: pathlib.Path, strategy: Any) -> tuple[dict, Any, Any]:
     return results, model, teaching
 
 
-class _StopTraining(Exception):
+class _StopTraining(BaseException):
     """Ends `fit` as a crash would."""
 
 

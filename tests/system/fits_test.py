@@ -9,18 +9,32 @@ class _Named:
     """A model, or an optimizer."""
 
 
-def test_one_that_fails_is_not_counted_and_a_place_by_any_name_is_one(
+def test_one_that_fails_is_tried_again_by_its_own_model(
     tmp_path, monkeypatch, start_again
 ):
+    """A place by any name is one."""
     monkeypatch.chdir(tmp_path)
-    model, found = _Named(), []
-    for is_good in (True, False, False, True, True):
-        with contextlib.suppress(OSError), fits.one(model):
+    model, others, found = _Named(), [_Named() for _ in range(4)], []
+    interrupted = KeyboardInterrupt
+    for trained, error, has_begun in (
+        (model, None, True),
+        (model, OSError, False),
+        (others[0], OSError, True),  # Nothing was left there.
+        (others[0], OSError, True),
+        (others[1], interrupted, True),
+        (others[2], OSError, True),
+        (others[3], None, True),
+        (others[0], None, True),
+        (others[0], None, True),
+    ):
+        with contextlib.suppress(OSError, interrupted), fits.one(trained):
             found.append(fits.number(tmp_path / "backup"))
             assert fits.number("backup") == found[-1]
-            if not is_good:
-                raise OSError
-    assert found == [1, 2, 2, 2, 3]
+            if has_begun:
+                fits.note_step()
+            if error:
+                raise error
+    assert found == [1, 2, 2, 2, 3, 3, 4, 2, 5]
     assert fits.number(tmp_path / "other") == 1
     start_again()
     assert fits.number("backup") == 1

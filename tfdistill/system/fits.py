@@ -8,6 +8,7 @@ its second one left before.
 
 import contextlib
 import contextvars
+import dataclasses
 import os
 import re
 import weakref
@@ -18,10 +19,25 @@ from typing import Any
 from tfdistill.system import run_files
 
 _NAME = re.compile(r"fit_([2-9]|[1-9][0-9]{1,5})")
-# By place, how many have ended there; by place, that of the present `fit`.
+
+
+@dataclasses.dataclass(eq=False)
+class _Fit:
+    """A `fit` in progress: its numbers by place, and whether it made a step."""
+
+    model: Any
+    numbers: dict[str, int] = dataclasses.field(default_factory=dict)
+    has_begun: bool = False
+
+
+# By place, how many there were.
 _ended: dict[str, int] = {}
-_present: contextvars.ContextVar[dict[str, int] | None] = (
-    contextvars.ContextVar("present", default=None)
+_present: contextvars.ContextVar[_Fit | None] = contextvars.ContextVar(
+    "present", default=None
+)
+# By model and place, the number of one that failed: it may be tried again.
+_failed: weakref.WeakKeyDictionary[Any, dict[str, int]] = (
+    weakref.WeakKeyDictionary()
 )
 # What was trained here; and by an optimizer and a place, its number there.
 _trained: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -32,18 +48,37 @@ _known: weakref.WeakKeyDictionary[Any, dict[str, int]] = (
 
 @contextlib.contextmanager
 def one(model: Any) -> Iterator[None]:
-    """Counts a `fit` of a model, where it asked for a number, if it ends well.
+    """Counts a `fit` of a model, where it asked for a number.
 
-    One that fails is not counted: the next is that one, tried again.
+    After one that fails, the next of the same model is that one, tried again,
+    and that of another model is another. One that was interrupted, or made no
+    step, is not counted: whichever model comes next tries it again.
     """
-    token = _present.set({})
+    present = _Fit(model)
+    token = _present.set(present)
     try:
         yield
-        for place, found in (_present.get() or {}).items():
-            _ended[place] = max(found, _ended.get(place, 0))
+        _failed.pop(model, None)
         _trained.add(model)
+        _count(present)
+    except Exception:
+        if present.has_begun:
+            _failed.setdefault(model, {}).update(present.numbers)
+            _count(present)
+        raise
     finally:
         _present.reset(token)
+
+
+def _count(fit: _Fit) -> None:
+    for place, found in fit.numbers.items():
+        _ended[place] = max(found, _ended.get(place, 0))
+
+
+def note_step() -> None:
+    """Notes that the present `fit` has made a step."""
+    if present := _present.get():
+        present.has_begun = True
 
 
 def number(place: str | os.PathLike[str], *, of: Any = None) -> int:
@@ -54,10 +89,13 @@ def number(place: str | os.PathLike[str], *, of: Any = None) -> int:
     """
     key = run_files.real(place)
     known = {} if of is None else _known.setdefault(of, {})
-    found = known.setdefault(key, _ended.get(key, 0) + 1)
     present = _present.get()
+    found = _ended.get(key, 0) + 1
     if present is not None:
-        present[key] = found
+        found = _failed.get(present.model, {}).get(key, found)
+    found = known.setdefault(key, found)
+    if present is not None:
+        present.numbers[key] = found
     return found
 
 
@@ -95,5 +133,6 @@ def newest(names: Iterable[str]) -> int:
 def start_again() -> None:
     """Forgets all, as a process does that is started again; for tests."""
     _ended.clear()
+    _failed.clear()
     _trained.clear()
     _known.clear()

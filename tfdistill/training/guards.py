@@ -26,6 +26,7 @@ from tfdistill.cluster import ending
 from tfdistill.cluster import replicas
 from tfdistill.cluster import signs
 from tfdistill.embedding import rows as table_rows
+from tfdistill.system import fits
 from tfdistill.system import keras_internals
 from tfdistill.system import processes
 from tfdistill.training import fit_arguments
@@ -428,6 +429,7 @@ class _DataWatch(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._num_steps = batch + 1
+        fits.note_step()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._has_begun and not self._num_steps:
