@@ -57,7 +57,7 @@ KINDS = pytest.mark.parametrize(
 def _number(data):
     """What a worker tells the others of some data."""
     told = []
-    first = same_data.FirstBatch(
+    first = same_data.FirstBatches(
         "x", tf.distribute.get_strategy(), bare=lambda element: element
     )
     first._workers.gathered = lambda number: told.append(number) or [number]
@@ -73,7 +73,10 @@ def _number(data):
         len(list(read) if read is not data else [])
     first.compare()
     first.compare()  # It is told once.
-    (number,) = told
+    count, number = told
+    # Arrays and a `PyDataset` are looked at before they are read.
+    is_read = not isinstance(data, tuple | keras.utils.PyDataset)
+    assert count == (3 if is_read else 1)
     return number
 
 
@@ -82,6 +85,48 @@ def test_other_examples_are_told_from_others_and_augmentation_is_not(kind):
     own = _number(kind(X, Y))
     assert _number(kind(X + 1, Y)) == own
     assert _number(kind(X, Y[::-1])) != own
+
+
+@pytest.mark.parametrize("kind", [_dataset, _generator])
+def test_labels_that_differ_only_later_are_told_apart(kind):
+    zeros = np.zeros_like(Y)
+    assert _number(kind(X, zeros)) != _number(kind(X, np.append(zeros[1:], 1)))
+
+
+class _Turned(_Sequence):
+    """Has another order in each epoch."""
+
+    def on_epoch_end(self):
+        self.parts = [part[::-1] for part in self.parts]
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("make", [_dataset, _Turned])
+def test_each_epoch_is_compared(make, is_resumed):
+    data, told = make(X, Y), []
+    first = same_data.FirstBatches(
+        "x", tf.distribute.get_strategy(), bare=lambda element: element
+    )
+    first._workers.gathered = lambda number: told.append(number) or [number]
+    is_dataset = isinstance(data, tf.data.Dataset)
+    read = first.of_dataset(data) if is_dataset else first.of(data)
+    watch = same_data.Watch(first, starts_over=True, is_resumed=is_resumed)
+    for epoch in range(3):
+        watch.on_epoch_begin(epoch)
+        for batch in range(3):
+            watch.on_train_batch_end(batch)
+        if is_dataset:
+            list(read)
+        else:
+            data.on_epoch_end()
+        watch.on_epoch_end(epoch)
+    counts, numbers = told[::2], told[1::2]
+    if is_dataset:
+        assert counts == [3] * (2 if is_resumed else 3)
+        assert len(set(numbers)) == 1
+    else:
+        assert counts == [1] * 3
+        assert numbers[0] == numbers[2] != numbers[1]
 
 
 def test_without_labels_the_inputs_count():
@@ -98,7 +143,7 @@ def test_data_that_are_no_global_batches_are_left_alone(policy):
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policies[policy]
     dataset = data_lib.by_element(_dataset(X, Y).with_options(options))
-    first = same_data.FirstBatch(
+    first = same_data.FirstBatches(
         "x", tf.distribute.get_strategy(), bare=lambda element: element
     )
     assert first.of_dataset(dataset) is dataset
@@ -108,7 +153,7 @@ def test_a_data_set_remains_resumable():
     def make(number):
         return tf.data.Dataset.range(6).batch(2).skip(number)
 
-    first = same_data.FirstBatch(
+    first = same_data.FirstBatches(
         "x", tf.distribute.get_strategy(), bare=lambda element: element
     )
     noted = first.of_dataset(data_lib.by_element(data_lib.resumable(make)))
@@ -118,7 +163,7 @@ def test_a_data_set_remains_resumable():
 
 @pytest.mark.parametrize("others", [[], [1, 2]])
 def test_the_message_names_the_data_and_the_workers(others):
-    first = same_data.FirstBatch(
+    first = same_data.FirstBatches(
         "validation_data",
         tf.distribute.get_strategy(),
         bare=lambda element: element,

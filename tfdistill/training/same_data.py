@@ -2,8 +2,9 @@
 
 Each worker reads whole global batches and keeps its own rows. If one draws
 another order than the others, some examples count several times in an epoch and
-others never, and nothing fails. So all compare the labels of a first batch, or
-its inputs if it has none: a random change of inputs is nothing to warn of.
+others never, and nothing fails. So all compare the labels of the first batches,
+or their inputs if they have none: a random change of inputs is nothing to warn
+of. Several batches, since the labels of one may all be 0.
 """
 
 import types
@@ -21,14 +22,15 @@ from tfdistill import data as data_lib
 from tfdistill.cluster import replicas
 from tfdistill.system import keras_internals
 
+NUM_BATCHES = 8
 # Of arrays, which all are to be alike.
 _NUM_ROWS = 1024
 
 
-class FirstBatch:
-    """The first batch of some data, as a number that all workers compare.
+class FirstBatches:
+    """The first batches of some data, as numbers that all workers compare.
 
-    A collective for each comparison, and a look at each batch of a data set.
+    Two collectives for each comparison, and a look at each batch of a data set.
     """
 
     def __init__(
@@ -43,13 +45,15 @@ class FirstBatch:
         self._workers = replicas.WorkerValues(strategy)
         self._is_chief = replicas.is_chief(strategy)
         self._num_local = replicas.num_local(strategy)
-        # Where a data set notes how many batches of it were read, and the
-        # number of the first; or the number of other data.
+        # Of other data: a number of the first batch, of the first two, and so
+        # on; or where a data set notes how many there are, and these.
+        self._numbers: list[int] = []
         self._noted: Any = None
-        self._number: int | None = None
+        self._python: Any = None
+        self._is_due = True
 
     def of_dataset(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns a data set that notes its first batch, if all read all."""
+        """Returns a data set that notes its first batches, if all read all."""
         auto_shard = dataset.options().experimental_distribute.auto_shard_policy
         leaves = self._compared(dataset.element_spec)
         if auto_shard != tf.data.experimental.AutoShardPolicy.DATA:
@@ -59,19 +63,28 @@ class FirstBatch:
 
         def make() -> tf.Variable:
             with tf.device("CPU:0"):
-                return tf.Variable(tf.zeros([2], tf.int64), trainable=False)
+                return tf.Variable(
+                    tf.zeros([1 + NUM_BATCHES], tf.int64), trainable=False
+                )
 
         noted = self._noted = replicas.outside_scopes(make)
 
         @tf.autograph.experimental.do_not_convert
         def note(*element: Any) -> tf.Tensor:
-            def first() -> tf.Tensor:
+            def one_more() -> tf.Tensor:
                 whole = element if len(element) > 1 else element[0]
-                number = _of_tensors(self._compared(whole))
-                with tf.control_dependencies([noted.assign([1, number])]):
+                known = noted.read_value()
+                count = known[0] + 1
+                number = _of_tensors(self._compared(whole), known[count - 1])
+                known = tf.tensor_scatter_nd_update(
+                    known, [[0], [count]], [count, number]
+                )
+                with tf.control_dependencies([noted.assign(known)]):
                     return tf.constant(True)
 
-            return tf.cond(noted[0] > 0, lambda: tf.constant(True), first)
+            return tf.cond(
+                noted[0] >= NUM_BATCHES, lambda: tf.constant(True), one_more
+            )
 
         # No `map`, behind which TensorFlow does not know the size of a batch.
         watched, size = dataset.filter(note), dataset.cardinality()
@@ -86,20 +99,34 @@ class FirstBatch:
         if isinstance(x, types.GeneratorType):
             return self._noting(x)
         if isinstance(x, keras.utils.PyDataset):
-            self._number = _of_arrays(self._compared(x[0]))
+            self._python = x
+            self._numbers = [_of_arrays(self._compared(x[0]))]
         elif not isinstance(x, tf.distribute.DistributedDataset):
             leaves = self._compared((x,) if y is None else (x, y))
             rows = [leaf[:_NUM_ROWS] for leaf in leaves if np.ndim(leaf)]
-            self._number = _of_arrays(rows)
+            self._numbers = [_of_arrays(rows)]
         return x
 
     def _noting(self, generator: Iterator[Any]) -> Iterator[Any]:
-        is_first = True
-        for element in generator:
-            if is_first:
-                self._number = _of_arrays(self._compared(element))
-                is_first = False
+        for index, element in enumerate(generator):
+            if index < NUM_BATCHES:
+                before = self._numbers[-1] if index else 0
+                number = _of_arrays(self._compared(element), before)
+                self._numbers.append(number)
             yield element
+
+    def begin_again(self) -> None:
+        """Notes the batches of the next pass over the data, not yet begun.
+
+        Of arrays the order is known: `replicas.agree_on_seeds`.
+        """
+        if self._noted is not None:
+            self._noted.assign(tf.zeros_like(self._noted))
+        elif self._python is not None:
+            self._numbers = [_of_arrays(self._compared(self._python[0]))]
+        else:
+            return
+        self._is_due = True
 
     def _compared(self, element: Any) -> list[Any]:
         """Returns the labels of an element or a spec, or else the inputs."""
@@ -111,30 +138,45 @@ class FirstBatch:
             if v is not None and not keras_internals.is_none(v)
         ]
 
+    def skip(self) -> None:
+        """Compares no batches of a data set in the pass that begins."""
+        self._is_due = self._noted is None
+
     def compare(self) -> None:
         """Warns, on the chief, if the workers have not read the same.
 
-        All workers call it when they have read a batch; it compares once.
+        All workers call it when they have read a batch; it compares once for
+        each pass, and warns once.
         """
-        if self._noted is not None:
-            self._number = int(self._noted.numpy()[1])
-        number, self._number, self._noted = self._number, None, None
-        if number is None:
+        if not self._is_due:
             return
-        found = self._workers.gathered(number)[:: self._num_local]
+        self._is_due = False
+        numbers = self._numbers
+        if self._noted is not None:
+            count, *noted = self._noted.numpy().tolist()
+            numbers = noted[:count]
+        # What is read ahead is not the same everywhere.
+        count = min(self._workers.gathered(len(numbers)))
+        if not count:
+            return
+        own = numbers[count - 1]
+        found = self._workers.gathered(own)[:: self._num_local]
         others = [str(i) for i, each in enumerate(found) if each != found[0]]
-        if others and self._is_chief:
+        if not others:
+            return
+        self._noted = self._python = None
+        if self._is_chief:
             warnings.warn(_said(self._name, ", ".join(others)), stacklevel=2)
 
 
-def _of_tensors(leaves: list[tf.Tensor]) -> tf.Tensor:
+def _of_tensors(leaves: list[tf.Tensor], before: tf.Tensor) -> tf.Tensor:
     parts = [tf.fingerprint(tf.reshape(leaf, [1, -1])) for leaf in leaves]
+    parts.append(tf.bitcast(before, tf.uint8)[tf.newaxis])
     whole = tf.fingerprint(tf.concat(parts, axis=-1))
     return tf.bitcast(whole, tf.int64)[0]
 
 
-def _of_arrays(leaves: list[Any]) -> int:
-    number = 0
+def _of_arrays(leaves: list[Any], number: int = 0) -> int:
     for leaf in leaves:
         array = np.asarray(leaf)
         if array.dtype.hasobject:
@@ -159,12 +201,32 @@ def _said(name: str, others: str) -> str:
 
 
 class Watch(keras.callbacks.Callback):
-    """Compares the first batch of a `fit`, once its step is done."""
+    """Compares the first batches of each epoch of a `fit`."""
 
-    def __init__(self, first: FirstBatch) -> None:
+    def __init__(
+        self, first: FirstBatches, *, starts_over: bool, is_resumed: bool
+    ) -> None:
+        """`starts_over` if each epoch is one pass over the data.
+
+        A resumed epoch is left out: it opens its data several times.
+        """
         super().__init__()
         self._first = first
+        self._starts_over, self._is_first = starts_over, True
+        if is_resumed:
+            first.skip()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Starts again where the data do."""
+        if not self._is_first and self._starts_over:
+            self._first.begin_again()
+        self._is_first = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Compares after the first execution."""
+        """Compares once several batches were read."""
+        if batch + 1 >= NUM_BATCHES:
+            self._first.compare()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Compares the batches of a short epoch."""
         self._first.compare()

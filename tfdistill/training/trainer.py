@@ -123,7 +123,7 @@ class ReplicaTrainer(Trainer):
         # longer does. All traces of a model have the same ones.
         self._predicted: list[Any] = []
         # What several workers compare of what a `fit` validates by.
-        self._validation: same_data.FirstBatch | None = None
+        self._validation: same_data.FirstBatches | None = None
 
     @property
     def _strategy(self) -> tf.distribute.Strategy:
@@ -339,10 +339,12 @@ class ReplicaTrainer(Trainer):
         if first is not None:
             fit_arguments.check_alike(arguments, self._strategy)
             self._validation = self._noting("validation_data", arguments)
-            # One that is resumed opens its data several times.
-            if self.backup is None or self.backup.point is None:
-                watch = same_data.Watch(first)
-                arguments["callbacks"] = [watch, *arguments["callbacks"]]
+            watch = same_data.Watch(
+                first,
+                starts_over=not arguments.get("steps_per_epoch"),
+                is_resumed=bool(self.backup and self.backup.point),
+            )
+            arguments["callbacks"] = [watch, *arguments["callbacks"]]
         return keras_own(**arguments)
 
     def evaluate(
@@ -416,7 +418,7 @@ class ReplicaTrainer(Trainer):
 
     def _prepare(
         self, arguments: dict[str, Any], *, is_new: bool = True
-    ) -> same_data.FirstBatch | None:
+    ) -> same_data.FirstBatches | None:
         """Adjusts the arguments of fit, evaluate and predict in place.
 
         Returns what several workers compare, unless the data are not new.
@@ -440,12 +442,12 @@ class ReplicaTrainer(Trainer):
 
     def _noting(
         self, name: str, arguments: dict[str, Any]
-    ) -> same_data.FirstBatch | None:
+    ) -> same_data.FirstBatches | None:
         """Has data note what workers compare; replaces them in place."""
         given = arguments.get(name)
         if given is None:
             return None
-        first = same_data.FirstBatch(
+        first = same_data.FirstBatches(
             name, self._strategy, bare=self._model.bare
         )
         if isinstance(given, tf.data.Dataset):
