@@ -32,8 +32,9 @@ class Together(keras.callbacks.Callback):
 
     One that stops stops all. They do where an epoch begins or ends; within one,
     after each execution, only if there is a callback whose code has
-    `stop_training`: a gather takes as long as a small step. All begin an epoch
-    with the chief's learning rate, and end it with the same weights.
+    `stop_training`: a gather takes as long as a small step. One that stops
+    otherwise does so at the epoch's end. All begin an epoch with the chief's
+    learning rate, and end it with the same weights.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Together(keras.callbacks.Callback):
         self._workers = replicas.WorkerValues(strategy)
         self._is_chief = replicas.is_chief(strategy)
         self._may_stop = any(map(may_stop, callbacks))
+        self._is_late = False  # It wanted to stop when the others did not know.
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Learns whether a callback of any worker may stop in mid-epoch."""
@@ -54,6 +56,9 @@ class Together(keras.callbacks.Callback):
         """Stops if any worker does."""
         if self._may_stop:
             self._stop()
+        elif self.model.stop_training and _is_finite(logs):
+            # Of a loss that is not, all workers know: `TerminateOnNaN`.
+            self._is_late, self.model.stop_training = True, False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Takes the chief's learning rate."""
@@ -94,8 +99,13 @@ class Together(keras.callbacks.Callback):
             )
 
     def _stop(self) -> None:
-        wants = int(bool(self.model.stop_training))
+        wants = int(bool(self.model.stop_training or self._is_late))
+        self._is_late = False
         self.model.stop_training = any(self._workers.gathered(wants))
+
+
+def _is_finite(logs: Any) -> bool:
+    return math.isfinite(float((logs or {}).get("loss", 0.0)))
 
 
 def _rate(optimizer: Any) -> float:
