@@ -460,7 +460,9 @@ class TeacherList:
         in_use = np.asarray(versions[0]) == [t.standing().step for t in self]
         report = last.detail(rows_lib.REPORT)
         if report and self._reports:
-            self._reports.read(report, self._teachers, in_use, step)
+            indices = map(int, np.flatnonzero(in_use))
+            wanted = {index: self._teachers[index] for index in indices}
+            self._reports.read(report, wanted, step)
         for index in map(int, np.flatnonzero(in_use & ~np.isnan(shares))):
             each = self._teachers[index]
             # Rows that somebody else did not send are no fault of a version.

@@ -8,7 +8,6 @@ steeply, nor with several outputs or without a single task loss.
 """
 
 import logging
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,14 +20,12 @@ from tfdistill.teachers import canary as canary_lib
 from tfdistill.teachers import yardstick as yardstick_lib
 
 _log = logging.getLogger(__name__)
+# Where these come from: docs/internals/bad_peers.md.
 # A model is worse if it surely saves less than this share of what the student
-# saves of a guess's loss. On digits an honest peer has 0.98 of it, and one that
-# learns from labels of which half are wrong 0.58 to 0.77. Of clicks, where
-# little is saved, honest peers have less by chance: hence the standard errors.
+# saves of a guess's loss.
 _LEAST_SHARE, _NUM_ERRORS = 0.9, 2.0
-# On rows that the student has learned by heart, an honest peer may save 0.3 of
-# it. One that has made half a model of its student must save more to count
-# again.
+# On rows that the student may have learned by heart, so little is enough. One
+# that has made half a model of its student must save more to count again.
 _SOME_SHARE, _MOST_OF_IT = 0.15, 0.75
 # A student that saves less than this share of a guess's loss is no yardstick;
 # a model whose loss is so many times that of the guess needs none.
@@ -38,7 +35,7 @@ _LEAST_SKILL, _WORSE_THAN_GUESS = 0.05, 1.5
 _STEEP, _NUM_KEPT = 0.1, 200
 # The last reports are pooled: so many, and more of small batches. Fewer
 # predictions say nothing, and few reports must be surer.
-_NUM_REPORTS, _FEW_REPORTS, _LEAST_PREDICTIONS = 5, 2, 64
+_NUM_REPORTS, _FEW_REPORTS, _LEAST_COUNT = 5, 2, 64
 _NOT_COMPARED = (
     "Teachers are not compared with the student, because the task loss cannot "
     "be computed outside a step: %s"
@@ -55,15 +52,10 @@ def is_worse(
     own: float,
     base: float,
     error: float,
-    *,
     least_share: float = _LEAST_SHARE,
     num_errors: float = _NUM_ERRORS,
 ) -> bool:
-    """Whether a mean loss is clearly worse than the student's `own`.
-
-    `base` is that of the guess, and `error` the standard error of the mean
-    difference by prediction.
-    """
+    """Whether a mean loss is worse; `error` is that of `theirs - own`."""
     saved = base - own
     if saved < _LEAST_SKILL * base:
         return theirs > _WORSE_THAN_GUESS * base > 0
@@ -91,7 +83,7 @@ class OwnLosses:
     def fall_since(self, step: int) -> bool:
         """Whether they have fallen steeply since a step."""
         then, now = self.at(step)[1], self._known[-1][1]
-        return float(np.mean(now)) < (1 - _STEEP) * float(np.mean(then))
+        return bool(np.mean(now) < (1 - _STEEP) * np.mean(then))
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -102,39 +94,29 @@ class HeldOut:
 
     The training thread takes the student's values; the thread that reads
     versions finds all losses, the student's once for all peers.
-
-    Attributes:
-        can_compare: Whether the rows have labels that the task loss takes.
     """
 
     def __init__(self, canary: canary_lib.Canary, student: Any) -> None:
         """Traces the student: the other thread must not run its code."""
+        graph, remote = student.graph, student.remote
         self._targets, self._inputs = canary.targets, canary.inputs
-        self._writer = saved_model.SavedModelWriter(student.graph)
-        graph = student.graph
-        self._run = (
-            student.remote.runner(graph)
-            if student.on_servers
-            else lambda *given: keras.tree.flatten(graph(*given))
-        )
+        self._writer = saved_model.SavedModelWriter(graph)
+        self._run = remote.runner(graph) if student.on_servers else graph
         self._yardstick: Any = student.yardstick
+        # Whether the rows have labels that the task loss takes.
+        self.can_compare = self._targets is not None and bool(self._yardstick)
         self.forget()
-        self.can_compare = False
-        if self._targets is not None and self._yardstick is not None:
-            try:
-                guess = self._student(self._writer.snapshot())[1]
-                self.can_compare = bool(np.isfinite(guess))
-            except Exception as error:  # Losses raise whatever they like.
-                _log.warning(_NOT_COMPARED, error)
+        self.take()
+        try:
+            self.look()
+        except Exception as error:  # Losses raise whatever they like.
+            _log.warning(_NOT_COMPARED, error)
+        self.can_compare = bool(self.own and np.isfinite(self.own.at(0)[2]))
+        self.forget()
 
     def losses(self, output: Any) -> np.ndarray:
         """Returns the loss of each prediction of an output."""
         return self._yardstick.losses(self._targets, output).numpy()
-
-    def _student(self, values: saved_model.Snapshot) -> tuple[Any, float]:
-        (output,) = self._run(values, self._inputs)
-        guess = self.losses(self._yardstick.guess(output))
-        return self.losses(output), float(np.mean(guess))
 
     def forget(self) -> None:
         """Compares nothing until `take`."""
@@ -150,13 +132,13 @@ class HeldOut:
         """Finds the losses of the values that were taken last, once."""
         taken, self._taken = self._taken, None
         if taken is not None:
-            self.own.note(taken[0], *self._student(taken[1]))
+            step, values = taken
+            (output,) = keras.tree.flatten(self._run(values, self._inputs))
+            guess = self.losses(self._yardstick.guess(output))
+            self.own.note(step, self.losses(output), float(np.mean(guess)))
 
     def doubt(self, losses: np.ndarray, step: int, *, since: int) -> str:
-        """Returns why a version is worse than the student at a step, or "".
-
-        Nothing is said if the student's loss falls steeply from `since` on.
-        """
+        """Returns why a version is worse than the student at a step, or ""."""
         if not self.own or self.own.fall_since(since):
             return ""
         at, own, base = self.own.at(step)
@@ -172,15 +154,11 @@ class HeldOut:
 
 
 class Reports:
-    """Compares on rows of the batches, as steps report them, on the chief.
-
-    Attributes:
-        own: The student's mean losses on them.
-    """
+    """Compares on rows of the batches, as steps report them, on the chief."""
 
     def __init__(self, yardstick: yardstick_lib.Yardstick) -> None:
         """Traces nothing yet."""
-        self._yardstick, self.own = yardstick, OwnLosses()
+        self._yardstick, self._own = yardstick, OwnLosses()
         self._find = tf.function(self._losses, reduce_retracing=True)
         self._has_failed = False
 
@@ -189,43 +167,32 @@ class Reports:
         given = self._yardstick.guess(outputs[0]), *outputs
         return tf.stack([self._yardstick.losses(labels, o) for o in given])
 
-    def read(
-        self,
-        report: Sequence[Any],
-        teachers: Sequence[Any],
-        wanted: np.ndarray,
-        step: int,
-    ) -> None:
-        """Adds a step's report to the records of the teachers that are wanted.
-
-        `report` is as `rows.reported` returns it, `wanted` bool `[teachers]`.
-        """
+    def read(self, report: Any, wanted: dict[int, Any], step: int) -> None:
+        """Adds what `rows.reported` returned to teachers' records, by index."""
         asked, labels, *outputs = report
-        wanted = wanted & (np.asarray(asked) > 0)
-        end = 1 + len(teachers)
+        end = 1 + len(asked)
         try:
-            guess, own, *theirs = self._find(labels, outputs[:end]).numpy()
+            losses = self._find(labels, outputs[:end]).numpy()
         except Exception as error:  # Of a loss that the user has written.
             if not self._has_failed:
                 _log.warning(_NOT_COMPARED, error)
             self._has_failed = True
             return
-        counted = np.isfinite(guess + own)
-        for each in outputs[end:]:
+        for weights in outputs[end:]:
             # Some losses have one value for all.
-            if len(counted) % np.size(each) == 0:
-                counted &= np.repeat(each, len(counted) // np.size(each)) > 0
-        if counted.any():
-            self.own.note(step, own[counted], float(guess[counted].mean()))
-        for index, teacher in enumerate(teachers):
-            known = counted & np.isfinite(theirs[index])
-            if not wanted[index] or not known.any():
-                continue
+            times, rest = divmod(losses.shape[1], np.size(weights))
+            if not rest:
+                losses[:, np.repeat(weights, times) <= 0] = np.nan
+        losses = losses[:, np.isfinite(losses[:2]).all(axis=0)]
+        if not losses.size:
+            return
+        guess, own, *theirs = losses
+        self._own.note(step, own, float(guess.mean()))
+        for index, teacher in wanted.items():
             version = teacher.standing().step
-            teacher.record.add(
-                *(losses[known] for losses in (theirs[index], own, guess)),
-                falls=version >= 0 and self.own.fall_since(version),
-            )
+            falls = version >= 0 and self._own.fall_since(version)
+            if asked[index] and np.isfinite(theirs[index]).any():
+                teacher.record.add(theirs[index], own, guess, falls=falls)
 
 
 class Record:
@@ -233,64 +200,51 @@ class Record:
 
     def __init__(self, reports: Sequence[Sequence[float]] = ()) -> None:
         """Takes the `reports` of a backup, or knows nothing yet."""
-        # Of each: how many predictions, the sums of the losses of the teacher,
-        # the student and the guess, and that of the squares of the differences
-        # of the first two.
+        # Of each: how many predictions; sums of the losses of teacher, student
+        # and guess, and of the squared differences of the first two.
         self.reports = np.reshape(np.array(reports, float), [-1, 5])
         self._falls = self._has_warned = False
 
     def add(self, *losses: np.ndarray, falls: bool) -> None:
-        """Takes a report: losses of the teacher, the student, the guess.
-
-        `falls` is whether the student's are falling steeply.
-        """
-        theirs, own, _ = losses
-        sums = [len(own), *map(np.sum, losses), np.sum((theirs - own) ** 2)]
+        """Takes losses of the teacher, the student and the guess."""
+        known = np.stack(losses)[:, np.isfinite(losses[0])]
+        square = np.sum((known[0] - known[1]) ** 2)
+        sums = [known.shape[1], *known.sum(axis=1), square]
         self._falls, self.reports = falls, np.array([*self.reports, sums])
         later = self.reports[1:]
-        enough = later[:, 0].sum() >= _LEAST_PREDICTIONS
-        if len(later) >= _NUM_REPORTS and enough:
+        if len(later) >= _NUM_REPORTS and later[:, 0].sum() >= _LEAST_COUNT:
             self.reports = later
 
-    def _means(self) -> tuple[float, np.ndarray]:
+    def _means(self) -> list[float]:
         """Returns the number of predictions, and the means of the others."""
-        count, *sums = self.reports.sum(axis=0)
-        return count, np.array(sums) / max(count, 1)
+        count, *sums = self.reports.sum(axis=0).tolist()
+        return [count, *(each / max(count, 1) for each in sums)]
 
     def status(self) -> dict[str, float | None]:
         """Returns the mean losses, for logs; None if they are not known."""
-        count, means = self._means()
+        count, *means = self._means()
         names = "teacher_loss", "own_loss", "base_loss"
-        return {
-            name: float(mean) if count else None
-            for name, mean in zip(names, means, strict=False)
-        }
+        found = means if count else [None] * len(names)
+        return dict(zip(names, found, strict=False))
 
     def doubt(self, name: str, before: str, *, is_late: bool = False) -> str:
-        """Returns why the teacher may not count, "" if it may.
-
-        That is `before`, if there is no verdict. A teacher that `is_late`, with
-        no newer version in sight, must save as much as on held-out rows. From
-        one that is not, so little is a reason to warn only: the student may
-        have learned these rows by heart.
-        """
-        count, (theirs, own, base, square) = self._means()
-        if count < _LEAST_PREDICTIONS or (self._falls and not is_late):
+        """Returns why the teacher may not count; `before` without a verdict."""
+        count, theirs, own, base, square = self._means()
+        if count < _LEAST_COUNT or (self._falls and not is_late):
             return before
-        error = math.sqrt(max(0.0, square - (theirs - own) ** 2) / count)
+        error = max(0.0, square - (theirs - own) ** 2) ** 0.5 / count**0.5
         means = theirs, own, base, error
         text = (
             f"on the student's batches, its loss is {theirs:.3g}, the "
             f"student's {own:.3g}; base rates have a loss of {base:.3g}."
         )
-        is_bad = is_worse(
-            *means,
-            least_share=_MOST_OF_IT if before else _SOME_SHARE,
-            num_errors=float(len(self.reports) <= _FEW_REPORTS),
-        )
+        least_share = _MOST_OF_IT if before else _SOME_SHARE
+        few = float(len(self.reports) <= _FEW_REPORTS)
+        is_bad = is_worse(*means, least_share, num_errors=few)
+        # Nothing newer is in sight of one that is late.
         if is_bad or (is_late and is_worse(*means)):
             return text
-        if is_worse(*means, least_share=_MOST_OF_IT) and not self._has_warned:
+        if is_worse(*means, _MOST_OF_IT) and not self._has_warned:
             _log.warning(_MAY_BE_BAD, name, text)
             self._has_warned = True
         return ""
