@@ -262,6 +262,17 @@ def from_batch(dataset: Any, number: int) -> tf.data.Dataset | None:
     return make and make(number)
 
 
+def repeated_from(dataset: tf.data.Dataset, number: int) -> tf.data.Dataset:
+    """Returns a data set, again and again, from a number of batches on.
+
+    One that is `resumable` and whose length is unknown has no end.
+    """
+    is_endless = dataset.cardinality() < 0
+    made = from_batch(dataset, number) if is_endless else None
+    found = dataset.repeat().skip(number) if made is None else made.repeat()
+    return found.prefetch(2)
+
+
 def made_again_as(
     dataset: tf.data.Dataset, other: tf.data.Dataset
 ) -> tf.data.Dataset:

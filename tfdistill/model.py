@@ -433,7 +433,10 @@ class DistributedModel(
         with backup.session(self, arguments):
             fit_arguments.check_strategy(strategy)
             replicas.meet(strategy, "fit")
-            with guards.over(arguments, strategy):
+            with (
+                guards.over(arguments, strategy),
+                self.trainer.reading_beside(),
+            ):
                 history = self.trainer.fit(arguments, keras_own)
         self.average_statistics()
         # What the chief's callbacks write is complete then, for all to read.
@@ -703,8 +706,9 @@ class CodistillModel(steps.Codistilled, DistributedModel):
 
     with one psi on the aggregate (Anil et al. 2018, Algorithm 1). The second
     term is absent while `w(step)` is 0 or no healthy teacher is in use.
-    Teachers run in inference mode on the student's own batch. With
-    `auxiliary_heads`, `own` are the outputs that only learn from teachers.
+    Teachers run in inference mode on the student's own batch, or on the rows
+    that `agree_on` gives. With `auxiliary_heads`, `own` are the outputs that
+    only learn from teachers.
 
     `evaluate`, `predict`, `save`, `save_weights`, `load_weights` and `export`
     use only the student. Its files contain neither the teachers nor how it was
@@ -738,7 +742,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         | Sequence[teacher_lib.Teacher]
         | None = None,
         auxiliary_heads: Mapping[str, str] | None = None,
-        agree_on: str | Callable[[Any], Any] = rows_lib.BATCH,
+        agree_on: str | tf.data.Dataset | Callable[[Any], Any] = rows_lib.BATCH,
         name: str | None = None,
     ) -> None:
         """Wraps a student. Make both inside the strategy's scope.
@@ -761,15 +765,18 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 student answers about them in inference mode, as its teachers
                 do. "both": every second row of the batch, and the mixed ones. A
                 function of the batch's inputs returns rows of its own, of any
-                number. Labels count on the batch only. Default "batch".
+                number. A `tf.data.Dataset` of batches of inputs, without
+                labels and of any size, is repeated by `fit`: step s gets its
+                batch s, both counted from 0, also after a restart. Labels count
+                on the batch only. Default "batch".
             name: Name of the model.
 
         Raises:
             ValueError: `student` is not a `keras.Model`, has a training step of
                 its own or a preprocessor; `teachers` contains something else;
                 `auxiliary_heads` names other outputs; or `agree_on` has another
-                value, or isn't "batch" although a teacher answers about the
-                batch only.
+                value, is an empty data set, or isn't "batch" although a
+                teacher answers about the batch only.
         """
         _check_preprocessor(student)
         with_heads = student
@@ -806,8 +813,15 @@ class CodistillModel(steps.Codistilled, DistributedModel):
     # ---- what a training asks of it ----
 
     def bare(self, data: Any) -> Any:
-        """Returns data, or their spec, without what teachers said of them."""
+        """Returns data, or their spec, without what is there for teachers."""
+        if isinstance(data, steps.WithRows):
+            data = data.data
         return attached.detach(data)[0]
+
+    def rows_beside(self) -> tf.data.Dataset | None:
+        """Returns the rows that teachers are asked about, if they are data."""
+        is_data = isinstance(self._agree_on, tf.data.Dataset)
+        return self._agree_on if is_data and len(self.teachers) else None
 
     def stateful(self) -> dict[str, steps.Stateful]:
         """Returns the teachers: backups keep their versions and values."""
@@ -816,6 +830,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
     def before_tracing(self) -> Any:
         """Makes what a step needs of teachers; returns what travels along."""
         if len(self.teachers):
+            rows_lib.check_inputs(self._agree_on, self.trainer.input_spec)
             strategy, last = self.distribute_strategy, self.trainer.last
             self.teachers.attach(
                 teacher_lib.Student(self.graph, strategy, last=last)
@@ -987,6 +1002,10 @@ class CodistillModel(steps.Codistilled, DistributedModel):
 
     def train_step(self, data: Any) -> Logs:
         """Runs one codistilled update on one replica's part of the batch."""
+        agree_on = self._agree_on
+        if isinstance(data, steps.WithRows):
+            agree_on = rows_lib.given(data.rows)
+            data = data.data
         data, labels = attached.detach(data)
         _check_labels(labels, self.teachers)
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
@@ -1010,7 +1029,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 tape,
                 step,
                 rows,
-                agree_on=self._agree_on,
+                agree_on=agree_on,
                 run=self._outputs,
                 dtype=task_loss.dtype,
                 labels=labels,

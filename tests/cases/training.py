@@ -398,7 +398,8 @@ class Case:
             Ftrl moves all rows of a table, and ours those of the batch.
         teacher: Makes a model in memory to learn from, outside of any scope.
         heads: The auxiliary heads of a student that has a teacher.
-        agree_on: On which rows it learns from the teacher.
+        agree_on: On which rows it learns from the teacher; "rows" for a data
+            set of the inputs, in batches of 7.
         steps_per_execution: The reference takes single steps.
         steps_per_epoch: Of repeated data, in whole executions, as Keras takes
             no others; None for finite data.
@@ -640,7 +641,7 @@ CASES: dict[str, Case] = {
         student=lambda: two_tasks(("click", "sale", "click_soft")),
         teacher=two_tasks,
         heads={"click_soft": "click"},
-        agree_on="mixed",
+        agree_on="rows",
         data=clicks_and_sales,
         compiled=lambda: {
             "loss": {
@@ -743,6 +744,7 @@ PLACES = {
         "masked_sequence",
         "steps_found",
         "own_loss",
+        "two_tasks_taught",
     ),
     "two_workers_of_two": (
         "momentum_clipped",
@@ -798,16 +800,21 @@ def _fed(case: Case, data: tuple, strategy: Any) -> dict:
     return {"x": dataset.repeat() if case.steps_per_epoch else dataset}
 
 
-def _wrapped(case: Case, student: keras.Model, teacher: Any) -> Any:
+def _wrapped(
+    case: Case, student: keras.Model, teacher: Any, inputs: Any
+) -> Any:
     """What trains the student."""
     if teacher is None:
         return case.wrap(student)
     teachers = tfdistill.teachers.FixedTeacher(teacher)
+    agree_on: Any = case.agree_on
+    if agree_on == "rows":
+        agree_on = tf.data.Dataset.from_tensor_slices(inputs).batch(7)
     return tfdistill.CodistillModel(
         student,
         teachers=teachers,
         auxiliary_heads=case.heads,
-        agree_on=case.agree_on,
+        agree_on=agree_on,
     )
 
 
@@ -822,7 +829,7 @@ def run(case: Case, strategy: Any, *, is_reference: bool = False) -> Results:
     with strategy.scope():
         student = model = case.student()
         if not (is_reference and case.is_plain):
-            model = _wrapped(case, student, teacher)
+            model = _wrapped(case, student, teacher, data[0])
         model.compile(
             case.optimizer(),
             steps_per_execution=1 if is_reference else case.steps_per_execution,

@@ -178,6 +178,7 @@ def _reader_has(tmp_path):
         "peers": [1],
         "tf": tf,
         "tfdistill": tfdistill,
+        "unlabeled": examples.map(lambda x, _: x),
         "validation": clicks.repeat(8).batch(4),
         "validation_dataset": examples.batch(16),
         "x_held_out": x[:32],

@@ -6,10 +6,16 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import backup as backup_cases
 from tests.cases import codistillation as cases
+from tests.cases import servers
 from tfdistill.teachers import rows
 
 _STEP = 7
+
+
+def _batches(values, size):
+    return tf.data.Dataset.from_tensor_slices(values).batch(size)
 
 
 def _table(dtype, *shape):
@@ -88,7 +94,8 @@ def test_what_is_trained_on_labels_stays_as_it_was():
     """Mixed rows move no statistics and draw no mask of a dropout."""
     x, y = cases.data(16)
     alone, _ = _fit("batch", 0.0, x, y)
-    for agree_on in ("mixed", "both", lambda inputs: inputs[:3] * 2):
+    others = "mixed", "both", lambda inputs: inputs[:3] * 2, _batches(x, 3)
+    for agree_on in others:
         student, _ = _fit(agree_on, 0.0, x, y)
         for found, expected in zip(
             student.get_weights(), alone.get_weights(), strict=True
@@ -97,7 +104,7 @@ def test_what_is_trained_on_labels_stays_as_it_was():
 
 
 @pytest.mark.parametrize(
-    "agree_on", ["mixed", "both", lambda inputs: inputs[:3] * 2]
+    "agree_on", ["mixed", "both", lambda inputs: inputs[:3] * 2, "data"]
 )
 def test_the_loss_is_that_of_the_rows(agree_on):
     """Against the loss by NumPy, of a student that does not move."""
@@ -108,7 +115,7 @@ def test_the_loss_is_that_of_the_rows(agree_on):
     model = tfdistill.CodistillModel(
         student,
         teachers=tfdistill.teachers.FixedTeacher(teacher),
-        agree_on=agree_on,
+        agree_on=_batches(x * 2, 3) if agree_on == "data" else agree_on,
     )
     model.compile(
         keras.optimizers.SGD(0.0),
@@ -157,3 +164,193 @@ def test_what_cannot_be_mixed_is_refused():
             lambda inputs: (inputs, inputs),
             _STEP,
         )
+
+
+# ---- rows of a data set ----
+
+
+def _taught(strategy, agree_on, *, backup=None, stop=None, **compiled):
+    """Trains three epochs of six batches; the last one has two rows."""
+    keras.utils.set_random_seed(1)
+    teacher = cases.linear(3)
+    with strategy.scope():
+        student = cases.linear(1)
+        model = tfdistill.CodistillModel(
+            student,
+            teachers=tfdistill.teachers.FixedTeacher(teacher, name="taught_by"),
+            agree_on=agree_on,
+        )
+        model.compile(
+            keras.optimizers.Adam(0.05),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(),
+            **compiled,
+        )
+    data = _batches(cases.data(22), 4)
+    if "steps_per_execution" in compiled:  # Where they end is not known.
+        data = data.filter(lambda *_: True)
+    callbacks = [each for each in (backup, stop) if each is not None]
+    model.fit(data, epochs=3, callbacks=callbacks, verbose=0)
+    return model
+
+
+def _rows():
+    """Six batches, the last of which has one row."""
+    return _batches(cases.data(36, seed=5)[0], 7)
+
+
+def test_rows_of_a_data_set_are_read_on_from_epoch_to_epoch():
+    """Step s gets batch s: as a function of the step would say, by NumPy."""
+    one_device = tf.distribute.get_strategy()
+    seen = []
+    unlabelled = _rows().take(5)
+
+    def noted(inputs):
+        batch = tf.numpy_function(
+            lambda values: seen.append(values) or values, [inputs], tf.float32
+        )
+        return tf.ensure_shape(batch, inputs.shape)
+
+    _taught(one_device, unlabelled.map(noted))
+    expected = [batch.numpy() for batch in unlabelled.repeat().take(18)]
+    for found, wanted in zip(seen, expected, strict=False):
+        np.testing.assert_array_equal(found, wanted)
+    assert len(seen) >= 18
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+@pytest.mark.parametrize(
+    "num_steps", [pytest.param(1, marks=pytest.mark.deep), 4]
+)
+def test_replicas_get_parts_of_the_same_rows(num_steps, two_replicas):
+    alone = _taught(tf.distribute.get_strategy(), _rows())
+    found = _taught(two_replicas, _rows(), steps_per_execution=num_steps)
+    for one, other in zip(
+        found.student.get_weights(), alone.student.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_a_training_that_resumes_gets_the_rows_it_would_have_had(tmp_path):
+
+    def trained(**callbacks):
+        keras.utils.set_random_seed(1)
+        shuffled = _rows().shuffle(6, seed=2)
+        return _taught(tf.distribute.get_strategy(), shuffled, **callbacks)
+
+    def backup():
+        return tfdistill.callbacks.Backup(tmp_path, every_steps=4)
+
+    expected = trained()
+    with pytest.raises(backup_cases.Stopped):
+        trained(backup=backup(), stop=backup_cases.StopAt(11))
+    resumed = trained(backup=(again := backup()))
+    assert again.resumed_step in (4, 8)
+    for one, other in zip(
+        resumed.student.get_weights(),
+        expected.student.get_weights(),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "num_workers", [pytest.param(1, marks=pytest.mark.deep), 2]
+)
+def test_workers_of_servers_get_whole_batches_of_them(num_workers, monkeypatch):
+    teacher = servers.student(seed=5)
+
+    def trained():
+        model = tfdistill.CodistillModel(
+            servers.student(seed=0),
+            teachers=tfdistill.teachers.FixedTeacher(teacher),
+            agree_on=_batches(servers.data(40)[0], 7),
+        )
+        model.compile(
+            keras.optimizers.Adagrad(0.1),
+            keras.losses.BinaryCrossentropy(from_logits=True),
+            distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+            # Two workers in turn, each a step.
+            steps_per_execution=3 if num_workers == 1 else 1,
+        )
+        train = servers.batches().repeat()
+        model.fit(train, epochs=2, steps_per_epoch=6, verbose=0)
+        return servers.weights(model)
+
+    expected = trained()
+    servers.pretend(monkeypatch, num_workers)
+    servers.assert_same(trained(), expected)
+
+
+class _Padded(keras.layers.Layer):
+    def call(self, ids):
+        return ids.to_tensor() if hasattr(ids, "to_tensor") else ids
+
+    def compute_output_spec(self, ids):
+        return keras.KerasTensor(ids.shape, ids.dtype)
+
+
+@pytest.mark.parametrize("is_ragged", [False, True])
+def test_padded_and_ragged_rows_count_as_they_do_in_a_batch(is_ragged):
+    """Against the loss by NumPy, at the positions that are not padded."""
+    texts = [[1, 2, 3], [2], [3, 1]]
+
+    def tagger(seed):
+        keras.utils.set_random_seed(seed)
+        inputs = keras.Input([None], dtype="int32", ragged=is_ragged)
+        hidden = inputs
+        if is_ragged:
+            hidden = _Padded()(inputs)
+        hidden = keras.layers.Embedding(4, 5, mask_zero=True)(hidden)
+        return keras.Model(inputs, keras.layers.Dense(3)(hidden))
+
+    def batches(examples):
+        made = _batches(tf.ragged.constant(examples, tf.int32), 3)
+        return made if is_ragged else made.map(lambda ids: ids.to_tensor())
+
+    teacher, student = tagger(5), tagger(6)
+    model = tfdistill.CodistillModel(
+        student,
+        teachers=tfdistill.teachers.FixedTeacher(teacher),
+        agree_on=batches(texts),
+    )
+    model.compile(
+        keras.optimizers.SGD(0.0),
+        distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(
+            from_logits=True
+        ),
+    )
+    logs = cases.fit(model, batches([[1], [2, 3], [1]]))
+    (asked,) = batches(texts)
+    targets = cases.softmax(teacher(asked).numpy())
+    own = np.log(cases.softmax(student(asked).numpy()))
+    losses = -(targets * own).sum(-1)
+    counted = losses[np.arange(3) < np.array([[3], [1], [2]])]
+    np.testing.assert_allclose(
+        logs["distillation_loss"], [counted.mean()], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "received"),
+    [
+        (lambda x: (x, x[:, 0]), r"\(float32 \(None, 4\), float32 \(None,\)"),
+        (lambda x: {"x": x}, r"\{x: float32 \(None, 4\)\}"),
+        (lambda x: tf.cast(x, tf.float64), r"float64 \(None, 4\)"),
+        (lambda x: x[:, :3], r"float32 \(None, 3\)"),
+        (lambda x: x[0], r"float32 \(4,\)"),
+    ],
+    ids=["labels", "names", "dtype", "columns", "unbatched"],
+)
+def test_data_of_something_else_than_inputs_are_refused(change, received):
+    message = rf"each as float32 \(None, 4\); received {received}"
+    with pytest.raises(ValueError, match=message):
+        _taught(tf.distribute.get_strategy(), _rows().map(change))
+
+
+def test_what_gives_no_rows_is_refused():
+    with pytest.raises(ValueError, match="received an empty data set"):
+        _model(_rows().take(0), cases.linear(3))
+    model = _taught(tf.distribute.get_strategy(), _rows())
+    with pytest.raises(ValueError, match="Only `fit` reads the rows"):
+        model.train_on_batch(*cases.data(5))

@@ -100,9 +100,11 @@ class TrainingEpochs:
         steps_per_epoch: int | None,
         backup: Any,
         auto: auto_steps.AutoSteps | None,
+        beside: Sequence[Any] = (),
     ) -> None:
         """Traces nothing yet.
 
+        What reads rows `beside` the data is at most one per-worker iterator.
         `steps_per_epoch` is None for all that the data hold. The first epoch
         begins where `backup`, if there is one, resumes. `auto` says how many
         steps an execution has, if the model does not.
@@ -116,6 +118,7 @@ class TrainingEpochs:
         self._steps_per_epoch = steps_per_epoch
         self._backup = backup
         self._auto = auto
+        self._beside = beside
         self._endless = data.is_endless()
         if self._endless and steps_per_epoch is None:
             raise ValueError(
@@ -239,7 +242,7 @@ class TrainingEpochs:
         first_step = tf.constant(self._global_step + ahead, tf.int64)
         self._window.schedule(
             function.function,
-            (self._iterator, first_step, told),
+            (self._iterator, first_step, told, *self._beside),
             tag=num_steps,
         )
 

@@ -199,6 +199,16 @@ class ServerTrainer(trainer.Trainer):
 
     # ---- fit ----
 
+    def opened_beside(self, rows: tf.data.Dataset) -> Any:
+        """Has each worker get whole batches, as of the data."""
+        return self._sent(rows).iterator(0)
+
+    def _sent(self, source: worker_data.Source) -> worker_data.WorkerData:
+        workers = self._workers
+        return worker_data.WorkerData(
+            workers.coordinator, source, num_workers=workers.num_workers
+        )
+
     def fit(
         self, arguments: dict[str, Any], keras_own: Callable[..., Any]
     ) -> keras.callbacks.History:
@@ -210,11 +220,7 @@ class ServerTrainer(trainer.Trainer):
         validation = _validation(arguments)
         # Here each epoch reads the data from their start.
         fit_arguments.check(arguments, starts_over=True)
-        data = worker_data.WorkerData(
-            self._workers.coordinator,
-            source,
-            num_workers=self._workers.num_workers,
-        )
+        data = self._sent(source)
         self.build(data.element_spec)
         _warn_of_whole_tables(self._model)
         epochs = self._training(data, arguments.get("steps_per_epoch"))
@@ -257,6 +263,7 @@ class ServerTrainer(trainer.Trainer):
             steps_per_epoch=steps_per_epoch,
             backup=self.backup,
             auto=self.auto_steps,
+            beside=self._beside,
         )
 
     def _callbacks(

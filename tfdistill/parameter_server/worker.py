@@ -111,6 +111,12 @@ class RemoteStep:
         return predictions, [scope.get_current_value(v) for v in dense]
 
 
+def _joined(data: Any, *beside: Any) -> Any:
+    """Returns an element of the data, with the next rows beside it."""
+    rows = [each.get_next_as_optional().get_value() for each in beside]
+    return steps.WithRows(data, *rows) if rows else data
+
+
 def _nothing() -> tf.Tensor:
     return tf.zeros([0], tf.float64)
 
@@ -164,10 +170,11 @@ class TrainFunction:
         iterator: Any,
         first_step: tf.Tensor,
         arguments: tf.Tensor,
+        *beside: Any,
     ) -> tf.Tensor:
         if self._rider is not None:
             self._rider.on_worker(arguments)
-        return self._run(iterator, first_step)
+        return self._run(iterator, first_step, *beside)
 
     def result(self, vector: tf.Tensor) -> TrainResult:
         """Unpacks what a call returned."""
@@ -217,13 +224,15 @@ class TrainFunction:
             )
         }
 
-    def _unrolled(self, iterator: Any, first_step: tf.Tensor) -> tf.Tensor:
+    def _unrolled(
+        self, iterator: Any, first_step: tf.Tensor, *beside: Any
+    ) -> tf.Tensor:
         states = self._totals.initial()
         total = tf.zeros([], tf.float64)
         logs = _nothing()
         # Of `get_next` a graph may hold 32, lest it be a loop by mistake.
         batches = [
-            iterator.get_next_as_optional().get_value()
+            _joined(iterator.get_next_as_optional().get_value(), *beside)
             for _ in range(self._num_steps)
         ]
         if self._step.rows_ahead is not None:
@@ -235,7 +244,9 @@ class TrainFunction:
             total += examples
         return self._packed(tf.constant(self._num_steps), total, logs, states)
 
-    def _loop(self, iterator: Any, first_step: tf.Tensor) -> tf.Tensor:
+    def _loop(
+        self, iterator: Any, first_step: tf.Tensor, *beside: Any
+    ) -> tf.Tensor:
         """The same for data that may end."""
 
         def more(index: tf.Tensor, goes_on: tf.Tensor, *_: Any) -> tf.Tensor:
@@ -252,7 +263,7 @@ class TrainFunction:
 
             def run() -> Any:
                 new, examples, new_logs = self._one(
-                    element.get_value(),
+                    _joined(element.get_value(), *beside),
                     first_step + tf.cast(index, tf.int64),
                     states,
                 )

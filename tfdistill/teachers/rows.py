@@ -56,13 +56,47 @@ def checked(agree_on: Any) -> Any:
     Raises:
         ValueError: It is neither a name nor a function.
     """
+    if isinstance(agree_on, tf.data.Dataset):
+        if agree_on.cardinality() == 0:
+            raise ValueError(
+                "`agree_on` must hold at least one batch; received an empty "
+                "data set."
+            )
+        return agree_on
     if agree_on in KINDS or callable(agree_on):
         return agree_on
     raise ValueError(
-        f"`agree_on` must be one of {', '.join(map(repr, KINDS))} or a "
-        "function that returns other rows of the batch's inputs; received "
-        f"{agree_on!r:.100}."
+        f"`agree_on` must be one of {', '.join(map(repr, KINDS))}, a function "
+        "that returns other rows of the batch's inputs, or a tf.data.Dataset "
+        f"of batches of inputs; received {agree_on!r:.100}."
     )
+
+
+def check_inputs(agree_on: Any, input_spec: Any) -> None:
+    """Checks that a data set holds batches of a student's inputs.
+
+    Raises:
+        ValueError: It has other elements, such as labels beside them.
+    """
+    if not isinstance(agree_on, tf.data.Dataset):
+        return
+    found = agree_on.element_spec
+    wanted, given = map(keras.tree.flatten_with_path, (input_spec, found))
+    fits = [path for path, _ in wanted] == [path for path, _ in given]
+    if not fits or not all(
+        _is_alike(own, other)
+        for (_, own), (_, other) in zip(wanted, given, strict=True)
+    ):
+        raise ValueError(
+            "`agree_on` must be a data set of batches of the student's inputs, "
+            f"each as {_said(input_spec)}; received {_said(found)}. Leave out "
+            "labels, as by `dataset.map(lambda x, y: x)`, and batch the rows."
+        )
+
+
+def given(rows: Any) -> Callable[[Any], Any]:
+    """Returns what `asked` takes of a step that got rows beside its batch."""
+    return lambda inputs: rows
 
 
 def asked(
@@ -74,7 +108,7 @@ def asked(
     """Returns the rows that teachers are asked about, in place of a batch.
 
     Args:
-        agree_on: As `checked` returned it.
+        agree_on: As `checked` returned it, or `given` for a data set.
         batch: The batch as it was trained on.
         run: Returns a student's outputs for inputs, and those that are taught.
         step: The student's step, an integer scalar tensor.
@@ -82,6 +116,11 @@ def asked(
     Raises:
         ValueError: The inputs cannot be mixed.
     """
+    if isinstance(agree_on, tf.data.Dataset):
+        raise ValueError(
+            "Only `fit` reads the rows of a data set in `agree_on`; received "
+            "a step without any. Call `fit`."
+        )
     if agree_on == BATCH:
         return batch
     if callable(agree_on):
@@ -161,6 +200,21 @@ def reported(
         return [asked, *found]  # Each operation costs time.
     num_rows = tf.minimum(num_rows, tf.shape(labels[0])[0])
     return [asked, *(value[:num_rows] for value in found)]
+
+
+def _is_alike(wanted: Any, given: Any) -> bool:
+    if type(wanted) is not type(given) or wanted.dtype != given.dtype:
+        return False
+    rows = tf.TensorShape([None, *wanted.shape[1:]])
+    return bool(given.shape.is_compatible_with(rows))
+
+
+def _said(spec: Any) -> str:
+    """Returns a spec as messages have it: dtypes and shapes, in a structure."""
+    said = keras.tree.map_structure(
+        lambda each: f"{each.dtype.name} {each.shape}", spec
+    )
+    return str(said).replace("'", "")
 
 
 def _check(inputs: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 from typing import TypeVar
 
 import keras
@@ -73,6 +74,13 @@ class Stateful(typing.Protocol):
         """Takes what `state` returned, once training has begun."""
 
 
+class WithRows(NamedTuple):
+    """An element of the data, and rows that its step gets beside it."""
+
+    data: Any
+    rows: Any
+
+
 class Trained:
     """A model that this package trains, by its `trainer`."""
 
@@ -85,6 +93,10 @@ class Trained:
     def bare(self, data: Any) -> Any:
         """Returns data, or their spec, as a plain model would get them."""
         return data
+
+    def rows_beside(self) -> tf.data.Dataset | None:
+        """Returns data of which a step gets a batch beside its own, if any."""
+        return None
 
     def before_tracing(self) -> Any:
         """Makes what a training step needs.

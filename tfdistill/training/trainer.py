@@ -10,8 +10,10 @@ averaged over the replicas whenever the student is looked at from outside:
 before an export, an evaluation and a file.
 """
 
+import contextlib
 import types
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -67,12 +69,41 @@ class Trainer:
         self.not_finite: str | None = None
         self.auto_steps: auto_steps.AutoSteps | None = None
         self.rows_ahead = 0
+        # What reads the rows beside the batches, if there are some; and the
+        # step that gets its next ones.
+        self._beside: tuple[Any, ...] = ()
+        self._beside_step = -1
 
     @property
     def num_steps(self) -> int:
         """Steps of an execution, unless something ends it before."""
         auto = self.auto_steps
         return self._model.steps_per_execution if auto is None else auto.count
+
+    @contextlib.contextmanager
+    def reading_beside(self) -> Iterator[None]:
+        """Has the steps of a `fit` read rows beside their batches, if asked.
+
+        Step s gets the batch s of the repeated data. So a `fit` reads on where
+        the one before has ended, and one that is resumed where it was.
+        """
+        rows = self._model.rows_beside()
+        if rows is None:
+            yield
+            return
+        counter = keras_internals.num_batches(self._model.optimizer)
+        point = self.backup and self.backup.point
+        step = point.step if point else int(counter.numpy())
+        if step != self._beside_step:
+            rows = data.repeated_from(rows, step)
+            self._beside = (self.opened_beside(rows),)
+        self._beside_step = -1
+        yield
+        self._beside_step = int(counter.numpy())
+
+    def opened_beside(self, rows: tf.data.Dataset) -> Any:
+        """Returns an iterator over rows, of which a step gets the next."""
+        raise NotImplementedError
 
     def train_function(self, step: Step, keras_own: Any) -> Any:
         """Returns what `fit` calls for each execution."""
@@ -124,6 +155,8 @@ class ReplicaTrainer(Trainer):
         self._predicted: list[Any] = []
         # What several workers compare of what a `fit` validates by.
         self._validation: same_data.FirstBatches | None = None
+        # And of the rows beside them, once they are opened.
+        self._first_beside: same_data.FirstBatches | None = None
 
     @property
     def _strategy(self) -> tf.distribute.Strategy:
@@ -177,7 +210,8 @@ class ReplicaTrainer(Trainer):
 
         def execute(iterator: Any) -> Logs:
             _, num_steps = self._asked(iterator)
-            logs = self.last.taken_from(run(iterator), num_steps=num_steps)
+            found = run(iterator, self._beside)
+            logs = self.last.taken_from(found, num_steps=num_steps)
             self.worker_waits.executed(self.last, num_steps)
             return logs
 
@@ -198,7 +232,7 @@ class ReplicaTrainer(Trainer):
                 *metric_states.floats_of(self._model),
             ]
             num_rows, is_known = global_batch.num_rows(
-                keras.utils.unpack_x_y_sample_weight(data)[0]
+                keras.utils.unpack_x_y_sample_weight(self._model.bare(data))[0]
             )
             if is_known or not variables or not replicas.in_replica():
                 return step(data)
@@ -225,13 +259,13 @@ class ReplicaTrainer(Trainer):
 
         execution = _Execution(self._model, begun, self._metrics)
 
-        def execute(iterator: Any) -> Logs:
+        def execute(iterator: Any, beside: tuple[Any, ...] = ()) -> Logs:
             iterator, num_steps = self._asked(iterator)
             if isinstance(iterator, types.GeneratorType):  # `train_on_batch`.
                 if not self._has_replicas:
                     return keras_own(iterator)
-                iterator = self._over_batch(next(iterator))
-            return execution(iterator, num_steps)
+                iterator, beside = self._over_batch(next(iterator)), ()
+            return execution((iterator, *beside), num_steps)
 
         return execute
 
@@ -339,13 +373,34 @@ class ReplicaTrainer(Trainer):
         if first is not None:
             fit_arguments.check_alike(arguments, self._strategy)
             self._validation = self._noting("validation_data", arguments)
-            watch = same_data.Watch(
-                first,
-                starts_over=not arguments.get("steps_per_epoch"),
-                is_resumed=bool(self.backup and self.backup.point),
-            )
-            arguments["callbacks"] = [watch, *arguments["callbacks"]]
+            is_resumed = bool(self.backup and self.backup.point)
+            watches = [
+                same_data.Watch(
+                    first,
+                    starts_over=not arguments.get("steps_per_epoch"),
+                    is_resumed=is_resumed,
+                )
+            ]
+            if self._first_beside is not None:
+                watches.append(
+                    same_data.Watch(
+                        self._first_beside,
+                        starts_over=False,
+                        is_resumed=is_resumed,
+                    )
+                )
+            arguments["callbacks"] = [*watches, *arguments["callbacks"]]
+        self._first_beside = None
         return keras_own(**arguments)
+
+    def opened_beside(self, rows: tf.data.Dataset) -> Any:
+        """Has each replica get a part of a batch, as of the data."""
+        found = {"agree_on": data.by_element(_without_none(rows))}
+        if replicas.num_workers(self._strategy) > 1:
+            self._first_beside = self._noting("agree_on", found)
+        return iter(
+            self._strategy.experimental_distribute_dataset(found["agree_on"])
+        )
 
     def evaluate(
         self, arguments: dict[str, Any], keras_own: Callable[..., Any]
@@ -555,7 +610,8 @@ class _Execution:
     """Calls `step` on every replica, a number of times.
 
     In one function, or in one function each. `fit` or `evaluate` calls it with
-    an iterator of global batches, of which each replica's step gets its part.
+    an iterator of global batches, of which each replica's step gets its part;
+    perhaps with one of rows beside them.
     There is one trace for a single step, and one for any other number. With one
     replica this is Keras' own function, except that Keras hands out the logs in
     `Optional`s and unwraps them one by one, which is a third of a step of 1 ms.
@@ -590,39 +646,46 @@ class _Execution:
             )
         )
 
-    def __call__(self, iterator: Any, num_steps: int) -> Logs:
+    def __call__(self, iterators: tuple[Any, ...], num_steps: int) -> Logs:
         left = None if num_steps == 1 else tf.constant(num_steps - 1)
-        logs = self._of_first_replica(self._begin(iterator, left))
+        logs = self._of_first_replica(self._begin(iterators, left))
         while self._stepwise and left is not None and left > 0:
-            left, logs = self._go_on(iterator, left, logs)
+            left, logs = self._go_on(iterators, left, logs)
             logs = self._of_first_replica(logs)
         return logs
 
-    def _first_steps(self, iterator: Any, left: tf.Tensor | None) -> Logs:
-        logs = self._run(iterator.get_next())
+    def _first_steps(
+        self, iterators: tuple[Any, ...], left: tf.Tensor | None
+    ) -> Logs:
+        logs = self._run(_joined(iterators[0].get_next(), *iterators[1:]))
         self._stepwise = _gathers_in_graph()
         if self._has_replicas:
             self._metrics.traced()
         if left is not None and not self._stepwise:
             _, logs = tf.while_loop(
                 lambda left, _: left > 0,
-                lambda left, logs: self._step_if_data(iterator, left, logs),
+                lambda left, logs: self._step_if_data(iterators, left, logs),
                 (left, logs),
             )
         return self._finish(logs)
 
-    def _next_step(self, iterator: Any, left: tf.Tensor, logs: Logs) -> Any:
-        left, logs = self._step_if_data(iterator, left, logs)
+    def _next_step(
+        self, iterators: tuple[Any, ...], left: tf.Tensor, logs: Logs
+    ) -> Any:
+        left, logs = self._step_if_data(iterators, left, logs)
         return left, self._finish(logs)
 
     def _step_if_data(
-        self, iterator: Any, left: tf.Tensor, logs: Logs
+        self, iterators: tuple[Any, ...], left: tf.Tensor, logs: Logs
     ) -> tuple[tf.Tensor, Logs]:
         """Runs one of the steps left; none is if the data have ended."""
-        data = iterator.get_next_as_optional()
+        data = iterators[0].get_next_as_optional()
         return tf.cond(
             data.has_value(),
-            lambda: (left - 1, self._run(data.get_value())),
+            lambda: (
+                left - 1,
+                self._run(_joined(data.get_value(), *iterators[1:])),
+            ),
             lambda: (tf.constant(0), logs),
         )
 
@@ -652,6 +715,14 @@ class _Execution:
             key: self._strategy.experimental_local_results(value)[0]
             for key, value in logs.items()
         }
+
+
+def _joined(data: Any, *beside: Any) -> Any:
+    """Returns an element of the data, with the next rows beside it."""
+    if not beside:
+        return data
+    with _after(data):  # Where they have ended, no rows are left out.
+        return steps.WithRows(data, *(each.get_next() for each in beside))
 
 
 def _after(data: Any) -> Any:
