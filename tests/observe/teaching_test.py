@@ -54,6 +54,11 @@ def test_a_training_without_a_teacher_says_so(
     ("status", "said"),
     [
         ({}, "the first version of group_1 (step 40) came at the end"),
+        (
+            {"num_quarantined": 2},
+            "the first version of group_1 that wasn't refused (step 40) came "
+            "at the end",
+        ),
         ({"step": -1}, "group_1 gave no usable answer"),
         (
             {"health": "too_stale", "reason": "It is old."},

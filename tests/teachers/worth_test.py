@@ -174,8 +174,9 @@ def _held_out(labels=_LABELS, **own):
         # What the student has by now is no measure of it.
         (10, 0.58, True),
         (20, 0.8, False),
-        # It falls steeply from there.
-        (0, 2.0, True),
+        # It falls steeply from there, so a version may know as little.
+        (0, 0.74, True),
+        (0, 2.0, False),
         # Of a step to come: what the student has now.
         (30, 0.54, True),
         (30, 0.8, False),
@@ -189,7 +190,7 @@ def test_versions_are_compared_with_the_student_of_their_own_step(
     if is_good:
         assert not said
     else:
-        assert "held-out batch is 0.8," in said
+        assert f"held-out batch is {loss:.3g}," in said
         assert "student's at step 20, 0.53" in said
 
 
@@ -270,6 +271,10 @@ def test_there_is_no_verdict_while_the_student_improves_steeply():
         "",
         "as before",
     )
+    # But of one that knows less than a guess.
+    worse = worth.Record()
+    worse.add(np.full(64, 2.36), *losses[1:], falls=True)
+    assert "its loss is 2.36, the student's 1; base" in worse.doubt("a", "")
     # Nothing newer is in sight, so nothing is to be waited for.
     assert "rates have a loss of 2.3" in record.doubt("a", "", is_late=True)
     record.add(*losses, falls=False)

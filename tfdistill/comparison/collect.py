@@ -114,7 +114,10 @@ def _why(teacher: Mapping[str, Any]) -> str:
         )
     if reason := teacher.get("reason"):
         return f"at the end, its teacher was {teacher['health']}: {reason}"
-    return "its teacher's first version came late, or was too old by then"
+    return (
+        "its teacher's first version came late or was too old by then, or the "
+        "teacher waited for a better version in between"
+    )
 
 
 class Group:

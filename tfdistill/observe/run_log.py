@@ -104,7 +104,8 @@ def _described(teacher: dict[str, Any]) -> str:
         if step < 0:
             return f"{name} gave no usable answer"
         # It is in use by now, and no step came after that.
-        return f"the first version of {name} (step {step}) came at the end"
+        but = " that wasn't refused" if teacher["num_quarantined"] else ""
+        return f"the first version of {name}{but} (step {step}) came at the end"
     version = f"version {step}" if step >= 0 else "no version in use"
     health = teacher["health"].replace("_", " ")
     why = (reason or version).rstrip(".")

@@ -3,8 +3,8 @@
 Both are of the same rows: held-out ones if the student has some, where a
 version is compared with the student at the version's own step, and otherwise
 rows of the batches. A teacher that is clearly worse waits until it is better;
-it is still asked. There is no verdict while the student's own loss falls
-steeply, nor with several outputs or without a single task loss.
+it is still asked. While the student's own loss falls steeply, it waits only if
+it knows less than a guess. With several outputs or losses there is no verdict.
 """
 
 import logging
@@ -31,19 +31,17 @@ _SOME_SHARE, _MOST_OF_IT = 0.15, 0.75
 # a model whose loss is so many times that of the guess needs none.
 _LEAST_SKILL, _WORSE_THAN_GUESS = 0.05, 1.5
 # A student that has saved so much of its loss is falling steeply: what another
-# group had at the time says little. How many of its losses are kept.
-_STEEP, _NUM_KEPT = 0.1, 200
+# group had at the time says little. How many of its losses are kept; the last.
+_STEEP, _NUM_KEPT, _LAST = 0.1, 200, 2**62
 # The last reports are pooled: so many, and more of small batches. Fewer
 # predictions say nothing, and few reports must be surer.
 _NUM_REPORTS, _FEW_REPORTS, _LEAST_COUNT = 5, 2, 64
 _NOT_COMPARED = (
-    "Teachers are not compared with the student, because the task loss cannot "
-    "be computed outside a step: %s"
+    "Teachers aren't compared, as the task loss fails outside a step: %s"
 )
 _MAY_BE_BAD = (
-    "The teacher %s may be bad: %s Either the student has memorized these "
-    "examples, or the teacher has learned something else. Pass "
-    "`validation_data` to `fit`, to compare them on that data."
+    "The teacher %s may be bad: %s Or the student has memorized these rows. "
+    "Pass `validation_data` to `fit` to find out."
 )
 
 
@@ -139,12 +137,13 @@ class HeldOut:
 
     def doubt(self, losses: np.ndarray, step: int, *, since: int) -> str:
         """Returns why a version is worse than the student at a step, or ""."""
-        if not self.own or self.own.fall_since(since):
+        if not self.own:
             return ""
-        at, own, base = self.own.at(step)
+        falls = self.own.fall_since(since)
+        at, own, base = self.own.at(_LAST if falls else step)
         error = np.std(losses - own) / len(own) ** 0.5
         means = float(np.mean(losses)), float(np.mean(own)), base
-        if not is_worse(*means, float(error)):
+        if not is_worse(*means, float(error), 0.0 if falls else _LEAST_SHARE):
             return ""
         return (
             f"its loss on the held-out batch is {means[0]:.3g}, clearly worse "
@@ -224,13 +223,12 @@ class Record:
         """Returns the mean losses, for logs; None if they are not known."""
         count, *means = self._means()
         names = "teacher_loss", "own_loss", "base_loss"
-        found = means if count else [None] * len(names)
-        return dict(zip(names, found, strict=False))
+        return dict(zip(names, means if count else [None] * 3, strict=False))
 
     def doubt(self, name: str, before: str, *, is_late: bool = False) -> str:
         """Returns why the teacher may not count; `before` without a verdict."""
         count, theirs, own, base, square = self._means()
-        if count < _LEAST_COUNT or (self._falls and not is_late):
+        if count < _LEAST_COUNT:
             return before
         error = max(0.0, square - (theirs - own) ** 2) ** 0.5 / count**0.5
         means = theirs, own, base, error
@@ -238,6 +236,8 @@ class Record:
             f"on the student's batches, its loss is {theirs:.3g}, the "
             f"student's {own:.3g}; base rates have a loss of {base:.3g}."
         )
+        if self._falls and not is_late:
+            return text if is_worse(*means, 0.0) else before
         least_share = _MOST_OF_IT if before else _SOME_SHARE
         few = float(len(self.reports) <= _FEW_REPORTS)
         is_bad = is_worse(*means, least_share, num_errors=few)
