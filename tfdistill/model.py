@@ -536,8 +536,8 @@ class DistributedModel(
         self, iterator: Any = None, data_batch: Any = None
     ) -> None:
         super()._symbolic_build(iterator, data_batch)
-        if self._own.is_compiled:
-            # Its own metrics and losses.
+        is_own = self._own.is_compiled
+        if is_own and keras_internals.has_losses_or_metrics(self.model):
             self.model._symbolic_build(data_batch=data_batch)
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -563,7 +563,7 @@ class DistributedModel(
     def train_step(self, data: Any) -> Logs:
         """Runs one update on one replica's part of the global batch."""
         if "train_step" in self._own:
-            return self.model.train_step(data)
+            return self._own.step("train_step", data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
         with batch.scope(), self.trainer.tape() as tape:
@@ -589,7 +589,7 @@ class DistributedModel(
         """
         data = self.bare(data)
         if "test_step" in self._own:
-            return self.model.test_step(data)
+            return self._own.step("test_step", data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
         with batch.scope():

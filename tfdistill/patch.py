@@ -25,12 +25,14 @@ from tfdistill.cluster import method
 from tfdistill.cluster import outputs
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
+from tfdistill.system import fits
 from tfdistill.system import keras_internals
 from tfdistill.teachers import own_past
 from tfdistill.teachers import peers
 from tfdistill.teachers import predictions
 from tfdistill.training import fit_arguments
 from tfdistill.training import guards
+from tfdistill.training import own_steps
 from tfdistill.training import steps
 
 TEACHERS = ("peers", "own-past", "predictions", "none")
@@ -71,6 +73,7 @@ _METHODS = (
     "test_on_batch",
     "train_on_batch",
 )
+_TRAINING = "fit", "train_on_batch"
 # Those that write, and so on the chief only.
 _WRITERS = ("export", "save", "save_weights")
 # Of the methods of a comparison: groups that teach each other.
@@ -143,12 +146,10 @@ class _Patch:
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._said = False
-        # Whether the script has asked for a strategy.
+        # Whether the script has asked for a strategy of workers.
         self.is_scripts_own: Callable[[], bool] = lambda: False
         self.strategy: tf.distribute.Strategy | None = None
         self.files = outputs.of(identity.Cluster())
-        # How many calls of `fit` are under way.
-        self.num_fits = 0
         self.settings: dict[str, Any] = {}
 
     def apply(self, **settings: Any) -> None:
@@ -161,29 +162,51 @@ class _Patch:
         cluster = strategy_lib.cluster_of(self.strategy)
         _differ(cluster)
         self.is_scripts_own, undo = keras_internals.give_strategy(self.strategy)
-        self._undo.append(undo)
+        self._undo += [undo, keras_internals.normalize_over_replicas()]
         self._replace("compile", _compile)
         self.files = outputs.of(cluster)
-        self.files.find_what_is_loaded()
         for name in _METHODS:
             self._replace(name, functools.partial(_hand_over, name))
         for name in _WRITERS:
             self._replace(name, _write)
         self._replace("load_weights", _read)
+        if self._is_shared(cluster):
+            self._set(tf.GradientTape, "gradient", _gradient)
+        self._set(tf.saved_model, "load", _load)
+        self._undo.append(
+            keras_internals.replace_functions(
+                clear_session=_clear, load_model=_load, save_model=_save
+            )
+        )
 
     def undo(self) -> None:
         """Gives Keras its own methods back."""
         while self._undo:
             self._undo.pop()()
 
+    def _is_shared(self, cluster: identity.Cluster) -> bool:
+        """Whether a training is more than that of one process."""
+        strategy = self.strategy
+        if strategy is None:
+            return False
+        has_replicas = strategy.num_replicas_in_sync > 1
+        return (
+            has_replicas
+            or replicas.on_servers(strategy)
+            or self.teaches(cluster)
+        )
+
     def _replace(self, name: str, by: Callable[..., Any]) -> None:
         # Where Keras has it: it looks whether `compile` is its own.
         home = next(kind for kind in keras.Model.__mro__ if name in vars(kind))
+        self._set(home, name, by)
+
+    def _set(self, home: Any, name: str, by: Callable[..., Any]) -> None:
         own = vars(home)[name]
 
         @functools.wraps(own)
-        def method(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-            return by(own, model, *args, **kwargs)
+        def method(this: Any, *args: Any, **kwargs: Any) -> Any:
+            return by(own, this, *args, **kwargs)
 
         setattr(home, name, method)
         self._undo.append(lambda: setattr(home, name, own))
@@ -283,9 +306,27 @@ def _write(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
         return write()
     if replicas.is_chief(strategy):
         write()
-    if not _patched.num_fits:
+    if not fits.is_under_way():
         replicas.meet(strategy, "save")
     return None
+
+
+def _clear(own: Any, *args: Any, **kwargs: Any) -> None:
+    """Clears what Keras keeps, but not the strategy of the task."""
+    own(*args, **kwargs)
+    if not tf.distribute.has_strategy():
+        tf.distribute.experimental_set_strategy(_patched.strategy)
+
+
+def _save(own: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Saves a model by its method, which does the same."""
+    save = getattr(model, "save", functools.partial(own, model))
+    return save(*args, **kwargs)
+
+
+def _load(own: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """Loads a whole model from where it was written."""
+    return own(_patched.files.read(filepath), *args, **kwargs)
 
 
 def _read(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
@@ -293,6 +334,25 @@ def _read(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
     if not isinstance(model, model_lib.DistributedModel):
         filepath = _patched.files.read(filepath)
     return own(model, filepath, *args, **kw)
+
+
+def _gradient(
+    own: Any, tape: Any, target: Any, sources: Any, *a: Any, **k: Any
+) -> Any:
+    """Refuses a script's own loop that each worker or group would run alone."""
+    is_step = fits.is_under_way() or replicas.in_replica()
+    if not is_step and any(
+        isinstance(each, keras.Variable | tf.Variable) and each.trainable
+        for each in keras.tree.flatten(sources)
+    ):
+        raise ValueError(
+            "A training loop of the script's own, which calls `tape.gradient` "
+            "outside of `fit`, must not be run on several workers, servers or "
+            "groups: each would train all by itself. Move the step into the "
+            "`train_step` of a keras.Model and call `fit`; or train in one "
+            "task, or with --no-patch."
+        )
+    return own(tape, target, sources, *a, **k)
 
 
 def _state(model: keras.Model) -> "_State":
@@ -326,10 +386,11 @@ class _State:
         if is_alone and not replicas.on_servers(strategy):
             if cluster.workdir is None and cluster.num_groups == 1:
                 return None
+            if self._wrapper is None and call not in _TRAINING:
+                return None
         if not model.compiled and not call.startswith("predict"):
             return None  # Keras says so.
         if self._wrapper is None:
-            # By `fit`, or by what is called before it.
             kind = _Codistilled if _patched.teaches(cluster) else _Distributed
             with strategy.scope():
                 self._wrapper = kind.around(model, _patched.settings)
@@ -377,11 +438,14 @@ class _OfScript:
 
     def _callbacks(self, arguments: Mapping[str, Any]) -> Any:
         given = guards.listed(arguments.get("callbacks"))
+        added = self._added(given)
+        if steps.first(added, callbacks_lib.Backup):
+            # It does the same, and on several workers.
+            kind = keras.callbacks.BackupAndRestore
+            given = [each for each in given if not isinstance(each, kind)]
         _show(self.model, given)
         found: Any = super()
-        return found._callbacks(
-            {**arguments, "callbacks": [*given, *self._added(given)]}
-        )
+        return found._callbacks({**arguments, "callbacks": [*given, *added]})
 
     def _added(self, given: list[Any]) -> list[Any]:
         """Returns the callbacks that a launched run adds."""
@@ -389,16 +453,16 @@ class _OfScript:
         directory = this._cluster.group_dir
         if directory is None or steps.first(given, callbacks_lib.Backup):
             return []
+        # Of the steps of others, such as those of a GAN, no backup knows.
+        optimizers = own_steps.optimizers_of(this.model).values()
+        if any(each is not this.optimizer for each in optimizers):
+            return []
         return [callbacks_lib.Backup(f"{directory}/backup")]
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains the script's model; see `DistributedModel.fit`."""
         found: Any = super()
-        _patched.num_fits += 1
-        try:
-            history = found.fit(*args, **kwargs)
-        finally:
-            _patched.num_fits -= 1
+        history = found.fit(*args, **kwargs)
         history.set_model(self.model)
         return history
 
@@ -436,6 +500,15 @@ class _Codistilled(_OfScript, model_lib.CodistillModel):
     @classmethod
     def around(cls, model: keras.Model, settings: Mapping[str, Any]) -> Any:
         """Wraps a script's model."""
+        # Into these nothing can be added.
+        if own := [n for n in cls._NEVER_RUN if own_steps.is_own(model, n)]:
+            raise ValueError(
+                "Groups must train by Keras' own steps, to which they add what "
+                f"they learn from each other; received {type(model).__name__} "
+                f"with its own {', '.join(own)}. Move that code into "
+                "`compute_loss`, or into `self.add_loss` in `call` or a layer; "
+                "or train without teachers, with --teachers=none."
+            )
         kinds: Mapping[str, Any] = {
             "peers": peers.Peers,
             "own-past": own_past.OwnPast,
@@ -465,6 +538,14 @@ class _Codistilled(_OfScript, model_lib.CodistillModel):
                 *_held_out(arguments),
             ]
         return super()._callbacks(arguments)
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses what no group would learn from another by."""
+        raise ValueError(
+            "`train_on_batch` must not be called in a run of several groups, "
+            "which exchange what they have learned in `fit`. Call `fit`; or "
+            "train without teachers, with --teachers=none."
+        )
 
     def _added(self, given: list[Any]) -> list[Any]:
         roles = steps.Exporter, steps.Loader, steps.Mixer
@@ -546,17 +627,13 @@ def derived(task: Any) -> Any:
         ValueError: Nothing fits for sure, such as for a function of one's own.
     """
     if isinstance(task, Mapping):
-        return {name: derived(each) for name, each in task.items()}
+        return {name: each and derived(each) for name, each in task.items()}
     if isinstance(task, list | tuple):
-        return type(task)(map(derived, task))
-    if task is None:
-        return None
-    loss = keras.losses.get(task) if isinstance(task, str) else task
-    # A loss has a class, one that was given by its name is a function.
-    names = [each.__name__ for each in type(loss).__mro__]
-    names.append(getattr(loss, "__name__", ""))
-    found = (_BY_TASK.get(name.lower().replace("_", "")) for name in names)
-    kind = next(filter(None, found), None)
+        return type(task)(each and derived(each) for each in task)
+    loss = task
+    if task is not None and not isinstance(task, keras.losses.Loss):
+        loss = keras_internals.loss_of(task)
+    kind = next(filter(None, map(_BY_TASK.get, _names(loss))), None)
     if kind is None:
         raise ValueError(
             "What students are to agree on must follow from the loss of "
@@ -564,3 +641,13 @@ def derived(task: Any) -> Any:
             "--distillation-loss=classes, binary or values."
         )
     return _KINDS[kind]()
+
+
+def _names(loss: Any) -> list[str]:
+    """Returns what Keras calls a loss, as a class and as a function."""
+    kinds = [*type(loss).__mro__, getattr(loss, "fn", None)]
+    return [
+        kind.__name__.replace("_", "").lower()
+        for kind in kinds
+        if kind is not None and kind.__module__.startswith("keras.")
+    ]

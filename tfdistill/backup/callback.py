@@ -107,8 +107,9 @@ class Backup(steps.SteppedCallback):
 
     A script may call `fit` several times with one directory. The second `fit`
     of a process begins with the model as it is, and has its backups in `fit_2`
-    there. Only the model of a `fit` that failed resumes it. After a restart, the first one returns at once with the weights of
-    its last backup, and the second one resumes.
+    there. Only the model of a `fit` that failed resumes it. After a restart,
+    the first one returns at once with the weights of its last backup, and the
+    second one resumes.
 
     With parameter servers, each server writes its own rows while no step is
     in flight. All tasks must therefore see the directory, and after a resume

@@ -92,7 +92,11 @@ class GroupFiles:
         """
         if self._own is not None and not self._finds:
             self._finds = True
-            keras_internals.replace_loading(self.read)
+            keras_internals.replace_functions(
+                load_model=lambda own, path, *args, **kwargs: own(
+                    self.read(path), *args, **kwargs
+                )
+            )
 
     def read(self, path: Any) -> Any:
         """Returns where to read what was written to a path."""

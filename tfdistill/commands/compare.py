@@ -66,7 +66,7 @@ def _add_what(add: Callable[..., None]) -> None:
         "held_out",
         "<NAME>: FILE.py is a script that imports tfdistill, whose callback "
         "HeldOutPredictions with this name writes the predictions to compare; "
-        "default: the predictions of an ordinary script for its validation data",
+        "default: what an ordinary script predicts for its validation data",
     )
     add(
         "recipe",

@@ -99,6 +99,11 @@ def number(place: str | os.PathLike[str], *, of: Any = None) -> int:
     return found
 
 
+def is_under_way() -> bool:
+    """Whether this thread is in a `fit`."""
+    return _present.get() is not None
+
+
 def has_trained(model: Any) -> bool:
     """Whether a `fit` of this process has trained a model."""
     return model in _trained

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import itertools
 import os
+import random
 import threading
 import warnings
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend import random as backend_random
 from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.export import export_utils
 from keras.src.losses import loss as loss_module
@@ -74,6 +76,8 @@ def prepare() -> None:
     _pass_batches_on_without_autotune()
     _copy_arrays_of_python()
     _start_variables_of_all_dtypes()
+    _count_by_share()
+    _shape_empty_convolutions()
     for name in (
         "scale_loss_for_distribution",
         "unscale_loss_for_distribution",
@@ -169,9 +173,10 @@ def pass_gradients_through(
 
 
 class _Scaling(threading.local):
-    """Whether this thread's losses are left unscaled."""
+    """Whether this thread's losses are left unscaled; its share of the rows."""
 
     is_off = False
+    share: Any = None
 
 
 _scaling = _Scaling()
@@ -182,19 +187,69 @@ def _with_switch(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 @contextlib.contextmanager
-def losses_of_one_replica() -> Iterator[None]:
+def losses_of_one_replica(share: Any) -> Iterator[None]:
     """Leaves Keras' losses of this thread means over one replica's rows.
 
     Keras divides its own losses and regularizers by the number of replicas,
     and cannot know of a mean that a model computes by itself. A sum of both
     has one meaning only if neither is divided. There is no public switch, so
-    `prepare` adds one.
+    `prepare` adds one. `share` is that of this replica's rows: by it counts
+    what a `Mean` is given of all of them, one number without a weight.
     """
-    before, _scaling.is_off = _scaling.is_off, True
+    before = _scaling.is_off, _scaling.share
+    _scaling.is_off, _scaling.share = True, share
     try:
         yield
     finally:
-        _scaling.is_off = before
+        _scaling.is_off, _scaling.share = before
+
+
+def _count_by_share() -> None:
+    """Has a `Mean` count one number of a replica by its share of the rows."""
+    original = keras.metrics.Mean.update_state
+
+    @functools.wraps(original)
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> None:
+        if sample_weight is None and _scaling.share is not None:
+            values = tf.convert_to_tensor(values)
+            sample_weight = _scaling.share if values.shape.rank == 0 else None
+        original(self, values, sample_weight)
+
+    keras.metrics.Mean.update_state = update_state
+
+
+def _has_replicas_beside() -> bool:
+    """Whether this code runs for one of several replicas."""
+    strategy = tf.distribute.get_strategy()
+    is_alone = strategy.num_replicas_in_sync == 1
+    return not is_alone and not tf.distribute.in_cross_replica_context()
+
+
+def _shape_empty_convolutions() -> None:
+    """Gives convolutions of no rows, as of a replica, the shape they have.
+
+    Those of TensorFlow by oneDNN have that of their input, and then a bias, a
+    mean or a residual does not fit.
+    """
+    for name in ("conv", "depthwise_conv"):
+        original = getattr(backend_nn, name)
+        setattr(backend_nn, name, _shaped(original))
+
+
+def _shaped(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def convolve(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = original(inputs, *args, **kwargs)
+        shape = outputs.shape[1:]
+        may_be_empty = not inputs.shape[0] and _has_replicas_beside()
+        if not may_be_empty or not shape.is_fully_defined():
+            return outputs
+        # TensorFlow leaves out what it takes to change nothing.
+        unknown = [None] * outputs.shape.rank
+        outputs = tf.compat.v1.placeholder_with_default(outputs, unknown)
+        return tf.reshape(outputs, [tf.shape(inputs)[0], *shape])
+
+    return convolve
 
 
 class _FunctionLoss(losses_module.LossFunctionWrapper):
@@ -234,6 +289,19 @@ def lend_compiled_loss(model: keras.Model, inner: keras.Model) -> None:
     The losses of single outputs are then metrics of `model`, which logs them.
     """
     inner._compile_loss = model._compile_loss
+
+
+def has_losses_or_metrics(model: keras.Model) -> bool:
+    """Whether a model was compiled with some, which Keras builds by its data.
+
+    It calls the model on their first part, which a step of the model's own may
+    take for anything.
+    """
+    metrics = model._compile_metrics
+    given = metrics and (
+        metrics._user_metrics or metrics._user_weighted_metrics
+    )
+    return bool(given) or model._compile_loss is not None
 
 
 def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
@@ -391,8 +459,10 @@ def random_state(
     Keras makes it, a variable, when it first draws. In a step of several
     replicas none can be made, and each of them runs in a thread of its own:
     `draw_from`. One that was made outside of the strategy's scope would be
-    moved on by each replica, so that it is replaced.
+    moved on by each replica, so that it is replaced. A program that draws none
+    goes on with the seeds that it would have without it.
     """
+    drawn = random.getstate()
     with strategy.scope():
         found = seed_generator.global_seed_generator()
         variable = found.state.value
@@ -400,6 +470,7 @@ def random_state(
             found = keras.random.SeedGenerator(seed=0)
             found.state.assign(variable.numpy())
             draw_from(found)
+    random.setstate(drawn)
     return found
 
 
@@ -436,7 +507,23 @@ def is_none(spec: Any) -> bool:
 
 def with_none(data: Any) -> Any:
     """Returns data, of a step, as their user made them."""
-    return keras.tree.map_structure(lambda v: None if is_none(v) else v, data)
+    return keras.tree.map_structure(
+        lambda v: None if is_none(v) else _of_any_rows(v), data
+    )
+
+
+def _of_any_rows(value: Any) -> Any:
+    """Leaves open how many rows a value has that is known to have none.
+
+    keras/src/backend/tensorflow/numpy.py, `add`: a matrix of no rows is taken
+    for a vector, and cannot be added, as layers such as LSTM do.
+    """
+    if not isinstance(value, tf.Tensor) or not tf.is_symbolic_tensor(value):
+        return value
+    if not value.shape.rank or value.shape[0] != 0:
+        return value
+    shape = [None, *value.shape[1:]]
+    return tf.compat.v1.placeholder_with_default(value, shape)
 
 
 def column_of_none(num_rows: tf.Tensor) -> tf.Tensor:
@@ -930,7 +1017,7 @@ def give_strategy(
 ) -> tuple[Callable[[], bool], Callable[[], None]]:
     """Has a program that makes a strategy of its own get this one.
 
-    Returns what tells whether one has, and what undoes it.
+    Returns what tells whether one knows of its workers, and what undoes it.
     """
     asked: list[Any] = []
     kinds = (
@@ -958,16 +1045,63 @@ def give_strategy(
         for kind, made, init in before:
             kind.__new__, kind.__init__ = made, init
 
-    return lambda: bool(asked), undo
+    of_workers = kinds[1:]
+    return lambda: any(issubclass(kind, of_workers) for kind in asked), undo
 
 
-def replace_loading(where: Callable[[Any], Any]) -> None:
-    """Has Keras load whole models from where a path leads."""
-    own = keras.models.load_model
+def replace_functions(
+    **functions: Callable[..., Any],
+) -> Callable[[], None]:
+    """Replaces functions of Keras by name, wherever it has them.
 
-    @functools.wraps(own)
-    def load_model(filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        return own(where(filepath), *args, **kwargs)
+    Each new one gets Keras' own before its arguments. Returns what undoes it.
+    """
+    homes = "backend", "models", "saving", "utils"
+    places = [
+        getattr(package, home)
+        for package in (keras, tf.keras)
+        for home in homes
+        if hasattr(package, home)
+    ]
+    before = [
+        (module, name, getattr(module, name))
+        for module in places
+        for name in functions
+        if hasattr(module, name)
+    ]
+    for module, name, own in before:
+        new = functools.partial(functions[name], own)
+        setattr(module, name, functools.wraps(own)(new))
 
-    for module in (keras.models, keras.saving, tf.keras.models):
-        module.load_model = load_model
+    def undo() -> None:
+        for place in before:
+            setattr(*place)
+
+    return undo
+
+
+class _OverReplicas:
+    """`synchronized` of a `BatchNormalization`: true in one of replicas."""
+
+    def __get__(self, layer: Any, kind: Any = None) -> Any:
+        if layer is None:
+            return self
+        own = vars(layer).get("synchronized", False)
+        return own or _has_replicas_beside()
+
+    def __set__(self, layer: Any, value: Any) -> None:
+        vars(layer)["synchronized"] = value
+
+
+def normalize_over_replicas() -> Callable[[], None]:
+    """Has batch normalization be over the rows of all replicas.
+
+    Layers are saved as they were made. Returns what undoes it.
+    """
+    layer: Any = keras.layers.BatchNormalization
+    layer.synchronized = _OverReplicas()
+
+    def undo() -> None:
+        del layer.synchronized
+
+    return undo

@@ -83,7 +83,8 @@ class GlobalBatch:
         loss in it, compiled ones too, is such a mean.
         """
         alone = dataclasses.replace(self, is_alone=True)
-        with alone.scope(), keras_internals.losses_of_one_replica():
+        switch = keras_internals.losses_of_one_replica(self.share)
+        with alone.scope(), switch:
             yield
 
     @property

@@ -61,6 +61,17 @@ class Own:
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
+    def step(self, name: str, data: Any) -> Any:
+        """Calls a step of its own.
+
+        In a `tf.function` of its own, as some are, replicas could not meet.
+        """
+        found = inspect.getattr_static(self._model, name)
+        function = getattr(found, "python_function", None)
+        if function is not None and _has_replicas(self._model):
+            return function(self._model, data)
+        return getattr(self._model, name)(data)
+
     def compile(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Compiles it by its own `compile`; returns what the other takes."""
         self._model.compile(*args, **kwargs)
@@ -133,7 +144,8 @@ class Own:
 
         def run(data: Any) -> Logs:
             inputs, _, weights = keras.utils.unpack_x_y_sample_weight(data)
-            self._check_weights(weights)
+            if _weigh_rows(weights):
+                self._check_weights(weights)
             batch = global_batch.GlobalBatch.of(inputs)
             variables = [v for m in model.metrics for v in m.variables]
             before = [tf.identity(variable.value) for variable in variables]
@@ -209,6 +221,16 @@ def _averaged(gradients: list[Any]) -> list[Any]:
     if batch is None or not replicas.in_replica():
         return gradients
     return batch.averaged(gradients)
+
+
+def _weigh_rows(weights: Any) -> bool:
+    """Whether the third of a batch is weights; a step's own may be anything."""
+    return any(
+        weight is not None
+        and tf.as_dtype(weight.dtype).is_floating
+        and weight.shape.rank == 1
+        for weight in keras.tree.flatten(weights)
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -1,0 +1,309 @@
+"""Ordinary scripts under `patch_keras`, against what plain Keras makes of them.
+
+A script is a function here, which knows nothing of tfdistill.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tfdistill import patch
+from tfdistill.system import keras_internals
+
+
+@pytest.fixture
+def patched(monkeypatch):
+    """What runs a script under a strategy, with Keras patched."""
+
+    def run(script, strategy):
+        monkeypatch.setattr(patch._patched, "strategy", strategy)
+        tfdistill.patch_keras()
+        try:
+            with strategy.scope():
+                keras.utils.set_random_seed(1)
+                return script()
+        finally:
+            tfdistill.patch_keras(False)
+
+    return run
+
+
+@pytest.fixture
+def as_in_a_group(patched, run_dir, monkeypatch):
+    """What runs a script as the only task of the first of two groups."""
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
+    monkeypatch.setenv("TFDISTILL_GROUP", "0")
+    return lambda script: patched(script, tf.distribute.get_strategy())
+
+
+def _data(*shape):
+    return np.random.default_rng(0).random((12, *shape), "float32")
+
+
+def _normalized():
+    """Batch normalization, and files by functions and by a callback."""
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            # A bias would get no gradient but what rounding leaves.
+            keras.layers.Dense(4, use_bias=False),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile("adam", "mse", metrics=["mae"])
+    x, y = _data(3), _data(1)
+    kept = keras.callbacks.ModelCheckpoint("kept.keras")
+    history = model.fit(
+        *(x, y),
+        batch_size=5,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[kept],
+    )
+    keras.models.save_model(model, "saved.keras")
+    files = [keras.models.load_model(f"{n}.keras") for n in ("kept", "saved")]
+    for each in files:
+        assert not each.layers[1].get_config()["synchronized"]
+        np.testing.assert_array_equal(
+            each.get_weights()[0], model.get_weights()[0]
+        )
+    return model.get_weights(), history.history
+
+
+def _own_function():
+    """A training step in a `tf.function`, of data that are no x, y, weights."""
+
+    class Triplets(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embed = keras.layers.Dense(2, use_bias=False)
+            self.mean = keras.metrics.Mean("loss")
+
+        def call(self, triple):
+            first, near, far = triple
+            return [self.embed(each) for each in (first, near, far)]
+
+        @tf.function
+        def train_step(self, triple):
+            with tf.GradientTape() as tape:
+                first, near, far = self(triple)
+                distances = [
+                    tf.reduce_sum(tf.square(first - each), -1)
+                    for each in (near, far)
+                ]
+                loss = tf.reduce_mean(distances[0] - 0.1 * distances[1])
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(
+                zip(gradients, self.trainable_variables, strict=True)
+            )
+            self.mean.update_state(loss)
+            return {"loss": self.mean.result()}
+
+        @property
+        def metrics(self):
+            return [self.mean]
+
+    model = Triplets()
+    triple = tuple(i + _data(3) ** i for i in (1, 2, 3))
+    model(triple)
+    model.compile("adam", weighted_metrics=[])
+    data = tf.data.Dataset.from_tensor_slices(triple).batch(5)
+    history = model.fit(data, epochs=2, shuffle=False, verbose=0)
+    # Seeds of what is made after a training are what they would be.
+    other = keras.layers.Dense(2)
+    other.build((None, 3))
+    return model.get_weights(), history.history, other.get_weights()
+
+
+def _cut_out():
+    """A model that was never compiled, asked about one row."""
+    inputs = keras.Input((None, 2))
+    states = keras.layers.LSTM(3)(keras.layers.Conv1D(3, 2)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(1)(states))
+    cut = keras.Model(model.inputs, states)
+    return cut.predict(_data(4, 2)[:1], verbose=0)
+
+
+@pytest.mark.parametrize("script", [_normalized, _own_function, _cut_out])
+def test_two_replicas_do_what_keras_does_alone(
+    script, patched, two_replicas, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    keras.utils.set_random_seed(1)
+    expected = script()
+    found = patched(script, two_replicas)
+    for a, b in zip(*map(keras.tree.flatten, (found, expected)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def _own_loop():
+    layer = keras.layers.Dense(1)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(_data(3)))
+    tape.gradient(loss, layer.trainable_variables)
+
+
+def _own_step():
+    class Own(keras.Model):
+        def train_step(self, data):
+            return {}
+
+    _fit(Own, "mse")
+
+
+def _fit(kind, loss):
+    inputs = keras.Input((3,))
+    model = kind(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", loss)
+    before = model.get_weights()
+    try:
+        model.fit(_data(3), _data(1), verbose=0)
+    finally:
+        np.testing.assert_array_equal(before[0], model.get_weights()[0])
+
+
+def _by_batches():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.train_on_batch(_data(3), _data(1))
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (_own_loop, "training loop of the script's own"),
+        (_own_step, "with its own train_step.*--teachers=none"),
+        (_by_batches, "`train_on_batch` must not.*--teachers=none"),
+        (lambda: _fit(keras.Model, lambda y, p: y - p), "--distillation-loss"),
+    ],
+)
+def test_what_groups_cannot_learn_from_is_refused(
+    script, reason, as_in_a_group
+):
+    with pytest.raises(ValueError, match=reason):
+        as_in_a_group(script)
+
+
+def test_a_loop_that_each_worker_would_run_alone_is_refused(
+    patched, two_replicas
+):
+    with pytest.raises(ValueError, match="training loop of the script's own"):
+        patched(_own_loop, two_replicas)
+
+
+def test_what_is_only_asked_is_asked_by_keras_itself(as_in_a_group):
+    def script():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        # Of a loss that says nothing of how groups would agree.
+        model.compile(loss=lambda y, p: y - p)
+        x, y = _data(3), _data(1)
+        return model.evaluate(x, y, verbose=0), model.predict(x, verbose=0)
+
+    keras.utils.set_random_seed(1)
+    expected = script()
+    found = as_in_a_group(script)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_a_launched_run_backs_up_in_the_place_of_keras(
+    patched, run_dir, tmp_path
+):
+    def script():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        own = keras.callbacks.BackupAndRestore(tmp_path / "own")
+        model.fit(_data(3), _data(1), verbose=0, callbacks=[own])
+
+    patched(script, tf.distribute.get_strategy())
+    assert not (tmp_path / "own").exists()
+    assert (run_dir / "group_0" / "backup").is_dir()
+
+
+def test_a_model_of_several_optimizers_is_not_backed_up(patched, run_dir):
+    class Two(keras.Model):
+        def compile(self, other):
+            super().compile("sgd")
+            self.other = other
+
+        def train_step(self, data):
+            return {"loss": tf.reduce_sum(data)}
+
+    def script():
+        inputs = keras.Input((3,))
+        model = Two(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(keras.optimizers.SGD())
+        model.fit(_data(3), verbose=0)
+
+    patched(script, tf.distribute.get_strategy())
+    assert not (run_dir / "group_0" / "backup").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        ("mse", tfdistill.losses.LogitsMeanSquaredError),
+        ("MeanSquaredError", tfdistill.losses.LogitsMeanSquaredError),
+        (keras.losses.Huber(), tfdistill.losses.LogitsMeanSquaredError),
+        ("bce", tfdistill.losses.BinarySoftTargetCrossEntropy),
+        (
+            keras.losses.binary_crossentropy,
+            tfdistill.losses.BinarySoftTargetCrossEntropy,
+        ),
+        (
+            "sparse_categorical_crossentropy",
+            tfdistill.losses.SoftTargetCrossEntropy,
+        ),
+        (
+            keras.losses.CategoricalCrossentropy(from_logits=True),
+            tfdistill.losses.SoftTargetCrossEntropy,
+        ),
+    ],
+)
+def test_distillation_losses_follow_from_the_tasks(task, kind):
+    assert type(patch.derived(task)) is kind
+    found = patch.derived({"a": task, "b": None})
+    assert type(found["a"]) is kind and found["b"] is None
+    assert type(patch.derived([task])[0]) is kind
+
+
+@pytest.mark.parametrize("task", [None, "kl_divergence", lambda y, p: y - p])
+def test_losses_that_say_nothing_of_outputs_are_refused(task):
+    with pytest.raises(ValueError, match="--distillation-loss"):
+        patch.derived(task)
+
+
+def _replaced():
+    names = ("compile", *patch._METHODS, *patch._WRITERS, "load_weights")
+    return (
+        *(getattr(keras.Model, name) for name in names),
+        *(vars(m)["load_model"] for m in (keras.models, keras.saving)),
+        *(vars(m)["save_model"] for m in (keras.models, keras.saving)),
+        tf.GradientTape.gradient,
+        tf.distribute.MirroredStrategy.__new__,
+        "synchronized" in vars(keras.layers.BatchNormalization),
+    )
+
+
+def test_keras_gets_its_own_methods_back(patched, two_replicas):
+    before = _replaced()
+    while_patched = patched(_replaced, two_replicas)
+    for own, other in zip(before, while_patched, strict=True):
+        assert own != other
+    assert _replaced() == before
+
+
+def test_a_known_lack_of_rows_is_left_open():
+    # Keras would take a matrix of no rows for a bias, and could not add it.
+    shapes = []
+
+    @tf.function
+    def look(x):
+        shapes.append(keras_internals.with_none(x).shape.as_list())
+
+    look(tf.zeros([0, 3]))
+    assert shapes == [[None, 3]]
