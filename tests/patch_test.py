@@ -120,12 +120,15 @@ def _own_function():
 
 
 def _cut_out():
-    """A model that was never compiled, asked about one row."""
+    """A model that was never compiled, asked about one row, and exported."""
     inputs = keras.Input((None, 2))
     states = keras.layers.LSTM(3)(keras.layers.Conv1D(3, 2)(inputs))
     model = keras.Model(inputs, keras.layers.Dense(1)(states))
-    cut = keras.Model(model.inputs, states)
-    return cut.predict(_data(4, 2)[:1], verbose=0)
+    cut = keras.Model(model.input, states)
+    cut.export("exported", verbose=False)
+    exported = tf.saved_model.load("exported")
+    x = _data(4, 2)
+    return cut.predict(x[:1], verbose=0), exported.serve(x)
 
 
 @pytest.mark.parametrize("script", [_normalized, _own_function, _cut_out])

@@ -172,7 +172,7 @@ class _Patch:
         self._replace("load_weights", _read)
         if self._is_shared(cluster):
             self._set(tf.GradientTape, "gradient", _gradient)
-        self._set(tf.saved_model, "load", _load)
+        self._set(tf.saved_model, "load", _load_exported)
         self._undo.append(
             keras_internals.replace_functions(
                 clear_session=_clear, load_model=_load, save_model=_save
@@ -327,6 +327,12 @@ def _save(own: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 def _load(own: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     """Loads a whole model from where it was written."""
     return own(_patched.files.read(filepath), *args, **kwargs)
+
+
+def _load_exported(own: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+    """Loads what was exported, for calls as in one process."""
+    path = _patched.files.read(path)
+    return replicas.outside_scopes(lambda: own(path, *args, **kwargs))
 
 
 def _read(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
