@@ -155,46 +155,37 @@ class _Patch:
     def apply(self, **settings: Any) -> None:
         """Makes the strategy, and replaces what a script calls."""
         self.settings = settings
-        if self.strategy is None:
-            self.strategy = strategy_lib.make_strategy()
-            if self.strategy is not tf.distribute.get_strategy():
-                tf.distribute.experimental_set_strategy(self.strategy)
-        cluster = strategy_lib.cluster_of(self.strategy)
+        strategy = self.strategy
+        if strategy is None:
+            strategy = self.strategy = strategy_lib.make_strategy()
+            if strategy is not tf.distribute.get_strategy():
+                tf.distribute.experimental_set_strategy(strategy)
+        cluster = strategy_lib.cluster_of(strategy)
         _differ(cluster)
-        self.is_scripts_own, undo = keras_internals.give_strategy(self.strategy)
+        self.is_scripts_own, undo = keras_internals.give_strategy(strategy)
         self._undo += [undo, keras_internals.normalize_over_replicas()]
-        self._replace("compile", _compile)
         self.files = outputs.of(cluster)
+        self._replace("compile", _compile)
         for name in _METHODS:
             self._replace(name, functools.partial(_hand_over, name))
         for name in _WRITERS:
             self._replace(name, _write)
         self._replace("load_weights", _read)
-        if self._is_shared(cluster):
-            self._set(tf.GradientTape, "gradient", _gradient)
-        self._set(tf.saved_model, "load", _load_exported)
         self._undo.append(
             keras_internals.replace_functions(
                 clear_session=_clear, load_model=_load, save_model=_save
             )
         )
+        self._set(tf.saved_model, "load", _load_exported)
+        has_others = strategy.num_replicas_in_sync > 1
+        has_others |= replicas.on_servers(strategy) or self.teaches(cluster)
+        if has_others:
+            self._set(tf.GradientTape, "gradient", _gradient)
 
     def undo(self) -> None:
         """Gives Keras its own methods back."""
         while self._undo:
             self._undo.pop()()
-
-    def _is_shared(self, cluster: identity.Cluster) -> bool:
-        """Whether a training is more than that of one process."""
-        strategy = self.strategy
-        if strategy is None:
-            return False
-        has_replicas = strategy.num_replicas_in_sync > 1
-        return (
-            has_replicas
-            or replicas.on_servers(strategy)
-            or self.teaches(cluster)
-        )
 
     def _replace(self, name: str, by: Callable[..., Any]) -> None:
         # Where Keras has it: it looks whether `compile` is its own.
@@ -202,7 +193,7 @@ class _Patch:
         self._set(home, name, by)
 
     def _set(self, home: Any, name: str, by: Callable[..., Any]) -> None:
-        own = vars(home)[name]
+        own = vars(home)[name]  # Which `by` gets before its arguments.
 
         @functools.wraps(own)
         def method(this: Any, *args: Any, **kwargs: Any) -> Any:
