@@ -7,6 +7,7 @@ strategy or the run asks for that. Elsewhere Keras' own methods run.
 
 import functools
 import random
+import sys
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from tfdistill import callbacks as callbacks_lib
 from tfdistill import data
@@ -50,7 +50,7 @@ _BY_TASK = {
     for kind, names in {
         "classes": (
             *("categorical_crossentropy", "categorical_focal_crossentropy"),
-            *("kl_divergence", "sparse_categorical_crossentropy"),
+            "sparse_categorical_crossentropy",
         ),
         "binary": ("binary_crossentropy", "binary_focal_crossentropy"),
         "values": (
@@ -209,7 +209,7 @@ class _Patch:
         return cluster.num_groups > 1 and self.settings["teachers"] != "none"
 
     def tell(self, wrapper: model_lib.DistributedModel) -> None:
-        """Logs once what is done, and how to have it otherwise."""
+        """Says once what is done, and how to have it otherwise."""
         if self._said:
             return
         self._said = True
@@ -226,12 +226,12 @@ class _Patch:
             groups = f", as group {cluster.group} of {cluster.num_groups}"
             if self.teaches(cluster):
                 groups += f" with teachers={self.settings['teachers']}"
-        logging.info(
-            "tfdistill trains the models of this script %s%s. --no-patch "
-            "leaves them to Keras.",
-            where,
-            groups,
-        )
+        if replicas.is_chief(strategy):
+            print(
+                f"tfdistill: trains the models of this script {where}{groups}. "
+                "--no-patch leaves them to Keras.",
+                file=sys.stderr,
+            )
 
 
 _patched = _Patch()
