@@ -35,8 +35,6 @@ from tfdistill.training import guards
 from tfdistill.training import own_steps
 from tfdistill.training import steps
 
-TEACHERS = ("peers", "own-past", "predictions", "none")
-DISTILLATION_LOSSES = ("classes", "binary", "values", "none")
 _KINDS: Mapping[str, Callable[[], losses_lib.DistillationLoss | None]] = {
     "classes": losses_lib.SoftTargetCrossEntropy,
     "binary": losses_lib.BinarySoftTargetCrossEntropy,
@@ -120,8 +118,12 @@ def patch_keras(
             see `make_strategy`.
     """
     for name, given, known in (
-        ("teachers", teachers, TEACHERS),
-        ("distillation_loss", distillation_loss, (None, *DISTILLATION_LOSSES)),
+        ("teachers", teachers, method.TEACHERS),
+        (
+            "distillation_loss",
+            distillation_loss,
+            (None, *method.DISTILLATION_LOSSES),
+        ),
     ):
         if given not in known:
             allowed = ", ".join(map(repr, known))

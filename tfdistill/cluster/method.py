@@ -46,6 +46,9 @@ METHODS: Mapping[str, Method] = {
     "averaging": Method(mixes=True),
     "weight_decay": Method(decays=True),
 }
+# Whom the groups of an ordinary script learn from, and what they agree on.
+TEACHERS = ("peers", "own-past", "predictions", "none")
+DISTILLATION_LOSSES = ("classes", "binary", "values", "none")
 # Steps between the mixes of weights where nobody says how many.
 MIX_EVERY_STEPS = 50
 # What this process has obeyed so far, by name.

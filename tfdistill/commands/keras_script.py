@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from tfdistill.cluster import method
 from tfdistill.system import programs
 
 _HELPED = "tensorflow", "keras"
@@ -36,11 +37,13 @@ def add(options: programs.Flags) -> None:
         "teachers",
         "<WHOM>: in a run of several groups, learn from peers (the other "
         "groups), own-past, predictions or none; default peers",
+        enum_values=method.TEACHERS,
     )
     options.add(
         "distillation_loss",
         "<WHAT>: what groups agree on: classes, binary, values or none; "
         "default: what fits the loss of `compile`",
+        enum_values=method.DISTILLATION_LOSSES,
     )
     options.add(
         "distillation_weight",
