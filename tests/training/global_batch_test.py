@@ -21,6 +21,22 @@ def _ratio(y_true, y_pred):
     return worst + tf.reduce_sum(y_true * y_pred) / tf.reduce_sum(y_pred)
 
 
+def _against_others(y_true, y_pred):
+    """A number for each row that compares it with all others."""
+    alike = keras.ops.matmul(y_pred, keras.ops.transpose(y_pred))
+    return keras.ops.logsumexp(alike, axis=-1) - y_true[:, 0]
+
+
+def _beside_others(y_true, y_pred):
+    distances = keras.ops.abs(y_pred[:, None, 0] - y_true[None, :, 0])
+    return keras.ops.mean(distances, axis=-1)
+
+
+def _against_the_mean(y_true, y_pred):
+    error = keras.ops.square(y_true - y_pred)[:, 0]
+    return error / (0.1 + keras.ops.mean(error, axis=0))
+
+
 class _Loss:
     """A loss that is an object, and one that is a method."""
 
@@ -50,6 +66,10 @@ _LOSSES = {
     "method": _Loss().method,
     "class": keras.losses.Huber(),
     "whole_batch": _ratio,
+    "circle": keras.losses.Circle(),
+    "against_others": _against_others,
+    "beside_others": _beside_others,
+    "against_the_mean": _against_the_mean,
     "dice": keras.losses.Dice(),
     "tversky": keras.losses.Tversky(alpha=0.3),
     "sum": keras.losses.MeanSquaredError(reduction="sum"),
@@ -59,7 +79,14 @@ _LOSSES = {
 }
 
 
-_EVERY_RUN = {"binary_crossentropy", "ce", "lambda", "method", "whole_batch"}
+_EVERY_RUN = {
+    "binary_crossentropy",
+    "against_others",
+    "ce",
+    "lambda",
+    "method",
+    "whole_batch",
+}
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,9 @@ def test_data_may_hold_none(two_replicas, monkeypatch, place):
             model = wrap(keras.Model(inputs, keras.layers.Dense(1)(hidden)))
             model.compile("sgd", "mse", metrics=["mae"])
         fit = {"epochs": 2, "shuffle": False, "verbose": 0}
-        history = model.fit(data, validation_data=data, **fit)
+        arrays = {"x": x, "more": None}, x[:, :1]
+        given = data if place == "servers" else arrays
+        history = model.fit(data, validation_data=given, **fit)
         logs = np.transpose([history.history[key] for key in ("mae", "loss")])
         values = model.evaluate(data, verbose=0), *logs
         return np.concatenate([*values, model.predict(data, verbose=0)[:, 0]])

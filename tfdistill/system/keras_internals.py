@@ -28,6 +28,7 @@ from keras.src.losses import loss as loss_module
 from keras.src.losses import losses as losses_module
 from keras.src.random import seed_generator
 from keras.src.trainers import compile_utils
+from keras.src.trainers import data_adapters
 from keras.src.utils import rng_utils
 from keras.src.utils import tracking
 from tensorflow.python.data.ops import multi_device_iterator_ops
@@ -78,6 +79,7 @@ def prepare() -> None:
     _start_variables_of_all_dtypes()
     _count_by_share()
     _shape_empty_convolutions()
+    _pass_data_sets_through()
     for name in (
         "scale_loss_for_distribution",
         "unscale_loss_for_distribution",
@@ -250,6 +252,48 @@ def _shaped(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.reshape(outputs, [tf.shape(inputs)[0], *shape])
 
     return convolve
+
+
+class _Passing(threading.local):
+    """What data sets go through that Keras makes in this thread."""
+
+    change: Callable[[tf.data.Dataset], tf.data.Dataset] | None = None
+
+
+_passing = _Passing()
+
+
+@contextlib.contextmanager
+def data_sets_through(
+    change: Callable[[tf.data.Dataset], tf.data.Dataset],
+) -> Iterator[None]:
+    """Changes the data sets that Keras makes of arrays and Python code.
+
+    It hands them to the strategy at once. There is no public hook for it, so
+    `prepare` adds one.
+    """
+    before, _passing.change = _passing.change, change
+    try:
+        yield
+    finally:
+        _passing.change = before
+
+
+def _pass_data_sets_through() -> None:
+    for kind in (
+        data_adapters.ArrayDataAdapter,
+        data_adapters.GeneratorDataAdapter,
+        data_adapters.PyDatasetAdapter,
+    ):
+        kind.get_tf_dataset = _passed_on(kind.get_tf_dataset)
+
+
+def _passed_on(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def get_tf_dataset(self: Any) -> Any:
+        dataset = original(self)
+        return _passing.change(dataset) if _passing.change else dataset
+
+    return get_tf_dataset
 
 
 class _FunctionLoss(losses_module.LossFunctionWrapper):

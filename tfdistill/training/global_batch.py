@@ -16,10 +16,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdistill.cluster import replicas
 from tfdistill.system import keras_internals
+from tfdistill.training import metric_joins
+
+_REDUCTIONS = ("Max", "Mean", "Min", "Prod", "Sum")
 
 
 class _Active(threading.local):
@@ -190,9 +194,9 @@ class GlobalBatchLoss(keras.losses.Loss):
     On one replica it is the wrapped loss itself. On several, each replica's
     value is its share: the shares add up to what one process would compute
     on the whole batch, for every Keras reduction, with masks and weights. A
-    loss that gives one number for a batch, such as `Dice()`, is computed on
-    the predictions of all replicas, which are gathered for it; one that gives a
-    number for each example needs no more than its sum.
+    loss that gives one number for a batch, such as `Dice()`, or compares rows
+    with each other, such as `Circle()`, is computed on the predictions of all
+    replicas, which are gathered for it; any other needs no more than its sum.
     """
 
     def __init__(self, inner: keras.losses.Loss) -> None:
@@ -210,14 +214,21 @@ class GlobalBatchLoss(keras.losses.Loss):
         mask = getattr(y_pred, "_keras_mask", None)
         dtype = self.inner.dtype
         y_true, y_pred = keras.tree.map_structure(
-            lambda value: keras.ops.convert_to_tensor(value, dtype=dtype),
+            lambda value: tf.identity(
+                keras.ops.convert_to_tensor(value, dtype=dtype)
+            ),
             (y_true, y_pred),
         )
         values = self.inner.call(y_true, y_pred)
-        if values.shape.rank == 0 and not batch.is_alone:
+        is_whole = not values.shape.rank or _is_of_whole_batch(
+            self.inner, keras.tree.flatten([y_true, y_pred])
+        )
+        if is_whole and not batch.is_alone:
             # Such as a ratio of sums over the batch, or rows that are compared
             # with each other: it is found on the rows of all replicas.
-            values = self.inner.call(*_of_all_replicas((y_true, y_pred), batch))
+            own, whole = _of_all_replicas((y_true, y_pred), batch)
+            values = self.inner.call(*whole)
+            values = values[own] if values.shape.rank else values
         # As Keras: what a loss leaves out itself, such as `ignore_class`.
         out = getattr(values, "_keras_mask", None)
         if out is not None:
@@ -232,8 +243,49 @@ class GlobalBatchLoss(keras.losses.Loss):
         return self.inner.call(y_true, y_pred)
 
 
+def _is_of_whole_batch(loss: keras.losses.Loss, given: list[tf.Tensor]) -> bool:
+    """Whether a loss of one number a row depends on the other rows, too.
+
+    `Circle` does. Of losses of a user's own it is seen by the graph in which
+    they have just been traced: they multiply what is `given` by itself, put
+    all rows beside each of them, or reduce over the rows.
+    """
+    if isinstance(loss, keras.losses.Circle):
+        return True
+    home = getattr(getattr(loss, "fn", type(loss)), "__module__", None) or ""
+    if tf.executing_eagerly() or home.startswith(("keras.", "tfdistill.")):
+        return False
+    after = metric_joins.operations_after(given)
+    return any(_mixes_rows(operation, after) for operation in after)
+
+
+def _mixes_rows(operation: tf.Operation, after: set[tf.Operation]) -> bool:
+    kind, value = operation.type, operation.inputs[0]
+    if kind == "MatMul":
+        return all(each.op in after for each in operation.inputs)
+    if kind == "StridedSlice":
+        first = {
+            name: operation.get_attr(f"{name}_mask") & 1
+            for name in ("begin", "ellipsis", "end", "new_axis")
+        }
+        is_all = first["begin"] and first["end"] and not first["new_axis"]
+        return not (first["ellipsis"] or is_all)
+    if kind not in ("ExpandDims", "Transpose", *_REDUCTIONS):
+        return False
+    known = tf.get_static_value(operation.inputs[1])
+    if known is None or value.shape.rank is None:
+        return False
+    axes = [int(axis) % max(value.shape.rank, 1) for axis in np.ravel(known)]
+    if kind == "Transpose":
+        return axes[:1] != [0]
+    # Of a new axis it is the place among the ones there will be.
+    return 0 in (np.ravel(known) if kind == "ExpandDims" else axes)
+
+
 def _of_all_replicas(values: Any, batch: GlobalBatch) -> Any:
-    """Gathers rows; a gradient comes back to the replica that holds them.
+    """Returns which rows are this replica's, and those of all.
+
+    A gradient comes back to the replica that holds them.
 
     By a sum of rows and zeros: on several workers TensorFlow's own gathering
     fails in a traced step ("destinations can not be empty").
@@ -250,7 +302,8 @@ def _of_all_replicas(values: Any, batch: GlobalBatch) -> Any:
         return tf.pad(value, [rows, *[[0, 0]] * (value.shape.rank - 1)])
 
     whole = replicas.summed([padded(v) for v in keras.tree.flatten(values)])
-    return keras.tree.pack_sequence_as(values, whole)
+    rows = slice(before, before + tf.cast(batch.local, tf.int32))
+    return rows, keras.tree.pack_sequence_as(values, whole)
 
 
 def _share(

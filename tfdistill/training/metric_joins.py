@@ -7,6 +7,7 @@ assignments, such as one of the last value, nobody knows what several make.
 
 import warnings
 from collections.abc import Collection
+from collections.abc import Iterable
 
 import keras
 import tensorflow as tf
@@ -32,6 +33,7 @@ _JOINS = {
 _SAME = frozenset(
     {"Cast", "EnsureShape", "ExpandDims", "Identity", "Reshape", "Squeeze"}
 )
+_SHAPES = frozenset({"Rank", "Shape", "ShapeN", "Size"})
 _ADDED = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 
 
@@ -79,18 +81,27 @@ def of_variables(
     return found
 
 
+def operations_after(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
+    """Returns what depends on some tensors in the graph that they are in.
+
+    On their values: what depends on their shapes is left out.
+    """
+    found: set[tf.Operation] = set()
+    left = list(tensors)
+    while left:
+        for operation in left.pop().consumers():
+            if operation not in found and operation.type not in _SHAPES:
+                found.add(operation)
+                left += operation.outputs
+    return found
+
+
 class _Graph:
     """What a graph makes of a state."""
 
     def __init__(self, before: list[tf.Tensor]) -> None:
         self._before = {tensor.ref() for tensor in before}
-        self._after: set[tf.Operation] = set()
-        left = list(before)
-        while left:
-            for operation in left.pop().consumers():
-                if operation not in self._after:
-                    self._after.add(operation)
-                    left += operation.outputs
+        self._after = operations_after(before)
 
     def depends(self, tensor: tf.Tensor) -> bool:
         return tensor.ref() in self._before or tensor.op in self._after

@@ -391,7 +391,7 @@ class ReplicaTrainer(Trainer):
                 )
             arguments["callbacks"] = [*watches, *arguments["callbacks"]]
         self._first_beside = None
-        return keras_own(**arguments)
+        return self._looped(keras_own, arguments)
 
     def opened_beside(self, rows: tf.data.Dataset) -> Any:
         """Has each replica get a part of a batch, as of the data."""
@@ -408,7 +408,7 @@ class ReplicaTrainer(Trainer):
         """Each example counts once; results are equal on all workers."""
         is_of_fit = arguments.get("_use_cached_eval_dataset")
         first = self._prepare(arguments, is_new=not is_of_fit)
-        results = keras_own(**arguments)
+        results = self._looped(keras_own, arguments)
         first = self._validation if is_of_fit else first
         if first is not None:
             first.compare()
@@ -419,7 +419,7 @@ class ReplicaTrainer(Trainer):
     ) -> Any:
         """Every worker gets all predictions, in the order of the data."""
         first = self._prepare(arguments)
-        predictions = keras_own(**arguments)
+        predictions = self._looped(keras_own, arguments)
         if first is None:
             return predictions
         first.compare()
@@ -429,6 +429,15 @@ class ReplicaTrainer(Trainer):
         return keras.tree.pack_sequence_as(
             predictions, [value.astype(dtype) for value, dtype in flat]
         )
+
+    def _looped(
+        self, keras_own: Callable[..., Any], arguments: dict[str, Any]
+    ) -> Any:
+        """Runs Keras' loop; replicas can't get None in arrays, either."""
+        if not self._has_replicas:
+            return keras_own(**arguments)
+        with keras_internals.data_sets_through(_without_none):
+            return keras_own(**arguments)
 
     def average_statistics(self) -> None:
         """Gives all replicas the mean of their batch statistics, if built."""
@@ -531,7 +540,8 @@ def _without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
         num_rows, _ = global_batch.num_rows(element)
         none = keras_internals.column_of_none(num_rows)
         return keras.tree.map_structure(
-            lambda v: none if v is None else v, element
+            lambda v: none if v is None or keras_internals.is_none(v) else v,
+            element,
         )
 
     return dataset.map(fill)
