@@ -143,6 +143,10 @@ def test_predictions_of_all_kinds_are_as_in_keras(monkeypatch):
         assert found[name].to_list() == expected[name].to_list()
     dense = [tf.sparse.to_dense(each["sparse"]) for each in (found, expected)]
     assert dense[0].numpy().tolist() == dense[1].numpy().tolist() == x.tolist()
+    model = _model()  # Compiled, and never trained.
+    expected = model.student.predict(_validation(), verbose=0)
+    cases.assert_same(model.predict(_validation()), expected)
+    assert model.fit(_validation(), epochs=2, verbose=0).epoch == [0, 1]
     model = tfdistill.DistributedModel(OfAllKinds(with_none=True))
     with pytest.raises(ValueError, match="None for the output 'b_1'. Leave"):
         model.predict(data)
