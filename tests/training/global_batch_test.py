@@ -37,6 +37,11 @@ def _against_the_mean(y_true, y_pred):
     return error / (0.1 + keras.ops.mean(error, axis=0))
 
 
+def _of_some_rows(y_true, y_pred):
+    """Leaves out rows of which there is no other with their label."""
+    return keras.losses.circle(keras.ops.round(3 * y_pred + y_true), y_pred)
+
+
 class _Loss:
     """A loss that is an object, and one that is a method."""
 
@@ -66,7 +71,8 @@ _LOSSES = {
     "method": _Loss().method,
     "class": keras.losses.Huber(),
     "whole_batch": _ratio,
-    "circle": keras.losses.Circle(),
+    "circle": "circle",
+    "of_some_rows": _of_some_rows,
     "against_others": _against_others,
     "beside_others": _beside_others,
     "against_the_mean": _against_the_mean,

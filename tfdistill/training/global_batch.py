@@ -223,14 +223,17 @@ class GlobalBatchLoss(keras.losses.Loss):
         is_whole = not values.shape.rank or _is_of_whole_batch(
             self.inner, keras.tree.flatten([y_true, y_pred])
         )
-        if is_whole and not batch.is_alone:
+        is_gathered = is_whole and not batch.is_alone
+        if is_gathered:
             # Such as a ratio of sums over the batch, or rows that are compared
             # with each other: it is found on the rows of all replicas.
             own, whole = _of_all_replicas((y_true, y_pred), batch)
             values = self.inner.call(*whole)
-            values = values[own] if values.shape.rank else values
         # As Keras: what a loss leaves out itself, such as `ignore_class`.
         out = getattr(values, "_keras_mask", None)
+        if is_gathered and values.shape.rank:
+            values = values[own]
+            out = None if out is None else out[own]
         if out is not None:
             mask = out if mask is None else tf.logical_and(mask, out)
         share = _share(values, sample_weight, mask, self.reduction, batch)
@@ -246,11 +249,11 @@ class GlobalBatchLoss(keras.losses.Loss):
 def _is_of_whole_batch(loss: keras.losses.Loss, given: list[tf.Tensor]) -> bool:
     """Whether a loss of one number a row depends on the other rows, too.
 
-    `Circle` does. Of losses of a user's own it is seen by the graph in which
-    they have just been traced: they multiply what is `given` by itself, put
-    all rows beside each of them, or reduce over the rows.
+    `Circle` does. In the graph of any other loss that isn't from Keras, which
+    has just been traced, there are products of `given` with itself, all rows
+    beside each one, or reductions over the rows.
     """
-    if isinstance(loss, keras.losses.Circle):
+    if getattr(loss, "fn", None) is keras.losses.circle:
         return True
     home = getattr(getattr(loss, "fn", type(loss)), "__module__", None) or ""
     if tf.executing_eagerly() or home.startswith(("keras.", "tfdistill.")):
