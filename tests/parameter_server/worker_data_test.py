@@ -37,6 +37,18 @@ def test_arrays_are_shuffled_whole_and_each_time_anew():
     assert sorted(first) == sorted(second) == list(range(64))
 
 
+def test_a_list_of_arrays_is_several_inputs_as_in_keras():
+    wide, narrow = np.ones([5, 3]), np.arange(5)
+    source = worker_data.source_of(
+        [wide, {"ids": [narrow, wide]}], [narrow, wide], batch_size=2
+    )
+    (x, (y, _)), *_ = [(x, y) for x, y in source]
+    assert x[0].shape == (2, 3) and x[1]["ids"][0].numpy().tolist() == [0, 1]
+    assert y.numpy().tolist() == [0, 1]
+    (rows, _), *_ = worker_data.source_of([[1, 2], [3, 4]], [0, 1])
+    assert rows.numpy().tolist() == [[1, 2], [3, 4]]
+
+
 @pytest.mark.parametrize(
     "given",
     [iter([(np.ones(4), np.ones(4))]), type("P", (keras.utils.PyDataset,), {})],

@@ -56,7 +56,9 @@ def _validation(arguments: Mapping[str, Any]) -> worker_data.Source | None:
         return None
     parts = given if isinstance(given, tuple) else (given,)
     return worker_data.source_of(
-        *parts, batch_size=arguments.get("validation_batch_size")
+        *parts,
+        batch_size=arguments.get("validation_batch_size")
+        or (arguments.get("batch_size") if len(parts) > 1 else None),
     )
 
 

@@ -58,12 +58,27 @@ def source_of(
             "tf.distribute.InputContext that returns one; received "
             f"{type(x).__name__}."
         )
-    parts = [part for part in (x, y, sample_weight) if part is not None]
+    parts = [
+        _with_tuples(part) for part in (x, y, sample_weight) if part is not None
+    ]
     dataset = tf.data.Dataset.from_tensor_slices(tuple(parts))
     if shuffle:
         # Of no rows, too: other code reports that.
         dataset = dataset.shuffle(tf.maximum(dataset.cardinality(), 1))
     return dataset.batch(batch_size or 32)
+
+
+def _with_tuples(data: Any) -> Any:
+    """Returns arrays by input or output as tf.data has them.
+
+    A list is one tensor to tf.data, and several arrays to Keras.
+    """
+    if isinstance(data, collections.abc.Mapping):
+        return {key: _with_tuples(value) for key, value in data.items()}
+    is_list = isinstance(data, list | tuple)
+    if is_list and any(hasattr(each, "shape") for each in data):
+        return tuple(map(_with_tuples, data))
+    return data
 
 
 def made_by(
