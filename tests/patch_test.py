@@ -75,13 +75,14 @@ def _normalized():
 
 
 def _own_function():
-    """A training step in a `tf.function`, of data that are no x, y, weights."""
+    """A step in a `tf.function`, with data and an optimizer of its own."""
 
     class Triplets(keras.Model):
         def __init__(self):
             super().__init__()
             self.embed = keras.layers.Dense(2, use_bias=False)
             self.mean = keras.metrics.Mean("loss")
+            self.other = keras.optimizers.Adam()
 
         def call(self, triple):
             first, near, far = triple
@@ -97,7 +98,7 @@ def _own_function():
                 ]
                 loss = tf.reduce_mean(distances[0] - 0.1 * distances[1])
             gradients = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply_gradients(
+            self.other.apply_gradients(
                 zip(gradients, self.trainable_variables, strict=True)
             )
             self.mean.update_state(loss)

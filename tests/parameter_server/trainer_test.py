@@ -53,6 +53,14 @@ def _validation():
     return cases.batches(5, num_examples=23)
 
 
+def test_a_model_that_was_never_compiled_predicts(monkeypatch):
+    expected = _model().model.predict(_validation(), verbose=0)
+    cases.pretend(monkeypatch, 2)
+    model = tfdistill.DistributedModel(_model().model)
+    found = model.predict(_validation(), verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_two_workers_in_turn_train_as_one_process(monkeypatch):
     train = cases.batches().repeat()
     validation = {"validation_data": _validation(), "validation_steps": 4}

@@ -169,9 +169,30 @@ def pass_gradients_through(
     original = type(optimizer).apply
 
     def apply(gradients: Any, trainable_variables: Any = None) -> Any:
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            _build_in_step(optimizer, trainable_variables)
         return original(optimizer, change(list(gradients)), trainable_variables)
 
     optimizer.apply = apply
+
+
+def _build_in_step(optimizer: keras.Optimizer, variables: list[Any]) -> None:
+    """Builds an optimizer that only a step of several replicas knows.
+
+    Keras would make its variables in the step, whose first values then depend
+    on the data.
+    """
+    context = tf.distribute.get_replica_context()
+    if optimizer.built or context is None:
+        return
+
+    def build(strategy: tf.distribute.Strategy) -> None:
+        with tf.init_scope(), strategy.scope():
+            optimizer.build(variables)
+        optimizer.built = True
+
+    context.merge_call(build)
 
 
 class _Scaling(threading.local):
