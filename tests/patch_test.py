@@ -199,6 +199,16 @@ def test_a_loop_that_each_worker_would_run_alone_is_refused(
         patched(_own_loop, two_replicas)
 
 
+def test_a_step_under_a_strategy_of_the_script_is_a_step(as_in_a_group):
+    def script():
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        return model.fit(_data(3), _data(1), verbose=0).history
+
+    assert np.isfinite(as_in_a_group(script)["loss"][0])
+
+
 def test_what_is_only_asked_is_asked_by_keras_itself(as_in_a_group):
     def script():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -288,7 +298,7 @@ def _replaced():
         *(vars(m)["load_model"] for m in (keras.models, keras.saving)),
         *(vars(m)["save_model"] for m in (keras.models, keras.saving)),
         tf.GradientTape.gradient,
-        tf.distribute.MirroredStrategy.__new__,
+        tf.distribute.MirroredStrategy.__init__,
         "synchronized" in vars(keras.layers.BatchNormalization),
     )
 
@@ -299,6 +309,8 @@ def test_keras_gets_its_own_methods_back(patched, two_replicas):
     for own, other in zip(before, while_patched, strict=True):
         assert own != other
     assert _replaced() == before
+    made = tf.distribute.MirroredStrategy(["CPU:0"])
+    assert made.num_replicas_in_sync == 1
 
 
 def test_a_known_lack_of_rows_is_left_open():

@@ -6,6 +6,7 @@ strategy or the run asks for that. Elsewhere Keras' own methods run.
 """
 
 import functools
+import importlib
 import random
 import sys
 from collections.abc import Callable
@@ -178,7 +179,9 @@ class _Patch:
                 clear_session=_clear, load_model=_load, save_model=_save
             )
         )
-        self._set(tf.saved_model, "load", _load_exported)
+        # Which TensorFlow puts in the place of another when first imported.
+        saved_models = importlib.import_module("tensorflow.saved_model")
+        self._set(saved_models, "load", _load_exported)
         has_others = strategy.num_replicas_in_sync > 1
         has_others |= replicas.on_servers(strategy) or self.teaches(cluster)
         if has_others:

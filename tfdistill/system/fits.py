@@ -39,6 +39,7 @@ _present: contextvars.ContextVar[_Fit | None] = contextvars.ContextVar(
 _failed: weakref.WeakKeyDictionary[Any, dict[str, int]] = (
     weakref.WeakKeyDictionary()
 )
+_under_way: list[_Fit] = []
 # What was trained here; and by an optimizer and a place, its number there.
 _trained: weakref.WeakSet[Any] = weakref.WeakSet()
 _known: weakref.WeakKeyDictionary[Any, dict[str, int]] = (
@@ -56,6 +57,7 @@ def one(model: Any) -> Iterator[None]:
     """
     present = _Fit(model)
     token = _present.set(present)
+    _under_way.append(present)
     try:
         yield
         _failed.pop(model, None)
@@ -67,6 +69,7 @@ def one(model: Any) -> Iterator[None]:
             _count(present)
         raise
     finally:
+        _under_way.remove(present)
         _present.reset(token)
 
 
@@ -100,8 +103,8 @@ def number(place: str | os.PathLike[str], *, of: Any = None) -> int:
 
 
 def is_under_way() -> bool:
-    """Whether this thread is in a `fit`."""
-    return _present.get() is not None
+    """Whether a `fit` of this process is under way, in whatever thread."""
+    return bool(_under_way)
 
 
 def has_trained(model: Any) -> bool:

@@ -1092,13 +1092,16 @@ def give_strategy(
     )
     if not isinstance(strategy, kinds):
         return lambda: False, lambda: None
-    before = [(kind, kind.__new__, kind.__init__) for kind in kinds]
+    before = [(kind, kind.__init__) for kind in kinds]
+    is_given = [True]
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_given:
+            return object.__new__(cls)
         asked.append(cls)
         return strategy
 
-    for kind, _, init in before:
+    for kind, init in before:
 
         def first(self: Any, *args: Any, init: Any = init, **kw: Any) -> None:
             if self is not strategy:
@@ -1107,8 +1110,9 @@ def give_strategy(
         kind.__new__, kind.__init__ = new, first
 
     def undo() -> None:
-        for kind, made, init in before:
-            kind.__new__, kind.__init__ = made, init
+        is_given.clear()  # Python cannot take a `__new__` away again.
+        for kind, init in before:
+            kind.__init__ = init
 
     of_workers = kinds[1:]
     return lambda: any(issubclass(kind, of_workers) for kind in asked), undo
