@@ -120,7 +120,6 @@ class DistributedModel(
     optimizer: Any = None  # Keras has no such attribute before `compile`.
     train_function: Any
     test_function: Any
-    optimizer: Any = None  # Before `compile`, which `predict` does not need.
     _trainer: Any = None
     _compiled_with: Callable[[], Mapping[str, Any]]
     _INSIDE, _PREFIX, _MAY_COMPILE = "model", "distributed", True

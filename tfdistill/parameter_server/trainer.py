@@ -348,7 +348,9 @@ class ServerTrainer(trainer.Trainer):
             _source(arguments), tf.distribute.InputContext()
         )
         self.build(data.element_spec, predicts=True)
+        known = self._variables
         step = self._step()
+        self._variables = known  # A `fit` will know more of them.
         if self._predict is None:
             self._predict = tf.function(
                 step.predict, autograph=False, reduce_retracing=True

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src import backend
 from keras.src.backend import random as backend_random
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import nn as backend_nn
@@ -440,7 +441,7 @@ def build_from_spec(
             if build_optimizer:
                 optimizer.built = True
             if predicts:
-                _call(model, batch, training=False)
+                _build_for_inference(model, batch)
             else:
                 model._symbolic_build(data_batch=batch)
                 _build_for_training(model, batch)
@@ -489,22 +490,26 @@ def _build_for_training(model: keras.Model, batch: Any) -> None:
     step, where it is too late for the optimizer and for replicas.
     """
     if not all(layer.built for layer in all_layers(model)):
-        _call(model, batch, training=True)
+        model(_symbols(batch), training=True)
 
 
-def _call(model: keras.Model, batch: Any, *, training: bool) -> None:
+def _build_for_inference(model: keras.Model, batch: Any) -> None:
+    """Builds no more than `predict` needs, of whatever the model returns."""
+    if not all(layer.built for layer in all_layers(model)):
+        backend.compute_output_spec(model, _symbols(batch), training=False)
+
+
+def _symbols(batch: Any) -> Any:
+    """Returns what stands for the inputs of a batch's spec."""
     x = keras.utils.unpack_x_y_sample_weight(batch)[0]
-    model(
-        keras.tree.map_structure(
-            lambda v: (
-                v
-                and keras.KerasTensor(
-                    v.shape, keras.backend.standardize_dtype(v.dtype)
-                )
-            ),
-            x,
+    return keras.tree.map_structure(
+        lambda v: (
+            v
+            and keras.KerasTensor(
+                v.shape, keras.backend.standardize_dtype(v.dtype)
+            )
         ),
-        training=training,
+        x,
     )
 
 
