@@ -1,6 +1,7 @@
 """Which `fit` of a process uses a place: counted by place, if it ended well."""
 
 import contextlib
+from concurrent import futures
 
 from tfdistill.system import fits
 
@@ -49,3 +50,11 @@ def test_a_training_goes_on_with_its_optimizer(tmp_path):
     assert found == [1, 2, 1, 2]
     with fits.one(_Named()):
         assert fits.number(tmp_path, of=_Named()) == 3
+
+
+def test_a_fit_is_under_way_in_every_thread():
+    with futures.ThreadPoolExecutor(1) as thread:
+        with fits.one(_Named()):
+            assert fits.is_under_way()
+            assert thread.submit(fits.is_under_way).result()
+        assert not fits.is_under_way()

@@ -604,16 +604,19 @@ def check_stateful(model: keras.Model) -> None:
 def _has_distinct_rows(gradient: Any) -> bool:
     """Whether a model made the rows of a sparse gradient distinct by itself.
 
-    Keras' product with a sparse input does: so the rows of several replicas are
-    summed, as one process would have. Keras' `Embedding` does not, and its
-    optimizers take each occurrence of an id for itself.
+    Keras' product with a sparse input does, and an embedding of the positions
+    in a sequence: so the rows of several replicas are summed, as one process
+    would have. Keras' `Embedding` of other ids does not, and its optimizers
+    take each occurrence of an id for itself.
     """
     if not isinstance(gradient, tf.IndexedSlices) or tf.executing_eagerly():
         return False
     operation = gradient.indices.op
-    while operation.type in ("Cast", "Identity", "Reshape"):
-        operation = operation.inputs[0].op
-    return operation.type.startswith("Unique")
+    # The last input of a choice is what is not counted from the end.
+    inputs = {"Cast": 0, "Identity": 0, "Reshape": 0, "SelectV2": 2}
+    while operation.type in inputs:
+        operation = operation.inputs[inputs[operation.type]].op
+    return operation.type.startswith(("Range", "Unique"))
 
 
 class _Execution:
