@@ -27,6 +27,8 @@ from tfdistill.system import extras
 from tfdistill.system import programs
 
 _METHODS = "independent,codistill_shared"
+# Of an ordinary script, whose groups read the same batches.
+_METHODS_OF_SCRIPTS = f"{_METHODS},predictions"
 # Where comparisons without --workdir go, and the link to the newest of them.
 _HERE, _LAST = "comparisons", "last_comparison"
 EXIT_FAILURE, EXIT_OPTIONS, EXIT_INTERRUPTED = 1, 2, 130
@@ -78,7 +80,11 @@ def _add_what(add: Callable[..., None]) -> None:
         f"<DIR>: directory for all runs and the report; default: ./{_HERE}/1, "
         f"./{_HERE}/2 and so on, or the newest one if it has the same settings",
     )
-    add("methods", f"<NAME,...>: default {_METHODS}")
+    add(
+        "methods",
+        f"<NAME,...>: default {_METHODS}, and for an ordinary script "
+        "predictions",
+    )
     add(
         "sweep",
         "<[METHOD:]FIELD=V,V,...>: run a method (codistill if you name none) "
@@ -118,6 +124,12 @@ def _add_what(add: Callable[..., None]) -> None:
     )
 
 
+def _is_ordinary(options: programs.Options) -> bool:
+    """Whether an ordinary script is compared, as it stands."""
+    file = options.file
+    return file is not None and not keras_script.imports_tfdistill(file)
+
+
 def _compared(options: programs.Options) -> recipes.Recipe:
     """Returns what is compared: a recipe, a file of one, or a script."""
     file, name = options.file, options.recipe
@@ -127,8 +139,7 @@ def _compared(options: programs.Options) -> recipes.Recipe:
             "expected a Keras script, a file with a function `workload`, or "
             f"--recipe=NAME; received {received}"
         )
-    is_ordinary = file is not None and not keras_script.imports_tfdistill(file)
-    if options.held_out is None and not is_ordinary:
+    if options.held_out is None and not _is_ordinary(options):
         if options.command:
             raise ValueError(
                 "arguments after -- are for a training script, which needs "
@@ -177,7 +188,10 @@ def _variants(options: programs.Options) -> list[trials.Variant]:
     if options.methods is not None:
         named = trials.parse_methods(options.methods)
     elif not options.report_only:
-        named = trials.parse_methods(_METHODS)
+        of_script = _is_ordinary(options) and not options.ps_per_group
+        named = trials.parse_methods(
+            _METHODS_OF_SCRIPTS if of_script else _METHODS
+        )
     swept = [v for text in options.sweep for v in trials.parse_sweep(text)]
     return trials.unique([*named, *swept])
 
