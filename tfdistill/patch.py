@@ -36,12 +36,11 @@ from tfdistill.training import guards
 from tfdistill.training import own_steps
 from tfdistill.training import steps
 
-_KINDS: Mapping[str, Callable[[], losses_lib.DistillationLoss | None]] = {
+_KINDS: Mapping[str, Callable[[], losses_lib.DistillationLoss]] = {
     "classes": losses_lib.SoftTargetCrossEntropy,
     "binary": losses_lib.BinarySoftTargetCrossEntropy,
     # Any number that is predicted counts as it is.
     "values": lambda: losses_lib.LogitsMeanSquaredError(from_logits=True),
-    "none": lambda: None,
 }
 # How students agree on outputs, by the names of the task's losses in Keras.
 _BY_TASK = {

@@ -160,6 +160,18 @@ def test_predictions_of_all_kinds_are_as_in_keras(monkeypatch):
         model.predict(data)
 
 
+def test_a_table_of_words_that_workers_lack_is_named(monkeypatch):
+    cases.pretend(monkeypatch)
+    lookup = keras.layers.StringLookup(vocabulary=["a", "b"], name="words")
+    layers = [keras.Input((1,), dtype="string"), lookup]
+    model = tfdistill.DistributedModel(
+        keras.Sequential([*layers, keras.layers.Embedding(3, 1)])
+    )
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="received the layer 'words'"):
+        model.fit(np.array([["a"], ["c"]], object), np.ones([2, 1, 1]))
+
+
 class _Assigns(keras.layers.Layer):
     """Counts its calls and limits a weight; and draws without a seed."""
 

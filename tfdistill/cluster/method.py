@@ -48,7 +48,7 @@ METHODS: Mapping[str, Method] = {
 }
 # Whom the groups of an ordinary script learn from, and what they agree on.
 TEACHERS = ("peers", "own-past", "predictions", "none")
-DISTILLATION_LOSSES = ("classes", "binary", "values", "none")
+DISTILLATION_LOSSES = ("classes", "binary", "values")
 # Steps between the mixes of weights where nobody says how many.
 MIX_EVERY_STEPS = 50
 # What this process has obeyed so far, by name.

@@ -41,7 +41,7 @@ def add(options: programs.Flags) -> None:
     )
     options.add(
         "distillation_loss",
-        "<WHAT>: what groups agree on: classes, binary, values or none; "
+        "<WHAT>: what groups agree on: classes, binary or values; "
         "default: what fits the loss of `compile`",
         enum_values=method.DISTILLATION_LOSSES,
     )

@@ -62,6 +62,23 @@ def _validation(arguments: Mapping[str, Any]) -> worker_data.Source | None:
     )
 
 
+def _check_lookups(model: keras.Model) -> None:
+    """Refuses layers whose tables of words are on the coordinator only."""
+    kinds = (
+        keras.layers.IntegerLookup,
+        keras.layers.StringLookup,
+        keras.layers.TextVectorization,
+    )
+    for layer in keras_internals.all_layers(model):
+        if isinstance(layer, kinds):
+            raise ValueError(
+                "Parameter servers must not be used with layers that look up "
+                f"words or ids; received the layer {layer.name!r}, whose table "
+                "is not on the workers. Call it in the data set: "
+                "`dataset.map(lambda x, y: (layer(x), y))`."
+            )
+
+
 def _warn_of_whole_tables(model: keras.Model) -> None:
     """Warns of Keras' own embeddings that are too large to travel whole."""
     layers = {id(x): x for x in keras_internals.all_layers(model)}
@@ -136,6 +153,7 @@ class ServerTrainer(trainer.Trainer):
         """Builds from the spec of an element of the data."""
         trainer.check_scope(self._model)
         trainer.check_stateful(self._model)
+        _check_lookups(self._model)
         self.input_spec = keras_internals.build_from_spec(
             self._model,
             self._model.bare(element_spec),
