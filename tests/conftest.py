@@ -21,6 +21,9 @@ from _pytest import faulthandler as faulthandler_plugin
 import launch as launch  # It registers the recipes of models/.
 from tests.cases import waits
 
+# A script, which trains when it is imported.
+collect_ignore = ["programs/ordinary.py"]
+
 # Before anything imports TensorFlow. What a shell or a launcher left behind
 # must not decide what a test sees; only the place of the data is kept.
 for _name in list(os.environ):

@@ -24,7 +24,7 @@ _INDEX = "api/index.md"
 # The public names by task, in the order in which a reader needs them. A module
 # stands for all that it offers.
 _TASKS = {
-    "Start a run": ("make_strategy", "Cluster", "launch"),
+    "Start a run": ("patch_keras", "make_strategy", "Cluster", "launch"),
     "Wrap your model": ("CodistillModel", "DistributedModel"),
     "Teachers": ("teachers",),
     "Losses and their weight": ("losses", "schedules"),

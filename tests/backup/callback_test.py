@@ -359,7 +359,7 @@ def test_a_silent_teacher_fades_as_if_training_had_never_stopped(
     tmp_path, exchange, monkeypatch
 ):
     # Whatever its weights are worth.
-    monkeypatch.setattr(worth, "_LEAST_PREDICTIONS", 10**9)
+    monkeypatch.setattr(worth, "_LEAST_COUNT", 10**9)
     peers.publish(exchange, cases.student(), step=1, extras={"every_steps": 1})
     case = cases.Case(
         epochs=5,

@@ -255,7 +255,7 @@ def _traced(seed):
 
 def test_04_a_refresh_never_retraces(exchange, two_replicas, monkeypatch):
     # Whatever the peer's weights are worth.
-    monkeypatch.setattr(worth, "_LEAST_PREDICTIONS", 10**9)
+    monkeypatch.setattr(worth, "_LEAST_COUNT", 10**9)
     with two_replicas.scope():
         model = cases.codistill(
             _traced(0),

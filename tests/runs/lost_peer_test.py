@@ -76,7 +76,7 @@ def test_a_lost_peer_fades_away_and_counts_again_when_it_is_back(
     tmp_path, monkeypatch
 ):
     # Whatever its weights are worth.
-    monkeypatch.setattr(worth, "_LEAST_PREDICTIONS", 10**9)
+    monkeypatch.setattr(worth, "_LEAST_COUNT", 10**9)
     x, y = cases.data()
     peers = cases.peers(
         tfdistill.Exchange(tmp_path), max_staleness_steps=_MOST_STEPS

@@ -149,8 +149,7 @@ class Backup(steps.SteppedCallback):
         """
         super().__init__()
         self._warm_start = None if warm_start is None else os.fspath(warm_start)
-        self._max_to_keep = max_to_keep
-        self.directory = os.fspath(directory)
+        self._backups = store.BackupStore(directory, max_to_keep=max_to_keep)
         self._every = (
             None if every_steps is None else steps.EverySteps(every_steps)
         )
@@ -172,12 +171,6 @@ class Backup(steps.SteppedCallback):
     def directory(self) -> str:
         """Where backups lie: those of the last `fit`."""
         return self._backups.root
-
-    @directory.setter
-    def directory(self, directory: str) -> None:
-        self._backups = store.BackupStore(
-            directory, max_to_keep=self._max_to_keep
-        )
 
     @property
     def num_failed(self) -> int:

@@ -106,8 +106,13 @@ class GroupFiles:
         return moved if moved and (is_moved or os.path.exists(moved)) else path
 
     def move(self, callbacks: Iterable[Any]) -> None:
-        """Has callbacks write there, whatever they have made of their path."""
+        """Has callbacks write there, whatever they have made of their path.
+
+        Ours keep groups apart by themselves.
+        """
         for callback in callbacks if self._own else ():
+            if type(callback).__module__.startswith("tfdistill."):
+                continue
             for path in of_callbacks([callback]):
                 moved = self.written(path)
                 if moved != path:
