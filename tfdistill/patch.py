@@ -5,11 +5,14 @@ to a `DistributedModel` or `CodistillModel` around it, which trains it where the
 strategy or the run asks for that. Elsewhere Keras' own methods run.
 """
 
+import contextlib
 import functools
 import importlib
+import os
 import random
 import sys
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
@@ -148,6 +151,8 @@ class _Patch:
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._said = False
+        # Of the strategy: TensorFlow's own for one device, or entered.
+        self._is_default, self._has_entered = True, False
         # Whether the script has asked for a strategy of workers.
         self.is_scripts_own: Callable[[], bool] = lambda: False
         self.strategy: tf.distribute.Strategy | None = None
@@ -160,10 +165,10 @@ class _Patch:
         strategy = self.strategy
         if strategy is None:
             strategy = self.strategy = strategy_lib.make_strategy()
-            if strategy is not tf.distribute.get_strategy():
-                tf.distribute.experimental_set_strategy(strategy)
+            self._is_default = strategy is tf.distribute.get_strategy()
+        self.enter()
         cluster = strategy_lib.cluster_of(strategy)
-        _differ(cluster)
+        self._undo += [self._leave, _differ(cluster)]
         self.is_scripts_own, undo = keras_internals.give_strategy(strategy)
         self._undo += [undo, keras_internals.normalize_over_replicas()]
         self.files = outputs.of(cluster)
@@ -175,7 +180,11 @@ class _Patch:
         self._replace("load_weights", _read)
         self._undo.append(
             keras_internals.replace_functions(
-                clear_session=_clear, load_model=_load, save_model=_save
+                clear_session=_clear,
+                load_model=_load,
+                load_weights=_read,
+                save_model=_save,
+                save_weights=_write,
             )
         )
         # Which TensorFlow puts in the place of another when first imported.
@@ -185,6 +194,17 @@ class _Patch:
         has_others |= replicas.on_servers(strategy) or self.teaches(cluster)
         if has_others:
             self._set(tf.GradientTape, "gradient", _gradient)
+
+    def enter(self) -> None:
+        """Has all that is created from now on belong to the strategy."""
+        if not self._is_default and not tf.distribute.has_strategy():
+            tf.distribute.experimental_set_strategy(self.strategy)
+            self._has_entered = True
+
+    def _leave(self) -> None:
+        if self._has_entered:
+            tf.distribute.experimental_set_strategy(None)
+            self._has_entered = False
 
     def undo(self) -> None:
         """Gives Keras its own methods back."""
@@ -200,8 +220,8 @@ class _Patch:
         own = vars(home)[name]  # Which `by` gets before its arguments.
 
         @functools.wraps(own)
-        def method(this: Any, *args: Any, **kwargs: Any) -> Any:
-            return by(own, this, *args, **kwargs)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return by(own, *args, **kwargs)
 
         setattr(home, name, method)
         self._undo.append(lambda: setattr(home, name, own))
@@ -228,7 +248,9 @@ class _Patch:
         groups = ""
         if cluster.num_groups > 1:
             groups = f", as group {cluster.group} of {cluster.num_groups}"
-            if self.teaches(cluster):
+            if name := os.environ.get(method.METHOD):
+                groups += f", by the method {name}"
+            elif self.teaches(cluster):
                 groups += f" with teachers={self.settings['teachers']}"
         if replicas.is_chief(strategy):
             print(
@@ -241,26 +263,27 @@ class _Patch:
 _patched = _Patch()
 
 
-def _differ(cluster: identity.Cluster) -> None:
+def _differ(cluster: identity.Cluster) -> Callable[[], None]:
     """Has groups begin with other weights, and read the same data.
 
     Seeds that a script sets, and those that Keras draws, are other ones in each
     group and trial. Python's and NumPy's random numbers, by which scripts split
-    their data, are not.
+    their data, are not. Returns what undoes it.
     """
     drawn = method.seed(cluster.group)
     if drawn is None and cluster.num_groups == 1:
-        return
+        return lambda: None
     random.seed(0)
     np.random.seed(0)
     tf.random.set_seed(0)
     own: list[int] = [cluster.group] if drawn is None else [drawn]
-    if own != [0]:
-        keras_internals.change_seeds(
-            lambda seed: int(
-                np.random.SeedSequence([seed, *own]).generate_state(1)[0] >> 1
-            )
+    if own == [0]:
+        return lambda: None
+    return keras_internals.change_seeds(
+        lambda seed: int(
+            np.random.SeedSequence([seed, *own]).generate_state(1)[0] >> 1
         )
+    )
 
 
 def _compile(own: Any, model: Any, *args: Any, **kwargs: Any) -> None:
@@ -293,30 +316,51 @@ def _write(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
 
     def write() -> Any:
         # Keras makes variables meanwhile, which no other worker would.
-        return replicas.outside_scopes(lambda: own(model, path, *args, **kw))
+        return _outside(lambda: own(model, path, *args, **kw))
 
-    if replicas.num_workers(strategy) == 1:
+    if replicas.num_workers(strategy) == 1 or _patched.is_scripts_own():
         return write()
-    if _patched.is_scripts_own():
-        return write()
-    if replicas.is_chief(strategy):
+    is_chief, is_within = replicas.is_chief(strategy), fits.is_under_way()
+    try:
+        if is_chief:
+            write()
+    finally:
+        if not is_within:
+            replicas.meet(strategy, "save")
+    # A temporary file, say, or a disk of its own: each worker has another one.
+    is_path = isinstance(path, str | os.PathLike)
+    if not is_chief and not is_within and is_path and _is_missing(path):
         write()
-    if not fits.is_under_way():
-        replicas.meet(strategy, "save")
     return None
+
+
+def _is_missing(path: str | os.PathLike[str]) -> bool:
+    name = os.fspath(path)
+    if "://" in name:
+        return False
+    return not os.path.exists(name) or (
+        os.path.isfile(name) and not os.path.getsize(name)
+    )
+
+
+def _outside(make: Callable[[], Any]) -> Any:
+    """Does what creates variables where no strategy takes them."""
+    if tf.distribute.has_strategy():
+        return replicas.outside_scopes(make)
+    return make()
 
 
 def _clear(own: Any, *args: Any, **kwargs: Any) -> None:
     """Clears what Keras keeps, but not the strategy of the task."""
     own(*args, **kwargs)
-    if not tf.distribute.has_strategy():
-        tf.distribute.experimental_set_strategy(_patched.strategy)
+    _patched.enter()
 
 
-def _save(own: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Saves a model by its method, which does the same."""
-    save = getattr(model, "save", functools.partial(own, model))
-    return save(*args, **kwargs)
+def _save(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
+    """Saves a whole model as its method does."""
+    if isinstance(model, model_lib.DistributedModel):
+        return model.save(filepath, *args, **kw)
+    return _write(own, model, filepath, *args, **kw)
 
 
 def _load(own: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -324,10 +368,10 @@ def _load(own: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     return own(_patched.files.read(filepath), *args, **kwargs)
 
 
-def _load_exported(own: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+def _load_exported(own: Any, export_dir: Any, *args: Any, **kwargs: Any) -> Any:
     """Loads what was exported, for calls as in one process."""
-    path = _patched.files.read(path)
-    return replicas.outside_scopes(lambda: own(path, *args, **kwargs))
+    place = _patched.files.read(export_dir)
+    return _outside(lambda: own(place, *args, **kwargs))
 
 
 def _read(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
@@ -381,35 +425,50 @@ class _State:
     def wrapper(self, call: str) -> Any:
         """Returns the model around it; None if Keras' own method will do."""
         model = self._model
-        strategy = model.distribute_strategy or tf.distribute.get_strategy()
+        # A thread of its own knows no strategy.
+        strategy: Any = model.distribute_strategy or _patched.strategy
         cluster = strategy_lib.cluster_of(strategy)
         is_alone = strategy.num_replicas_in_sync == 1
         if is_alone and not replicas.on_servers(strategy):
-            if cluster.workdir is None and cluster.num_groups == 1:
+            is_helped = cluster.workdir is not None and not _is_built_late(
+                model
+            )
+            if cluster.num_groups == 1 and not is_helped:
                 return None
             if self._wrapper is None and call not in _TRAINING:
                 return None
         if not model.compiled and not call.startswith("predict"):
             return None  # Keras says so.
-        if self._wrapper is None:
+        wrapper = self._wrapper
+        if wrapper is None:
             kind = _Codistilled if _patched.teaches(cluster) else _Distributed
             with strategy.scope():
-                self._wrapper = kind.around(model, _patched.settings)
-        wrapper = self._wrapper
+                wrapper = kind.around(model, _patched.settings)
         if model.compiled and not self.is_compiled:
             with strategy.scope():
                 wrapper.compile_as(model, dict(self.arguments))
             self.is_compiled = True
-        if call == "fit":
+        self._wrapper = wrapper
+        if call in _TRAINING:
             _patched.tell(wrapper)
         return wrapper
 
 
+def _is_built_late(model: Any) -> bool:
+    """Whether only a step of its own can build it, such as that of a GAN."""
+    if method.chosen() or not own_steps.is_own(model, "train_step"):
+        return False
+    parts = keras_internals.all_layers(model)
+    return not all(part.built for part in parts if part is not model)
+
+
 def _of_script(name: str) -> Any:
-    return property(
-        lambda self: getattr(self.model, name),
-        lambda self, value: setattr(self.model, name, value),
-    )
+    def write(self: Any, value: Any) -> None:
+        # Keras sets some before there is a model inside.
+        if "model" in vars(self):
+            setattr(self.model, name, value)
+
+    return property(lambda self: getattr(self.model, name), write)
 
 
 class _OfScript:
@@ -417,23 +476,25 @@ class _OfScript:
 
     model: Any
     # By these a script and its callbacks talk to Keras.
-    history, stop_training = map(_of_script, ("history", "stop_training"))
+    history, stop_training, _initial_epoch = map(
+        _of_script, ("history", "stop_training", "_initial_epoch")
+    )
 
     def compile_as(self, model: Any, arguments: dict[str, Any]) -> None:
         """Compiles it as a script has compiled its own model."""
         this: Any = self
         if not this._own.is_compiled:
-            arguments["optimizer"] = model.optimizer
-            arguments.pop("auto_scale_loss", None)
-            this.compile(**arguments)
+            # Keras has made of it what it makes for the dtype.
+            own = {"optimizer": model.optimizer, "auto_scale_loss": False}
+            this.compile(**{**arguments, **own})
             keras_internals.lend_compiled(this, model)
         else:
-            this.compile()
+            this.compile(jit_compile=arguments.get("jit_compile", "auto"))
 
     def _compile_inside(self, args: Any, kwargs: Any) -> Any:
         this: Any = self
         if this._own.is_compiled:
-            return {}, this._own.compiled
+            return kwargs, {**this._own.compiled, **kwargs}
         found: Any = super()
         return found._compile_inside(args, kwargs)
 
@@ -444,7 +505,6 @@ class _OfScript:
             # It does the same, and on several workers.
             kind = keras.callbacks.BackupAndRestore
             given = [each for each in given if not isinstance(each, kind)]
-        _show(self.model, given)
         found: Any = super()
         return found._callbacks({**arguments, "callbacks": [*given, *added]})
 
@@ -463,29 +523,55 @@ class _OfScript:
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains the script's model; see `DistributedModel.fit`."""
         found: Any = super()
-        history = found.fit(*args, **kwargs)
+        keras_own = keras.Model.fit.__get__(self)
+        arguments = fit_arguments.bind(keras_own, args, kwargs)
+        # Keras leaves these out without a word.
+        if isinstance(arguments.get("x"), tf.data.Dataset):
+            arguments.pop("batch_size", None)
+        if arguments.get("validation_data") is not None:
+            arguments.pop("validation_split", None)
+        with _shown(self.model, arguments.get("callbacks")):
+            history = found.fit(**arguments)
         history.set_model(self.model)
         return history
 
     def _loop(self, run: Any, keras_own: Any, args: Any, kwargs: Any) -> Any:
-        given = kwargs.get("callbacks")
-        if not isinstance(given, keras.callbacks.CallbackList):
-            _show(self.model, keras.tree.flatten(given or []))
         found: Any = super()
-        return found._loop(run, keras_own, args, kwargs)
+        arguments = fit_arguments.bind(keras_own, args, kwargs)
+        with _shown(self.model, arguments.get("callbacks")):
+            return found._loop(run, keras_own, (), arguments)
 
 
-def _show(model: Any, callbacks: list[Any]) -> None:
+@contextlib.contextmanager
+def _shown(model: Any, callbacks: Any) -> Iterator[None]:
     """Has a script's callbacks see its own model, not the one around it."""
-    for callback in callbacks:
-        if isinstance(callback, steps.SteppedCallback):
-            continue
-        own = type(callback).set_model.__get__(callback)
-        callback.set_model = lambda _, own=own: own(model)
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        yield  # Of the `fit` that it is called in.
+        return
+    changed = [
+        each
+        for each in guards.listed(callbacks)
+        if not isinstance(each, steps.SteppedCallback)
+    ]
+    for each in changed:
+        own = type(each).set_model.__get__(each)
+        each.set_model = lambda _, own=own: own(model)
+    try:
+        yield
+    finally:
+        for each in changed:
+            vars(each).pop("set_model", None)
 
 
 class _Distributed(_OfScript, model_lib.DistributedModel):
     """Trains a script's model on workers or servers."""
+
+    # Loops of its own run, and what they call of Keras' is handed over.
+    _NEVER_RUN = (
+        "make_predict_function",
+        "make_test_function",
+        "make_train_function",
+    )
 
     @classmethod
     def around(cls, model: keras.Model, settings: Mapping[str, Any]) -> Any:
@@ -556,7 +642,8 @@ class _Codistilled(_OfScript, model_lib.CodistillModel):
         if chosen and chosen.mixes and every == "auto":
             every = method.MIX_EVERY_STEPS
         found = callbacks_lib.defaults(every)
-        if steps.first(found, callbacks_lib.WaitForGroups) is None:
+        waits = steps.first(found, callbacks_lib.WaitForGroups) is not None
+        if self._cluster.workdir is not None and not waits:
             # A script may be done before another group has begun.
             found.append(
                 callbacks_lib.WaitForGroups(

@@ -106,12 +106,16 @@ def cluster_of(strategy: tf.distribute.Strategy) -> identity.Cluster:
 
 
 def _one_task() -> tf.distribute.Strategy:
-    devices = tf.config.list_logical_devices("GPU")
-    if not devices:
-        devices = tf.config.list_logical_devices("CPU")
-    if len(devices) > 1:
-        return tf.distribute.MirroredStrategy([d.name for d in devices])
-    return tf.distribute.get_strategy()
+    # Devices are counted without TensorFlow's runtime, which a script may yet
+    # have to configure, as by `tf.config.threading`.
+    physical: list[Any] = []
+    for kind in ("GPU", "CPU"):
+        physical = physical or tf.config.get_visible_devices(kind)
+    parts = map(tf.config.get_logical_device_configuration, physical)
+    if sum(len(part or [None]) for part in parts) <= 1:
+        return tf.distribute.get_strategy()
+    devices = tf.config.list_logical_devices(physical[0].device_type)
+    return tf.distribute.MirroredStrategy([d.name for d in devices])
 
 
 def _or_end(wait: Callable[[], None]) -> None:

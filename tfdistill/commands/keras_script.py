@@ -11,7 +11,6 @@ import builtins
 import os
 import pathlib
 import sys
-import threading
 from collections.abc import Callable
 from collections.abc import Sequence
 from types import ModuleType
@@ -101,12 +100,12 @@ def command(
     is_left = options.no_patch or imports_tfdistill(script[0])
     if is_left and given:
         name = programs.dashed(next(iter(given)))
-        why = "leaves the script to Keras" if options.no_patch else ""
+        why = f"{script[0]} imports tfdistill, and chooses in its code"
+        if options.no_patch:
+            why = "--no-patch leaves the script to Keras"
         raise ValueError(
-            f"--{name} is for scripts that do not import tfdistill; "
-            f"{script[0]} does, and chooses in its code"
-            if not why
-            else f"--no-patch {why}; leave out --{name}"
+            f"--{name} is for scripts that tfdistill trains as they stand; "
+            f"{why}. Leave out --{name}."
         )
     if is_left:
         return [python, *script]
@@ -151,26 +150,33 @@ def _patch(given: dict[str, Any]) -> None:
 
 
 def _at_first_import(act: Callable[[], None]) -> None:
-    """Acts once a statement of the script has imported Keras or TensorFlow."""
-    of_statement, depth = builtins.__import__, threading.local()
+    """Acts once the script, or a module of its own, has imported Keras.
+
+    Or TensorFlow; so all that they create comes after it.
+    """
+    of_statement = builtins.__import__
     done: list[bool] = []
 
     def import_(name: str, *args: Any, **kwargs: Any) -> ModuleType:
-        depth.now = getattr(depth, "now", 0) + 1
-        try:
-            found = of_statement(name, *args, **kwargs)
-        finally:
-            depth.now -= 1
+        found = of_statement(name, *args, **kwargs)
         is_helped = name.partition(".")[0] in _HELPED
-        # A launcher's own watch may have taken its place by now, and gone.
-        if is_helped and not depth.now and not done:
+        if is_helped and not done and not _is_being_imported():
             done.append(True)
+            # A launcher's own watch may have taken its place by now, and gone.
             if builtins.__import__ is import_:
                 builtins.__import__ = of_statement
             act()
         return found
 
     builtins.__import__ = import_
+
+
+def _is_being_imported() -> bool:
+    """Whether this statement is one of Keras' or TensorFlow's own."""
+    specs = [
+        getattr(sys.modules.get(name), "__spec__", None) for name in _HELPED
+    ]
+    return any(getattr(spec, "_initializing", False) for spec in specs)
 
 
 PROGRAM = programs.Program(

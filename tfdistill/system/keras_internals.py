@@ -1058,12 +1058,12 @@ def lend_compiled(model: keras.Model, inner: keras.Model) -> None:
             setattr(inner, name, getattr(model, name))
 
 
-def change_seeds(change: Callable[[int], int]) -> None:
+def change_seeds(change: Callable[[int], int]) -> Callable[[], None]:
     """Changes the seeds that Keras draws, and those that a program sets for it.
 
     Not those of Python, NumPy and TensorFlow, by which programs split data.
     `keras.utils.set_random_seed` sets all of them, and initializers without a
-    seed draw theirs from Python's.
+    seed draw theirs from Python's. Returns what undoes it.
     """
     draw, set_all = seed_generator.make_default_seed, rng_utils.set_random_seed
 
@@ -1076,10 +1076,14 @@ def change_seeds(change: Callable[[int], int]) -> None:
         key = rng_utils.GLOBAL_RANDOM_SEED
         global_state.set_global_attribute(key, change(seed))
 
-    seed_generator.make_default_seed = drawn
-    backend_random.make_default_seed = drawn
-    for module in (rng_utils, keras.utils, tf.keras.utils):
-        module.set_random_seed = set_random_seed
+    def put(draw: Callable[[], int], set_all: Callable[[int], None]) -> None:
+        seed_generator.make_default_seed = draw
+        backend_random.make_default_seed = draw
+        for module in (rng_utils, keras.utils, tf.keras.utils):
+            module.set_random_seed = set_all
+
+    put(drawn, set_random_seed)
+    return lambda: put(draw, set_all)
 
 
 def give_strategy(
