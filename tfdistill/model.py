@@ -117,6 +117,7 @@ class DistributedModel(
         >>> model.compile("sgd", "mse")
     """
 
+    optimizer: Any = None  # Keras has no such attribute before `compile`.
     train_function: Any
     test_function: Any
     _trainer: Any = None

@@ -155,7 +155,7 @@ def test_what_was_opened_is_repeated_at_the_same_step(
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if self.model.optimizer.iterations == 5:
-                raise InterruptedError
+                raise KeyboardInterrupt
 
     class Once(tfdistill.callbacks.Backup):
         """One that is written at step 2 alone."""
@@ -164,7 +164,7 @@ def test_what_was_opened_is_repeated_at_the_same_step(
             if self.step == 2:
                 super()._take(*args, **kwargs)
 
-    with pytest.raises(InterruptedError):
+    with pytest.raises(KeyboardInterrupt):
         once = Once(tmp_path / "backup", every_steps=2)
         _trained(exchange, once, Stop(), epochs=3)
     backup = tfdistill.callbacks.Backup(tmp_path / "backup", every_steps=2)
