@@ -11,6 +11,7 @@ import importlib
 import os
 import random
 import sys
+import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -483,6 +484,13 @@ class _OfScript:
     def compile_as(self, model: Any, arguments: dict[str, Any]) -> None:
         """Compiles it as a script has compiled its own model."""
         this: Any = self
+        if this._exchanges and arguments.get("jit_compile") is True:
+            warnings.warn(
+                "`jit_compile=True` is left out: XLA cannot compile what "
+                "replicas and servers exchange.",
+                stacklevel=2,
+            )
+            arguments["jit_compile"] = False
         if not this._own.is_compiled:
             # Keras has made of it what it makes for the dtype.
             own = {"optimizer": model.optimizer, "auto_scale_loss": False}
