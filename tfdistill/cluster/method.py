@@ -4,9 +4,9 @@
 is obeyed in one place: the seed by `make_strategy`, the share by `group_shard`,
 the teachers and the weight decay by `CodistillModel`, the interval by
 `StudentExporter` and `TeacherLoader`, the mixing of weights by
-`callbacks.defaults`. What was obeyed
-is noted, and `callbacks.HeldOutPredictions` writes it down. What a script lacks
-is found before its first step.
+`callbacks.defaults`. What was obeyed is noted, and
+`callbacks.HeldOutPredictions` writes it down. What a script lacks is found
+before its first step.
 """
 
 import dataclasses

@@ -61,7 +61,7 @@ class GroupFiles:
             return path
         if moved not in self._said:
             self._said.add(moved)
-            self.find_what_is_loaded()
+            self._find_what_is_loaded()
             if "://" not in moved:
                 os.makedirs(os.path.dirname(moved), exist_ok=True)
             _log.warning(
@@ -85,7 +85,7 @@ class GroupFiles:
             here = whole.replace("://", "/").lstrip("/")
         return f"{self._own}/{_FILES}/{here}"
 
-    def find_what_is_loaded(self) -> None:
+    def _find_what_is_loaded(self) -> None:
         """Has Keras load whole models from where they were written.
 
         By any name for `load_model` that is bound from now on.

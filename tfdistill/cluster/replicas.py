@@ -260,12 +260,8 @@ def outside_scopes(make: Callable[[], Made]) -> Made:
         return thread.submit(make).result()
 
 
-def in_replica() -> bool:
-    """Whether this code runs for one of several replicas."""
-    return (
-        not tf.distribute.in_cross_replica_context()
-        and tf.distribute.get_strategy().num_replicas_in_sync > 1
-    )
+# Whether this code runs for one of several replicas.
+in_replica = keras_internals.in_replica
 
 
 def on_servers(strategy: tf.distribute.Strategy) -> bool:

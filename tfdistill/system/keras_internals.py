@@ -242,7 +242,7 @@ def _count_by_share() -> None:
     keras.metrics.Mean.update_state = update_state
 
 
-def _has_replicas_beside() -> bool:
+def in_replica() -> bool:
     """Whether this code runs for one of several replicas."""
     strategy = tf.distribute.get_strategy()
     is_alone = strategy.num_replicas_in_sync == 1
@@ -265,7 +265,7 @@ def _shaped(original: Callable[..., Any]) -> Callable[..., Any]:
     def convolve(inputs: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = original(inputs, *args, **kwargs)
         shape = outputs.shape[1:]
-        may_be_empty = not inputs.shape[0] and _has_replicas_beside()
+        may_be_empty = not inputs.shape[0] and in_replica()
         if not may_be_empty or not shape.is_fully_defined():
             return outputs
         # TensorFlow leaves out what it takes to change nothing.
@@ -1165,7 +1165,7 @@ class _OverReplicas:
         if layer is None:
             return self
         own = vars(layer).get("synchronized", False)
-        return own or _has_replicas_beside()
+        return own or in_replica()
 
     def __set__(self, layer: Any, value: Any) -> None:
         vars(layer)["synchronized"] = value

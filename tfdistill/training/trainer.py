@@ -373,22 +373,19 @@ class ReplicaTrainer(Trainer):
         if first is not None:
             fit_arguments.check_alike(arguments, self._strategy)
             self._validation = self._noting("validation_data", arguments)
-            is_resumed = bool(self.backup and self.backup.point)
+            is_one_pass = not arguments.get("steps_per_epoch")
             watches = [
                 same_data.Watch(
-                    first,
-                    starts_over=not arguments.get("steps_per_epoch"),
-                    is_resumed=is_resumed,
+                    each,
+                    starts_over=starts_over,
+                    is_resumed=bool(self.backup and self.backup.point),
                 )
+                for each, starts_over in (
+                    (first, is_one_pass),
+                    (self._first_beside, False),
+                )
+                if each is not None
             ]
-            if self._first_beside is not None:
-                watches.append(
-                    same_data.Watch(
-                        self._first_beside,
-                        starts_over=False,
-                        is_resumed=is_resumed,
-                    )
-                )
             arguments["callbacks"] = [*watches, *arguments["callbacks"]]
         self._first_beside = None
         return self._looped(keras_own, arguments)
