@@ -62,7 +62,7 @@ def _one(workload: Any, kind: str, *, validated: bool) -> dict[str, Any]:
     found = two_groups.train(
         workload,
         other=None if alone else _change(kind),
-        alone=alone,
+        teachers=(lambda _: None) if alone else two_groups.of_peers,
         groups=(0,) if alone else (0, 1),
         validated=validated,
     )[0]

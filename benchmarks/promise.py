@@ -1,11 +1,12 @@
 """What codistillation does by its defaults, on data that it wasn't tuned for.
 
 Two groups train each data set by turns (`two_groups`) with several seeds, by
-each candidate of settings. The record has, beside independent training with
-the same seeds: the churn between retrains, which are the same group of
-different seeds, as the mean absolute difference of predictions and as the share
-of flipped decisions, with 95% intervals over seeds; the held-out loss, and its
-difference by seed; and the share of the steps after the burn-in with a teacher.
+each candidate of settings; for some, four groups, or one with its own past. The
+record has, beside independent training with the same seeds: the churn between
+retrains, which are the same group of different seeds, as the mean absolute
+difference of predictions and as the share of flipped decisions, with 95%
+intervals over seeds; the held-out loss, and its difference by seed; and the
+share of the steps after the burn-in with a teacher.
 The ensemble is the mean of two independent students. docs/results/promise.md
 has the hypothesis, and what came of it.
 """
@@ -31,9 +32,21 @@ def _settings(
     burn_in: float | None = 0.1,
     every: int = 50,
     agree_on: str = "batch",
+    averaged: bool = False,
 ) -> Callable[[Any], dict[str, Any]]:
-    """Fields of a workload; the burn-in is a share of its steps."""
+    """Fields of a workload; the burn-in is a share of its steps.
+
+    With `averaged`, running means of the weights, over about the last 20 steps,
+    are what versions hold and what is evaluated at the end.
+    """
+
+    def optimizer(workload: Any) -> Any:
+        made = workload.optimizer()
+        changes = {"use_ema": averaged, "ema_momentum": 0.95}
+        return type(made).from_config(made.get_config() | changes)
+
     return lambda workload: {
+        "optimizer": lambda: optimizer(workload),
         "distillation_weight": tfdistill.schedules.BurnIn(
             steps=int(burn_in * workload.num_steps), weight=weight
         )
@@ -59,6 +72,18 @@ _CANDIDATES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "weight_2_every_5": _settings(weight=2.0, burn_in=0.3, every=5),
     "weight_4_every_5": _settings(weight=4.0, burn_in=0.3, every=5),
     "weight_4_both": _settings(weight=4.0, every=25, agree_on="both"),
+    "four_groups": _settings(burn_in=None, every=25),
+    "own_past": _settings(burn_in=None, every=25),
+    "averaged": _settings(burn_in=None, every=25, averaged=True),
+    "averaged_alone": _settings(burn_in=None, every=25, averaged=True),
+}
+
+# What isn't two groups that teach each other.
+_METHODS: Mapping[str, dict[str, Any]] = {
+    "independent": {"teachers": lambda _: None},
+    "averaged_alone": {"teachers": lambda _: None},
+    "four_groups": {"num_groups": 4},
+    "own_past": {"teachers": lambda _: tfdistill.teachers.OwnPast()},
 }
 
 
@@ -125,11 +150,11 @@ def _study(name: str, options: programs.Options) -> dict[str, Any]:
     workload = promise_data.get(name)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
 
-    def trained(alone: bool, **changes: Any) -> list[Any]:
+    def trained(candidate: str, **changes: Any) -> list[Any]:
         return [
             two_groups.train(
                 dataclasses.replace(workload, seed=seed, **changes),
-                alone=alone,
+                **_METHODS.get(candidate, {}),
             )
             for seed in seeds
         ]
@@ -143,7 +168,7 @@ def _study(name: str, options: programs.Options) -> dict[str, Any]:
     def losses(runs: list[Any]) -> list[float]:
         return [float(np.mean([g.loss for g in groups])) for groups in runs]
 
-    alone = trained(True)
+    alone = trained("independent")
     alone_losses = losses(alone)
     of = _of_groups(predicted(alone))
     ensembles = [[np.mean(pair, 0)] for pair in predicted(alone)]
@@ -159,7 +184,7 @@ def _study(name: str, options: programs.Options) -> dict[str, Any]:
     }
     measure.log(f"{name}: {found}")
     for candidate in options.candidates:
-        runs = trained(False, **_CANDIDATES[candidate](workload))
+        runs = trained(candidate, **_CANDIDATES[candidate](workload))
         costs = np.subtract(losses(runs), alone_losses)
         found[candidate] = {
             **{

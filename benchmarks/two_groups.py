@@ -1,9 +1,11 @@
-"""Two groups in one process, which take turns.
+"""Two groups or more in one process, which take turns.
 
-Each trains until it has published a version; then the other one does, once it
-has read it. So a run does not depend on the speed of the machine.
+Each trains until it has published a version; then the next one does, once it
+has read those of the others. So a run does not depend on the speed of the
+machine.
 """
 
+import collections
 import dataclasses
 import tempfile
 import threading
@@ -17,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
+from tfdistill.teachers import peers
 
 _READ_SECS = 2.0
 
@@ -84,10 +87,12 @@ class _Turns(keras.callbacks.Callback):
         self._read()
 
     def _read(self) -> None:
-        """Waits until the peer's newest version was read, or refused."""
+        """Waits until the peers' newest versions were read, or refused."""
         deadline = time.monotonic() + _READ_SECS
         for peer in self.model.teachers:
-            newest = peer.exchange.latest(1 - self._group)
+            if not isinstance(peer, peers.Peer):
+                continue
+            newest = peer.exchange.latest(peer.follower.group)
             while (
                 newest is not None
                 and time.monotonic() < deadline
@@ -103,45 +108,37 @@ class _Turns(keras.callbacks.Callback):
 
 
 class _Lock:
-    """Whose turn it is; a group that has ended has none."""
+    """Whose turn it is, in a ring; a group that has ended has none."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Sequence[int]) -> None:
         self._change = threading.Condition()
-        self._turn, self._ended = 0, set[int]()
+        self._ring = sorted(groups)
 
     def begin(self, group: int) -> None:
         with self._change:
-            self._change.wait_for(
-                lambda: self._turn == group or 1 - group in self._ended
-            )
+            self._change.wait_for(lambda: self._ring[0] == group)
 
     def hand_over(self, group: int) -> None:
         with self._change:
-            self._turn = 1 - group
+            self._ring.append(self._ring.pop(0))
             self._change.notify_all()
         self.begin(group)
 
     def end(self, group: int) -> None:
         with self._change:
-            self._ended.add(group)
-            self._turn = 1 - group
+            self._ring.remove(group)
             self._change.notify_all()
 
 
 def _made(
-    workload: Any, group: int, root: str, change: Change, *, alone: bool
+    workload: Any, cluster: tfdistill.Cluster, change: Change, teachers: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Makes a group, on the thread of all: seeds are of the process."""
-    cluster = tfdistill.Cluster(group=group, num_groups=2, exchange=root)
+    group = cluster.group
     keras.utils.set_random_seed(1000 * workload.seed + group)
     train, validation = workload.datasets(cluster)
-    teachers = tfdistill.teachers.Peers(
-        tfdistill.Exchange(root), peers=[1 - group]
-    )
     model = tfdistill.CodistillModel(
-        workload.model(),
-        teachers=None if alone else teachers,
-        agree_on=workload.agree_on,
+        workload.model(), teachers=teachers, agree_on=workload.agree_on
     )
     loss = workload.loss
     loss = loss if isinstance(loss, keras.losses.Loss) else loss(train)
@@ -195,38 +192,56 @@ def _fit(
         loss=float(model.evaluate(held_out, verbose=0)),
         taught=turns.num_taught / max(turns.num_steps, 1),
         is_doubted=turns.is_doubted
-        or any(peer.follower.rejected for peer in model.teachers),
+        or any(
+            peer.follower.rejected
+            for peer in model.teachers
+            if isinstance(peer, peers.Peer)
+        ),
         predictions=np.asarray(model.predict(held_out, verbose=0)),
         secs=secs,
+    )
+
+
+def of_peers(cluster: tfdistill.Cluster) -> Any:
+    """Returns the other groups' versions as teachers."""
+    return tfdistill.teachers.Peers(
+        tfdistill.Exchange(cluster.exchange), peers=cluster.peers
     )
 
 
 def train(
     workload: Any,
     *,
+    teachers: Callable[[tfdistill.Cluster], Any] = of_peers,
+    num_groups: int = 2,
     other: Change | None = None,
-    alone: bool = False,
-    groups: Sequence[int] = (0, 1),
+    groups: Sequence[int] | None = None,
     validated: bool = True,
 ) -> list[Result]:
-    """Trains both groups; returns what became of each that did not fail.
+    """Trains all groups; returns what became of each that did not fail.
 
     Args:
-        workload: What both train, `workload.seed` included.
+        workload: What all train, `workload.seed` included.
+        teachers: Makes those of a group, or None for none.
+        num_groups: At least two, also where some aren't trained.
         other: What group 1 does. Default: as group 0.
-        alone: Whether they have no teachers.
-        groups: Which are trained.
+        groups: Which are trained. Default: all.
         validated: Whether `fit` gets validation data.
     """
-    turn, found = _Lock(), dict[int, Result]()
+    groups = range(num_groups) if groups is None else groups
+    turn, found = _Lock(groups), dict[int, Result]()
     with tempfile.TemporaryDirectory() as root:
-        changes = Change(), other or Change()
+        changes = collections.defaultdict(Change, {1: other or Change()})
+        clusters = [
+            tfdistill.Cluster(group=g, num_groups=num_groups, exchange=root)
+            for g in groups
+        ]
         made = {
-            group: _made(workload, group, root, changes[group], alone=alone)
-            for group in groups
+            each.group: _made(
+                workload, each, changes[each.group], teachers(each)
+            )
+            for each in clusters
         }
-        for group in {0, 1}.difference(groups):
-            turn.end(group)
 
         def run(group: int) -> None:
             model, arguments = made[group]
