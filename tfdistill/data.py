@@ -21,9 +21,11 @@ from tfdistill.data_checks import checked
 __all__ = [
     "DataError",
     "at_workers_share",
+    "check_batch_size",
     "checked",
     "group_shard",
     "resumable",
+    "shuffled_batches",
     "shuffled_indices",
 ]
 
@@ -235,9 +237,17 @@ def shuffled_batches(
 ) -> tf.data.Dataset:
     """Returns endless full batches of a group's examples; `resumable`.
 
-    `read` makes them of batches of indices, int64 `[batch_size]`, in the order
-    of `shuffled_indices`, and of the first one's number. ValueError, which
-    names what the `examples` are, if they fill no batch.
+    Args:
+        num_examples: The size of the group's share.
+        batch_size: The size of a batch of the whole group.
+        seed: Draws the order, as in `shuffled_indices`.
+        group: The group's index, for another order in each.
+        read: Makes the batches, of a dataset of indices, int64 `[batch_size]`,
+            and of the first batch's number.
+        examples: What an error calls them.
+
+    Raises:
+        ValueError: They fill no batch.
     """
     check_batch_size(batch_size, num_examples=num_examples, examples=examples)
 

@@ -219,6 +219,20 @@ class Binary:
         return [self.directory / _part_name(split, n) for n in range(num_parts)]
 
 
+def _prepared(name: str) -> Any:
+    # It takes seconds to import, which files need not wait for.
+    from models.criteo import tfds
+
+    return tfds.Rows(name)
+
+
+def sources(paths: data_files.Paths) -> list[Any]:
+    """Returns where the rows of files, patterns and directories are."""
+    return data_files.sources(
+        paths, patterns=files.PATTERNS, file=files.File, prepared=_prepared
+    )
+
+
 def open_or_convert(
     paths: data_files.Paths,
     *,
@@ -231,16 +245,16 @@ def open_or_convert(
     makes for another form. It takes as much disk as the text, and half as much
     again while it is made.
     """
-    sources = files.sources(paths)
+    found = sources(paths)
     directory = data_files.open_or_make(
         "criteo",
         lambda: {
             "version": _VERSION,
             "part_rows": PART_ROWS,
             "options": dataclasses.asdict(options),
-            "sources": [source.identity() for source in sources],
+            "sources": [source.identity() for source in found],
         },
-        lambda aside: convert(sources, options, aside),
+        lambda aside: convert(found, options, aside),
         root=data_files.directory(cache_dir),
     )
     binary = Binary(

@@ -9,7 +9,6 @@ is bounded.
 import io
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 from pyarrow import csv
@@ -20,7 +19,7 @@ from models.criteo import rows
 _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE_BYTES = 1 << 20
 # Of a directory. A day_* file is one of Criteo's 1 TB log, in the same format.
-_PATTERNS = ("*.tsv", "*.tsv.gz", "train.txt", "train.txt.gz", "day_*")
+PATTERNS = ("*.tsv", "*.tsv.gz", "train.txt", "train.txt.gz", "day_*")
 _READ = csv.ReadOptions(
     column_names=rows.SCHEMA.names,
     # All that is parsed at a time is one block of Arrow's.
@@ -125,17 +124,3 @@ def _sorted_out(lines: bytes) -> tuple[pa.Table, dict[int, str]]:
         except pa.ArrowInvalid as fault:
             faults[number] = str(fault).replace("Row #1: ", "")
     return _parsed(b"".join(good)), faults
-
-
-def _prepared(name: str) -> Any:
-    # It takes seconds to import, which files need not wait for.
-    from models.criteo import tfds
-
-    return tfds.Rows(name)
-
-
-def sources(paths: data_files.Paths) -> list[Any]:
-    """Returns where the rows of files, patterns and directories are."""
-    return data_files.sources(
-        paths, patterns=_PATTERNS, file=File, prepared=_prepared
-    )

@@ -73,7 +73,10 @@ class CriteoDisplayAds(tfds.core.GeneratorBasedBuilder):
         self, path: str | os.PathLike[str]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         number = 0
-        for source in files.sources(path):
+        sources = data_files.sources(
+            path, patterns=files.PATTERNS, file=files.File, prepared=Rows
+        )
+        for source in sources:
             for batch in source.batches():
                 columns = (column.to_pylist() for column in batch)
                 for label, *values in zip(*columns, strict=True):

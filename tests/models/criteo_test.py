@@ -8,7 +8,6 @@ import tensorflow as tf
 from models import criteo
 from models.criteo import batches
 from models.criteo import converted
-from models.criteo import files
 from models.criteo import rows as criteo_rows
 from tests.cases import criteo as criteo_cases
 from tests.cases import datasets as cases
@@ -42,7 +41,7 @@ def numbers(batches):
 
 def streamed(places):
     """The rows as read from the text, by their numbers."""
-    (source,) = files.sources(places["path"])
+    (source,) = converted.sources(places["path"])
     found = np.concatenate(list(map(criteo_rows.records, source.batches())))
     found[:, criteo_rows.FIRST_CATEGORY :] = criteo_rows.hashed_rows(
         found[:, criteo_rows.FIRST_CATEGORY :].view(np.uint32),

@@ -64,7 +64,7 @@ def test_overrides_are_arguments_or_settings_of_every_workload():
     recipe = _changed("learning_rate=1", "seed=7", "mode=shared", "seed=8")
     assert recipe.arguments["learning_rate"] == 1.0
     assert recipe.settings == {"seed": 8, "mode": "shared"}
-    # As in the contract: a dotted name means its end.
+    # As in the contract: the name of a part may stand before it.
     assert _changed("optimizer.learning_rate=1", "seed=8", "mode=shared") == (
         recipe
     )
@@ -78,6 +78,7 @@ def test_overrides_are_arguments_or_settings_of_every_workload():
     "change, words",
     [
         ("learning_rat=1", "Did you mean learning_rate"),
+        ("anything.learning_rate=1", "received `anything.`"),
         ("learning_rate=fast", "must be a number, such as the default 0.002"),
         ("method.weight=1", "not an argument of the method None"),
     ],

@@ -81,7 +81,10 @@ class KeyFrames:
                 lambda path: writer.write(path, snapshot), **described
             )
         step = described["step"]
-        described["extras"][deltas.KEY_EVERY_FIELD] = self.every
+        described["extras"] = {
+            **described["extras"],
+            deltas.KEY_EVERY_FIELD: self.every,
+        }
         stored = writer.stored(_read_from_servers(writer, snapshot))
         values = {key: np.asarray(value) for key, value in stored.items()}
         keys, base = self._find_base(writer, values)

@@ -32,6 +32,11 @@ _FUNCTION = "workload"
 _FIELDS = {
     field.name: field for field in dataclasses.fields(workload_lib.Workload)
 }
+# What may stand before the name of an argument, as in optimizer.learning_rate.
+_PARTS = (
+    *("codistillation", "data", "data.arguments", "loss", "model"),
+    *("model.arguments", "optimizer", "training"),
+)
 # Arguments that count steps of the whole run: all of them shrink with it.
 _STEPS = (
     *("num_steps", "evaluate_every_steps", "burn_in_steps", "ramp_steps"),
@@ -77,8 +82,9 @@ class Recipe:
                 key = methods.check_argument(self.method, name[7:])
                 of_method[key] = value
                 continue
-            # A dotted name, such as optimizer.learning_rate, means its end.
-            plain = name.rpartition(".")[2]
+            part, _, plain = name.rpartition(".")
+            if part and part not in _PARTS:
+                raise ValueError(_no_part(name, part))
             if plain in source.defaults:
                 default = source.defaults[plain]
                 arguments[plain] = _checked(name, value, default)
@@ -434,6 +440,13 @@ def _checked(name: str, value: Any, default: Any) -> Any:
             f"received {value!r}."
         )
     return float(value) if type(default) is float else value
+
+
+def _no_part(name: str, part: str) -> str:
+    return (
+        f"`{name}` must begin with {', '.join(f'`{p}.`' for p in _PARTS)}, "
+        f"or have no dot; received `{part}.`."
+    )
 
 
 def _unknown(name: str, recipe: str, known: Mapping[str, Any]) -> str:

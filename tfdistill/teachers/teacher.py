@@ -73,7 +73,6 @@ class Batch:
             teacher; not the labels of the data, which no teacher sees.
         losses: The distillation loss of each output, in the order of `flat`;
             None for an output that is not distilled.
-        weight: The distillation weight as a function of the step, if known.
     """
 
     inputs: Any

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from models.criteo import converted
-from models.criteo import files
 from models.criteo import rows as criteo_rows
 from tests.cases import criteo as criteo_cases
 
@@ -41,7 +40,7 @@ def read(path):
     return np.concatenate(
         [
             criteo_rows.records(batch)
-            for source in files.sources(path)
+            for source in converted.sources(path)
             for batch in source.batches()
         ]
     )

@@ -6,20 +6,22 @@ import pathlib
 
 import pytest
 
-from models.criteo import files
+from models.criteo import converted
 from tests.cases import criteo as criteo_cases
 
 
 def read(paths):
     """The first integers of all rows, which number those of the cases."""
-    batches = [b for source in files.sources(paths) for b in source.batches()]
+    batches = [
+        b for source in converted.sources(paths) for b in source.batches()
+    ]
     return [n for batch in batches for n in batch.column(1).to_pylist()]
 
 
 def names(paths, root):
     return [
         str(pathlib.Path(source.name).relative_to(root))
-        for source in files.sources(paths)
+        for source in converted.sources(paths)
     ]
 
 
@@ -110,7 +112,7 @@ def test_what_is_a_row_does_not_depend_on_its_neighbours(tmp_path, line, capfd):
 
     def rows(after):
         path.write_bytes(criteo_cases.lines(3) + line + after)
-        (source,) = files.sources(path)
+        (source,) = converted.sources(path)
         return [row for b in source.batches() for row in b.to_pylist()]
 
     alone = rows(b"")
