@@ -6,6 +6,7 @@ its held-out loss falls no more.
 """
 
 import collections
+import dataclasses
 import lzma
 import re
 import zlib
@@ -167,5 +168,7 @@ DATA: dict[str, Callable[[], Any]] = {
 
 
 def get(name: str) -> Any:
-    """Returns the workload of a data set, or of a recipe."""
-    return DATA[name]() if name in DATA else recipes.get(name).workload()
+    """Returns the workload of a data set or of a recipe; groups share data."""
+    if name in DATA:
+        return DATA[name]()
+    return dataclasses.replace(recipes.get(name).workload(), mode="shared")
