@@ -21,13 +21,10 @@ from typing import Any
 
 from absl import logging
 
-from tfdistill.comparison import bootstrap
 from tfdistill.system import programs
 
 # Digits of a second that mean something here: microseconds.
 _DIGITS = 6
-# Of AUCs and log losses.
-_QUALITY_DIGITS = 5
 
 
 def interleave(
@@ -197,42 +194,6 @@ def one_json_line() -> Iterator[dict[str, Any]]:
     with contextlib.redirect_stdout(sys.stderr):
         yield record
     print(json.dumps(record), flush=True)
-
-
-def over_seeds(values: Sequence[float]) -> dict[str, Any]:
-    """Describes one figure of several trainings.
-
-    Args:
-        values: Of each seed, two at least.
-
-    Returns:
-        The mean with its 95% bootstrap interval, and the values.
-    """
-    found = bootstrap.over_trials(values)
-    return {
-        "mean": round(found["mean"], _QUALITY_DIGITS),
-        "interval": [round(end, _QUALITY_DIGITS) for end in found["interval"]],
-        "values": [round(value, _QUALITY_DIGITS) for value in values],
-    }
-
-
-def difference_over_seeds(
-    ours: Sequence[Mapping[str, float]],
-    theirs: Sequence[Mapping[str, float]],
-    figure: str,
-) -> dict[str, Any]:
-    """Describes what one side has of a figure less another, seed by seed.
-
-    Args:
-        ours: Figures by name, of each seed.
-        theirs: Those of the other side.
-        figure: The name.
-
-    Returns:
-        What `over_seeds` does.
-    """
-    pairs = zip(ours, theirs, strict=True)
-    return over_seeds([one[figure] - other[figure] for one, other in pairs])
 
 
 def program(

@@ -98,17 +98,6 @@ def kept(trials: Mapping[str, float], count: int) -> list[str]:
 
 
 def rate(name: str, options: programs.Options, *, setting: str) -> float:
-    """Returns the median of a side's examples per second; see `turn`."""
-    return statistics.median(turn(name, options, setting=setting)["rates"])
-
-
-def turn(
-    name: str,
-    options: programs.Options,
-    *,
-    setting: str,
-    link_ms: float | None = None,
-) -> dict[str, Any]:
     """Trains one side in processes of its own.
 
     Args:
@@ -117,61 +106,29 @@ def turn(
             threads without it.
         options: Of the command line.
         setting: Key of `click_training.SETTINGS`.
-        link_ms: Milliseconds that links before the workers and servers delay
-            each way. Default: no links.
 
     Returns:
-        What `click_training.fit` did.
+        The median of its epochs' examples per second.
 
     Raises:
         RuntimeError: It failed.
     """
     text, _, threads = name.partition("@")
     side = parameter_server_task.Side.of(text)
-    number = click_training.SETTINGS[setting].num_workers
-    return train_in_cluster(
-        _command(text, setting, options, link_ms),
-        name=name,
-        num_workers=0 if side.is_alone else number,
-        own_threads=bool(threads),
-        timeout_secs=options.turn_timeout_secs,
-    )
-
-
-def train_in_cluster(
-    command: Sequence[str],
-    *,
-    name: str,
-    num_workers: int,
-    own_threads: bool = False,
-    timeout_secs: float,
-) -> Any:
-    """Runs a command as the tasks of a fresh cluster.
-
-    Args:
-        command: It ends on the chief by `parameter_server_task.end`.
-        name: Of its side, for messages.
-        num_workers: Workers, and as many parameter servers. 0: one process.
-        own_threads: Whether tasks keep TensorFlow's number of threads.
-        timeout_secs: For all of it.
-
-    Returns:
-        What the chief gave to `end`.
-
-    Raises:
-        RuntimeError: It failed.
-    """
+    number = 0
+    if not side.is_alone:
+        number = click_training.SETTINGS[setting].num_workers
     with tempfile.TemporaryDirectory(prefix="tfdistill-bench-") as workdir:
         topology = local_cluster.LocalCluster(
-            command=command,
+            command=_command(text, setting, options),
             workdir=workdir,
-            workers_per_group=num_workers or 1,
-            ps_per_group=num_workers,
-            env=_environ(own_threads=own_threads),
+            workers_per_group=number or 1,
+            ps_per_group=number,
+            env=_environ(own_threads=bool(threads)),
             worker_restarts=0,
         )
         with local_run.LocalRun(topology) as running:
-            result = running.wait(timeout_secs=timeout_secs)
+            result = running.wait(timeout_secs=options.turn_timeout_secs)
         (group,) = result.groups
         if group.state != "done":
             lines = "\n".join(group.last_lines)
@@ -180,15 +137,10 @@ def train_in_cluster(
                 f"Its last lines:\n{lines}"
             )
         path = pathlib.Path(workdir, parameter_server_task.RESULT)
-        return json.loads(path.read_text("utf-8"))
+        return statistics.median(json.loads(path.read_text("utf-8")))
 
 
-def _command(
-    side: str,
-    setting: str,
-    options: programs.Options,
-    link_ms: float | None,
-) -> list[str]:
+def _command(side: str, setting: str, options: programs.Options) -> list[str]:
     return [
         sys.executable,
         "-m",
@@ -197,7 +149,6 @@ def _command(
         f"--setting={setting}",
         f"--steps={options.steps}",
         f"--epochs={options.epochs}",
-        *([] if link_ms is None else [f"--link_ms={link_ms}"]),
     ]
 
 
@@ -279,21 +230,8 @@ def _add_options(options: programs.Flags) -> None:
         "steps_per_execution", "of tf_keras' sides", [1, 10], quick=[10]
     )
     options.add("keep", "sides of tf_keras in the rounds", 2, quick=1)
-    add_turns(options)
-
-
-def add_turns(
-    options: programs.Flags, *, steps: int = 200, quick_steps: int = 100
-) -> None:
-    """Adds options of how often and how long sides train.
-
-    Args:
-        options: Of a benchmark.
-        steps: The default of its steps.
-        quick_steps: The same with `--quick`.
-    """
     for name, number, text, fewer in (
-        ("steps", steps, "steps an epoch", quick_steps),
+        ("steps", 200, "steps an epoch", 100),
         ("epochs", 3, "measured epochs a turn", 1),
         ("rounds", 5, "turns of each side", 1),
     ):

@@ -4,20 +4,15 @@ Workers and parameter servers serve; what follows runs on the chief, or in the
 only process where there is no cluster.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import re
 import time
-from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
-from typing import NoReturn
 
 from benchmarks import click_training
-from benchmarks import slow_links
 from tfdistill.system import programs
 
 RESULT = "result.json"
@@ -29,21 +24,9 @@ TF_KERAS = tuple(
     for partitioner in ("whole", "halves", "min_size")
 )
 _OURS = "tfdistill"
-# Ours with other tables.
-_KINDS = {
-    f"{name}_{kind}": kind
-    for name in (_OURS, _ALONE)
-    for kind in (
-        click_training.BY_ID,
-        click_training.FEATURES,
-        click_training.APART,
-    )
-}
-NAMES = (_OURS, "keras", _ALONE, *_KINDS, *TF_KERAS)
+NAMES = (_OURS, "keras", _ALONE, *TF_KERAS)
 _MIN_SHARD_BYTES = 256 * 1024
-_SIDE = re.compile(
-    r"^(?P<name>.+?)(_ahead(?P<ahead>\d+))?(_x(?P<steps>\d+|auto))?$"
-)
+_SIDE = re.compile(r"^(?P<name>.+?)(_x(?P<steps>\d+|auto))?$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +36,10 @@ class Side:
     Attributes:
         name: Such as `"tfdistill"` or `"tf_keras_legacy_halves"`.
         steps_per_execution: Steps a call; "auto" with tfdistill only.
-        rows_ahead: How many batches ahead rows are fetched; tfdistill only.
     """
 
     name: str
     steps_per_execution: Any
-    rows_ahead: int = 0
 
     @classmethod
     def of(cls, text: str) -> "Side":
@@ -70,64 +51,26 @@ class Side:
                 f"steps per execution as in tfdistill_x10; received {text!r}."
             )
         steps = found["steps"] or "1"
-        return cls(
-            found["name"],
-            int(steps) if steps.isdigit() else steps,
-            int(found["ahead"] or 0),
-        )
+        return cls(found["name"], int(steps) if steps.isdigit() else steps)
 
     @property
     def is_alone(self) -> bool:
         """Whether it runs in one process."""
-        return self.name.startswith(_ALONE)
+        return self.name == _ALONE
 
 
-def work(options: programs.Options) -> None:
-    """Trains one side and writes what was measured to the workdir.
-
-    Args:
-        options: The options of the command line.
-    """
+def _work(options: programs.Options) -> int:
+    """Trains one side and writes what was measured to the workdir."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     from tfdistill.cluster import identity as identity_lib
 
     identity = identity_lib.Cluster.from_env()
     side = Side.of(options.task)
     setting = click_training.SETTINGS[options.setting]
-    with behind_links(identity, options.link_ms) as (cluster, num_bytes):
-        end(cluster, _train(side, setting, cluster, options, num_bytes))
-
-
-@contextlib.contextmanager
-def behind_links(
-    identity: Any, link_ms: float | None
-) -> Iterator[tuple[Any, Callable[[], int] | None]]:
-    """Puts a link before each worker and server; only the chief does.
-
-    Args:
-        identity: This task's `Cluster`.
-        link_ms: Milliseconds that a link delays each way. None: no links.
-
-    Yields:
-        The `Cluster` to train with, and what tells how many bytes travelled.
-    """
-    if link_ms is None or not identity.is_chief:
-        yield identity, None
-        return
-    others = {k: v for k, v in identity.spec.items() if k != "chief"}
-    with slow_links.before(others, delay_secs=link_ms / 1000) as links:
-        spec = {**identity.spec, **links.spec}
-        yield dataclasses.replace(identity, spec=spec), links.num_bytes
-
-
-def end(identity: Any, found: Any) -> NoReturn:
-    """Ends the chief, and writes what it found to the workdir.
-
-    Args:
-        identity: The chief's `Cluster`.
-        found: Anything that JSON holds.
-    """
+    rates = _train(side, setting, identity, options)
     path = pathlib.Path(identity.workdir or ".", RESULT)
-    path.write_text(json.dumps(found), "utf-8")
+    path.write_text(json.dumps(rates), "utf-8")
     # Nothing is left to be saved, and servers may take long to let go.
     os._exit(0)
 
@@ -137,11 +80,10 @@ def _train(
     setting: click_training.Setting,
     identity: Any,
     options: programs.Options,
-    num_bytes: Callable[[], int] | None = None,
-) -> dict[str, Any]:
+) -> list[float]:
     strategy = _strategy(side, identity)
     if side.name == "keras":
-        return {"rates": _keras_loop(side, setting, strategy, options)}
+        return _keras_loop(side, setting, strategy, options)
     data: Any = click_training.data_function(setting)
     if side.name.startswith("tf_keras"):
         import tf_keras as keras_like
@@ -152,16 +94,14 @@ def _train(
                 optimizer=side.name.split("_")[2],
                 steps_per_execution=side.steps_per_execution,
             )
-        data = tf_keras_data(data)
+        # As its `fit` asks for it.
+        data = keras_like.utils.experimental.DatasetCreator(data)
     else:
         import keras as keras_like
 
         with strategy.scope():
             model = click_training.our_model(
-                setting,
-                steps_per_execution=side.steps_per_execution,
-                kind=_KINDS.get(side.name, ""),
-                rows_ahead=side.rows_ahead,
+                setting, steps_per_execution=side.steps_per_execution
             )
         data = data() if side.is_alone else data
     return click_training.fit(
@@ -170,15 +110,7 @@ def _train(
         data,
         options,
         batch_size=setting.batch_size,
-        num_bytes=num_bytes,
     )
-
-
-def tf_keras_data(function: Any) -> Any:
-    """Wraps a data set function as tf_keras' `fit` asks for it."""
-    import tf_keras
-
-    return tf_keras.utils.experimental.DatasetCreator(function)
 
 
 def _strategy(side: Side, identity: Any) -> Any:
@@ -282,60 +214,15 @@ def _add_options(options: programs.Flags) -> None:
         ("setting", "<NAME>: a setting of click_training"),
     ):
         options.add(name, text, required=True)
-    add_epochs(options)
-    options.add(
-        "link_ms",
-        "<MS>: what a link before each worker and server delays, each way; "
-        "bytes are counted there. Default: no links",
-        kind=float,
-    )
+    options.add("steps", "steps an epoch", kind=int, required=True)
+    options.add("epochs", "measured epochs", kind=int, required=True)
 
 
-def add_epochs(options: programs.Flags) -> None:
-    """Adds the options of `click_training.fit`.
-
-    Args:
-        options: Of a task.
-    """
-    for name, text in (
-        ("steps", "steps an epoch"),
-        ("epochs", "measured epochs"),
-    ):
-        options.add(name, text, kind=int, required=True)
-
-
-def program(
-    name: str,
-    about: str,
-    *,
-    define: Callable[[programs.Flags], None],
-    run: Callable[[programs.Options], None],
-) -> programs.Program:
-    """Makes the program of a benchmark's task, which sees no GPU.
-
-    Args:
-        name: Of its module.
-        about: What it does.
-        define: Adds its options.
-        run: Does it.
-    """
-
-    def on_cpus(options: programs.Options) -> int:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-        run(options)
-        return 0
-
-    return programs.Program(
-        name=f"python -m benchmarks.{name}",
-        about=about,
-        define=define,
-        run=on_cpus,
-    )
-
-
-PROGRAM = program(
-    "parameter_server_task", __doc__, define=_add_options, run=work
+PROGRAM = programs.Program(
+    name="python -m benchmarks.parameter_server_task",
+    about=__doc__,
+    define=_add_options,
+    run=_work,
 )
 main = PROGRAM.main
 

@@ -1,10 +1,10 @@
 """Four groups under a fault every half minute: what of their time is lost?
 
-Starts groups that train at a steady pace, injects faults into them as
-`python -m benchmarks.punish` does, and waits for their end. What was lost is
-counted from the steps that the tasks note themselves. With --trials it trains
-the same without faults, to know how far apart retrains are. Prints one line of
-JSON.
+Starts groups that train at a steady pace, injects faults into them at random
+times, and waits for their end. Throughout, it checks that versions are complete
+and never go backwards, that teachers are complete versions, that losses are
+finite and that groups recover while others continue. What was lost is counted
+from the steps that the tasks note themselves. Prints one line of JSON.
 """
 
 import collections
@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from typing import NamedTuple
 
 from benchmarks import measure
 from benchmarks import soak_task
+from benchmarks.punish import faults as faults_lib
 from benchmarks.punish import round as round_lib
 from benchmarks.punish import run_view
 from tfdistill.status import goodput
@@ -85,11 +85,7 @@ def launch(
 
 
 def _launch(
-    options: programs.Options,
-    workdir: pathlib.Path,
-    *,
-    seed: int,
-    steps_per_second: float,
+    options: programs.Options, workdir: pathlib.Path
 ) -> subprocess.Popen:
     launcher_flags = [
         f"--num_groups={options.num_groups}",
@@ -100,8 +96,8 @@ def _launch(
         launcher_flags.append(f"--exchange={place}")
     task_flags = [
         f"--num_steps={_num_steps(options)}",
-        f"--steps_per_second={steps_per_second}",
-        f"--seed={seed}",
+        f"--steps_per_second={options.steps_per_second}",
+        f"--seed={options.seed}",
         f"--by={options.by}",
     ]
     return launch(workdir, launcher_flags, task_flags)
@@ -136,16 +132,6 @@ def _punish(options: programs.Options, workdir: pathlib.Path) -> dict[str, Any]:
         ),
         measure.log,
     ).run()
-
-
-def _qualities(
-    options: programs.Options, workdir: pathlib.Path
-) -> list[dict[str, float]]:
-    paths = [
-        workdir / f"group_{group}" / soak_task.QUALITY
-        for group in range(options.num_groups)
-    ]
-    return [json.loads(path.read_bytes()) for path in paths if path.exists()]
 
 
 class _Timeline:
@@ -281,12 +267,7 @@ def _left_over(workdir: pathlib.Path) -> dict[str, list[str]]:
 
 def _soak(options: programs.Options, root: pathlib.Path) -> dict[str, Any]:
     workdir = root / "soak"
-    launcher = _launch(
-        options,
-        workdir,
-        seed=options.seed,
-        steps_per_second=options.steps_per_second,
-    )
+    launcher = _launch(options, workdir)
     try:
         report = _punish(options, workdir)
         exit_code = launcher.wait(timeout=_END_LIMIT_SECS)
@@ -300,38 +281,6 @@ def _soak(options: programs.Options, root: pathlib.Path) -> dict[str, Any]:
         "equal_workers": _equal_workers(options, workdir),
         "exit_code": exit_code,
         "left_over": _left_over(workdir),
-        "qualities": _qualities(options, workdir),
-    }
-
-
-def _without_faults(
-    options: programs.Options, root: pathlib.Path
-) -> list[dict[str, float]]:
-    found = []
-    for trial in range(options.trials):
-        measure.log(f"without faults: trial {trial + 1} of {options.trials}")
-        workdir = root / f"calm_{trial}"
-        launcher = _launch(
-            options, workdir, seed=options.seed + trial, steps_per_second=0.0
-        )
-        if launcher.wait(timeout=_END_LIMIT_SECS):
-            raise RuntimeError(f"failed without faults: {workdir}/launcher.log")
-        found += _qualities(options, workdir)
-    return found
-
-
-def _compare(
-    soaked: Sequence[dict[str, float]], calm: Sequence[dict[str, float]]
-) -> dict[str, Any]:
-    """Says whether the quality is within three deviations of retrains."""
-    values = [found["accuracy"] for found in calm]
-    mean, deviation = statistics.mean(values), statistics.pstdev(values)
-    ours = [found["accuracy"] for found in soaked]
-    return {
-        "accuracy": ours,
-        "without_faults": {"mean": mean, "deviation": deviation, "all": values},
-        "within_noise": bool(ours)
-        and abs(statistics.mean(ours) - mean) <= 3 * max(deviation, 0.002),
     }
 
 
@@ -351,7 +300,7 @@ def _add_options(options: programs.Flags) -> None:
     )
     add(
         "faults",
-        "<NAME,...>: kinds of faults, see benchmarks.punish",
+        f"<NAME,...>: kinds of faults, of {', '.join(faults_lib.FAULTS)}",
         ",".join(_FAULTS),
     )
     add(
@@ -366,13 +315,18 @@ def _add_options(options: programs.Flags) -> None:
         ("steps_per_second", 5.0, "pace of the groups", None),
         ("num_groups", 4, "groups that train", 2),
         ("workers_per_group", 2, "workers in each group", 1),
-        ("trials", 0, "runs without faults, to compare with", None),
         ("seed", 0, "the same seed gives the same faults", None),
     ):
         add(name, text, default, quick=quick)
 
 
 def _run(options: programs.Options, record: dict[str, Any]) -> None:
+    unknown = sorted(set(options.faults.split(",")) - set(faults_lib.FAULTS))
+    if unknown:
+        raise programs.UsageError(
+            f"--faults must be some of {', '.join(faults_lib.FAULTS)}; "
+            f"received {', '.join(unknown)}"
+        )
     with contextlib.ExitStack() as stack:
         root = pathlib.Path(
             options.workdir
@@ -381,10 +335,6 @@ def _run(options: programs.Options, record: dict[str, Any]) -> None:
             )
         ).resolve()
         found = _soak(options, root)
-        qualities = found.pop("qualities")
-        if options.trials:
-            calm = _without_faults(options, root)
-            record["quality"] = _compare(qualities, calm)
     goodput = measure.judge(
         found["goodput"], at_least=_least_goodput(options.mtbf_secs)
     )
@@ -396,14 +346,13 @@ def _run(options: programs.Options, record: dict[str, Any]) -> None:
         or found["violations"]
         or any(found["left_over"].values())
     )
-    same = not options.trials or record["quality"]["within_noise"]
     record |= {
         "benchmark": "soak",
         "by": options.by,
         "goodput": goodput,
         "longest_step_gap": gap,
         "clean": clean,
-        "met": goodput["met"] and gap["met"] and clean and same,
+        "met": goodput["met"] and gap["met"] and clean,
         "round": found,
         "machine": measure.machine(),
     }

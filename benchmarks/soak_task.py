@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import dataclasses
 import hashlib
-import json
 import os
 import pathlib
 import time
@@ -22,7 +21,6 @@ import tfdistill
 from models import digits
 from tfdistill.system import programs
 
-QUALITY = "quality.json"
 # Of each worker, in its group's directory: what it counted, and what it became.
 STEPS = "steps_{}.txt"
 DIGEST = "digest_{}.txt"
@@ -152,7 +150,7 @@ def _train(options: programs.Options) -> int:
         mode="coordinated" if by_predictions else "disjoint",
         seed=options.seed,
     )
-    train, validation = workload.datasets(cluster)
+    train, _ = workload.datasets(cluster)
     with strategy.scope():
         model = tfdistill.CodistillModel(
             digits.build_model(),
@@ -193,10 +191,6 @@ def _train(options: programs.Options) -> int:
         verbose=0,
     )
     (directory / DIGEST.format(cluster.task_index)).write_text(_digest(model))
-    found = model.evaluate(validation, return_dict=True, verbose=0)
-    if cluster.is_chief:
-        found["steps"] = int(model.optimizer.iterations.numpy())
-        (directory / QUALITY).write_text(json.dumps(found))
     return 0
 
 

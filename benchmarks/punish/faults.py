@@ -284,20 +284,16 @@ def _wrong(view: _View, injection: Injection) -> Outcome:
     return Outcome(target=f"in the name of group {target.peer}", refused=True)
 
 
-FAULTS: Mapping[str, tuple[Callable[[_View, Injection], Outcome], str]] = {
-    "kill": (_kill, "SIGKILL to any task"),
-    "kill_group": (_kill_group, "SIGKILL to all tasks of a group"),
-    "stop": (_stop, "SIGSTOP to any task, which the launcher must find"),
-    "term": (_term, "SIGTERM to any task, as a preemption"),
-    "pause": (_pause, "SIGSTOP to any task, which goes on after a moment"),
-    "disk_full": (_disk_full, "a chief can write no file for a while"),
-    "corrupt": (_corrupt, "a file of a group's newest version is damaged"),
-    "duplicate": (_duplicate, "another run starts the group"),
+FAULTS: Mapping[str, Callable[[_View, Injection], Outcome]] = {
+    "kill": _kill,
+    "kill_group": _kill_group,
+    "stop": _stop,
+    "term": _term,
+    "pause": _pause,
+    "disk_full": _disk_full,
+    "corrupt": _corrupt,
+    "duplicate": _duplicate,
     # To groups that learn from predictions; others have no mailbox.
-    "forged": (_forged, "strangers send predictions to a worker"),
-    "wrong": (
-        _wrong,
-        "a peer sends predictions of another step, batch, dtype, shape, number "
-        "of classes or replica, and NaN",
-    ),
+    "forged": _forged,
+    "wrong": _wrong,
 }

@@ -218,7 +218,7 @@ class Round:
 
     def _outcome(self, injection: faults.Injection) -> faults.Outcome:
         """Injects a fault, once there is something that it can hit."""
-        inject, _ = faults.FAULTS[injection.fault]
+        inject = faults.FAULTS[injection.fault]
         deadline = time.monotonic() + _TARGET_LIMIT_SECS
         while True:
             outcome = faults.Outcome()

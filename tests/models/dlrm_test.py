@@ -5,9 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfdistill
-from benchmarks import click_quality_task
-from launch import recipes
 from models import clicks
 from models import criteo
 from models import dlrm
@@ -98,24 +95,3 @@ def test_a_model_is_saved_and_exported_and_built_of_other_layers(
     served = tf.saved_model.load(tmp_path / "1")
     found = served.serve(inputs)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-    twin = click_quality_task.twin_of(model)
-    assert twin.count_params() == model.count_params()
-    np.testing.assert_allclose(twin(inputs), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.deep
-def test_tf_keras_trains_the_same_model_on_the_same_batches():
-    recipe = recipes.get("clicks_dcn").changed(
-        {"rows_per_day": 400, "num_steps": 20, "evaluate_every_steps": 20}
-    )
-    workload = recipe.workload()
-    _, (inputs, _) = workload.data
-    alone = tfdistill.Cluster.from_env(), tf.distribute.get_strategy()
-    ours, theirs = (
-        train(workload, *alone).predict(inputs, verbose=0)
-        for train in (click_quality_task.train, click_quality_task.train_twin)
-    )
-    untrained = click_quality_task.student_of(workload)(inputs)
-    assert np.abs(ours - untrained).max() > 0.1
-    np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-5)
