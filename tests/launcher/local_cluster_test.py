@@ -43,21 +43,6 @@ def test_tasks_of_two_groups_of_two_workers(tmp_path):
             assert environ["TFDISTILL_READY_FILE"] == str(task.ready_path)
 
 
-def test_each_group_has_a_line_of_its_own_to_the_others(tmp_path):
-    topology = _topology(
-        tmp_path, num_groups=2, workers_per_group=2, link_delay_ms=20.0
-    )
-    lines = [
-        json.loads(task.environ({"TFDISTILL_LINK": "x"})["TFDISTILL_LINK"])
-        for group in (0, 1)
-        for task in topology.group_tasks(group, [1, 2])
-    ]
-    assert [line["group"] for line in lines] == [0, 0, 1, 1]
-    assert len({line["file"] for line in lines}) == 2
-    (task,) = _topology(tmp_path).group_tasks(0, [])
-    assert "TFDISTILL_LINK" not in task.environ({"TFDISTILL_LINK": "x"})
-
-
 def test_identity_of_the_launcher_itself_is_not_inherited(tmp_path):
     topology = _topology(tmp_path, env={"MINE": "1"})
     (task,) = topology.group_tasks(0, [])
@@ -101,7 +86,6 @@ def test_trackers_get_one_run_a_group_with_the_group_as_a_tag(tmp_path):
         ({"command": ["python", 3]}, "`command` must be a list"),
         ({"env": {"A": None}}, "`env` must be .*; received {'A': None}"),
         ({"workdir": "gs://b/x"}, "URL may be given as `exchange`"),
-        ({"link_delay_ms": 1.0, "exchange": "gs://b/x"}, "in a directory"),
     ],
 )
 def test_wrong_fields(tmp_path, fields, message):

@@ -27,7 +27,6 @@ from tfdistill.exchange import claim as group_claim
 from tfdistill.exchange import commit
 from tfdistill.exchange import deltas
 from tfdistill.exchange import filesystem
-from tfdistill.exchange import link
 from tfdistill.exchange import manifest
 from tfdistill.exchange import notes
 from tfdistill.exchange import signing
@@ -100,7 +99,6 @@ class Exchange:
             file_system, root = filesystem.LocalFileSystem(), ""
         if file_system is None:
             file_system, root = filesystem.for_root(root)
-            file_system = link.before(file_system, root)
         self.base = self.root = os.fspath(root)
         self.signer = signing.signer_for(key) if self.enabled else None
         self.incarnation = uuid.uuid4().hex

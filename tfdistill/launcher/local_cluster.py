@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
-from tfdistill.exchange import link
 from tfdistill.exchange import signing
 from tfdistill.launcher import fields
 from tfdistill.launcher import parent
@@ -28,7 +27,6 @@ IDENTITY_VARIABLES = frozenset(
         "TF_CONFIG",
         "TFDISTILL_EXCHANGE",
         "TFDISTILL_GROUP",
-        link.VARIABLE,
         "TFDISTILL_NUM_GROUPS",
         "TFDISTILL_READY_FILE",
         "TFDISTILL_WORKDIR",
@@ -228,18 +226,6 @@ class LocalCluster(StartedGroups):
         "start threads or run TensorFlow operations",
         ",".join(parent.PRELOAD),
     )
-    link_mbit_per_s: float = fields.option(
-        "<N>: how fast each group reads the other groups' files, to simulate a "
-        "slow line on this machine; 0 for no limit",
-        0.0,
-        section="line between groups",
-        least=0,
-    )
-    link_delay_ms: float = fields.option(
-        "<N>: delay added to each request for another group's files",
-        0.0,
-        least=0,
-    )
     on_group_failure: str = fields.option(
         "what the other groups do after one has failed for good",
         "stop",
@@ -288,13 +274,6 @@ class LocalCluster(StartedGroups):
                 f"received {self.worker_restarts}. Without parameter servers, "
                 "a group ends when its first worker fails."
             )
-        is_slow = self.link_mbit_per_s or self.link_delay_ms
-        if is_slow and "://" in (self.exchange or ""):
-            raise ValueError(
-                "`link_mbit_per_s` and `link_delay_ms` need an exchange in a "
-                f"directory; received {self.exchange}, which has its own line. "
-                "Leave out the options or the exchange."
-            )
         is_env = isinstance(self.env, Mapping) and all(
             isinstance(name, str) and isinstance(value, str | int | float)
             for name, value in self.env.items()
@@ -335,17 +314,7 @@ class LocalCluster(StartedGroups):
     def group_tasks(self, group: int, ports: Sequence[int]) -> tuple[Task, ...]:
         """Returns the tasks of one group, at ports of this machine."""
         addresses = [f"{HOST}:{port}" for port in ports]
-        env = dict(self.env)
-        if self.link_mbit_per_s or self.link_delay_ms:
-            line = link.Link(
-                mbit_per_s=self.link_mbit_per_s,
-                delay_ms=self.link_delay_ms,
-                group=group,
-                # Of this launch, as all in this directory.
-                file=str(self.logs_dir / "ready" / f"{group}_line"),
-            )
-            env |= line.to_env()
-        return self.tasks_at(group, addresses, env=env)
+        return self.tasks_at(group, addresses, env=self.env)
 
 
 def reserve_ports(num_ports: int) -> list[socket.socket]:
