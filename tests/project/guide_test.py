@@ -51,6 +51,7 @@ _EXPECTED = {
     "churn.py": "mean absolute difference: 0.",
     "--to=/tmp/served/digits": "/served/digits/300",
     "ask.py": "'outputs': TensorSpec(shape=(None, 10)",
+    "to_litert.py": "the same class in ",
 }
 # The first run, whose command is typed into a shell.
 _IN_A_SHELL = "--workdir=/tmp/my_run"

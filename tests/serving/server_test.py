@@ -80,20 +80,6 @@ def test_versions_may_hold_their_weights_in_other_ways(exchange):
             np.testing.assert_allclose(_ask(server), model(_X), rtol=1e-5)
 
 
-@pytest.mark.deep
-def test_litert_answers_with_each_version_in_8_bits(exchange):
-    pytest.importorskip("ai_edge_litert", reason="needs the extra: litert")
-    with server_cases.serving(exchange, wait=False, use_litert=True) as server:
-        for step, kind in enumerate([None, "int8"], start=1):
-            model = cases.deep(step)
-            _serve(exchange, server, model, step, variables_dtype=kind)
-            for x in (_X, _X[:3]):
-                wanted = model(x).numpy()
-                atol = 0.02 * np.abs(wanted).max()
-                np.testing.assert_allclose(_ask(server, x), wanted, atol=atol)
-    assert server.counts == {"requests": 4, "failed": 0}
-
-
 def test_a_bare_client_gets_the_signature(exchange):
     asked = get_model_metadata_pb2.GetModelMetadataRequest(
         metadata_field=["signature_def"]

@@ -33,7 +33,6 @@ def _add_options(options: programs.Flags) -> None:
     add("model_name", "name that clients request", "default")
     add("tls_key", "<FILE>: private key, PEM; clients then need TLS")
     add("tls_cert", "<FILE>: certificate of the key and its chain, PEM")
-    add("litert", "run the model with LiteRT and 8-bit weights", False)
     add("trust_graph", "load a graph even if it isn't known to be safe", False)
 
 
@@ -68,7 +67,6 @@ def _run(options: programs.Options) -> int:
             publisher.Exchange(options.exchange),
             options.group,
             trust_graph=options.trust_graph,
-            use_litert=options.litert,
         )
         server = server_lib.Server(
             followed,

@@ -2,7 +2,6 @@
 
 import logging
 import tempfile
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
@@ -99,19 +98,6 @@ class FrozenFunction:
                 f"{_kinds(self.variables)}."
             )
 
-    def to_litert(self) -> bytes:
-        """Returns the signature as a model of LiteRT, with its values now.
-
-        Kernels and tables are in 8 bits, and products of them, too ("dynamic
-        range quantization"). ConverterError if it has operations that LiteRT
-        does not have.
-        """
-        converter = tf.lite.TFLiteConverter.from_concrete_functions(
-            [self._signature], self._loaded
-        )
-        converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        return converter.convert()
-
     def infer(self, inputs: Any) -> list[tf.Tensor]:
         """Predicts; returns the outputs flat, in the order of the student's."""
         if not tf.distribute.in_cross_replica_context():
@@ -126,19 +112,12 @@ class FrozenFunction:
     __call__ = infer
 
     def _in_replica(self, inputs: Any) -> list[tf.Tensor]:
-        return self.infer_by(self._signature, inputs)
-
-    def infer_by(self, run: Callable[..., Any], inputs: Any) -> list[Any]:
-        """Predicts as `infer`, by something that the signature was made into.
-
-        `run` takes and returns what the signature does, by name.
-        """
         flat = student_graph.named(inputs, "inputs")
         fed = {
             theirs: tf.cast(flat[ours], self._dtypes[theirs])
             for ours, theirs in self._inputs.items()
         }
-        outputs = run(**fed)
+        outputs = self._signature(**fed)
         return [outputs[theirs] for theirs in self._outputs.values()]
 
 

@@ -23,7 +23,6 @@ from tfdistill.exports import student_graph
 from tfdistill.follow import follower
 from tfdistill.follow import screen as screen_lib
 from tfdistill.labels import protocol
-from tfdistill.serving import litert
 
 # Requests that may wait for those before them.
 _WAITING = 64
@@ -65,7 +64,6 @@ class Followed:
         group: int,
         *,
         trust_graph: bool = False,
-        use_litert: bool = False,
     ) -> None:
         """Reads nothing yet.
 
@@ -73,22 +71,17 @@ class Followed:
             exchange: Where the group publishes.
             group: Who is followed.
             trust_graph: Whether to load graphs that hold anything.
-            use_litert: Whether LiteRT answers, with weights in 8 bits. Its
-                package must be there, or ValueError.
         """
-        if use_litert:
-            litert.interpreter()
         # Of the versions that were read.
         self.num_refused = self.num_bytes = 0
         # Of the first version; all others must have the same.
         self._schema: Any = {}
         self._exchange = exchange
-        self._trust_graph, self._use_litert = trust_graph, use_litert
-        # Of the version that answers now: its step, or -1, its graph, and what
-        # answers. What it takes and returns is what all versions must.
+        self._trust_graph = trust_graph
+        # Of the version that answers now: its step, or -1, and its graph. What
+        # it takes and returns is what all versions must.
         self.version = -1
         self.function: other_graphs.FrozenFunction | None = None
-        self.answering: Any = None
         self._fingerprint = ""
         # Held by requests, so that all of one is of one version.
         self.lock = threading.Lock()
@@ -111,11 +104,8 @@ class Followed:
 
     def _read(
         self, version: versions.Version
-    ) -> tuple[other_graphs.FrozenFunction, saved_model.Snapshot, Any]:
-        """Returns a version's graph, its values, and what would answer.
-
-        The graph may be in use, if it is what answers.
-        """
+    ) -> tuple[other_graphs.FrozenFunction, saved_model.Snapshot]:
+        """Returns a version's graph, which may be in use, and its values."""
         found = version.manifest
         variables = saved_model.in_order(found.variables)
         values = saved_model.read_variables(version.path, variables)
@@ -132,10 +122,7 @@ class Followed:
                 trust=self._trust_graph,
             )
         function.check(values)
-        if not self._use_litert:
-            return function, values, function
-        function.install(values)
-        return function, values, litert.Converted(function)
+        return function, values
 
     def _swap(self) -> None:
         if self._follower.state == follower.FAILED:
@@ -143,17 +130,15 @@ class Followed:
             self.num_refused += 1
         elif self._follower.state == follower.READY:
             taken = self._follower.take()
-            version, (function, values, answering) = taken.version, taken.values
+            version, (function, values) = taken.version, taken.values
             if self.function is None:
                 extras = version.manifest.extras
                 self._schema = extras.get(screen_lib.SCHEMA_FIELD)
             self.num_bytes += version.num_bytes
             self._fingerprint = version.manifest.graph_fingerprint
             with self.lock:
-                if answering is function:
-                    function.install(values)
+                function.install(values)
                 self.function, self.version = function, version.step
-                self.answering = answering
             _log.info("Serving version %d.", version.step)
 
 
@@ -256,7 +241,7 @@ class Server(protocol.Servicer):
 
     def _found(self, spec: Any, context: Any) -> Any:
         """Returns what was asked about; ends the request if it is not there."""
-        function, version = self._followed.answering, self._followed.version
+        function, version = self._followed.function, self._followed.version
         if function is None:
             context.abort(
                 grpc.StatusCode.UNAVAILABLE,
