@@ -6,6 +6,7 @@ import itertools
 import operator
 import random
 import threading
+import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -356,8 +357,7 @@ class ShardedEmbedding(keras.layers.Layer):
                 that they hold, so that sums travel and no rows: 4 bytes an id,
                 and for each bag and shard 4, and 8 for each number of a sum. By
                 default each distinct id of a batch costs 4 bytes, and 8 for
-                each number of a vector; `num_bytes` counts both. Elsewhere it
-                changes nothing.
+                each number of a vector. Elsewhere it changes nothing.
             sharding: `"hash"` (default) or `"contiguous"`; see `RowLayout`.
             num_shards: Defaults to the number of parameter servers, or 1.
             oov_index: The id, in each field, that stands for negative ids and
@@ -508,13 +508,7 @@ class ShardedEmbedding(keras.layers.Layer):
             return table_rows.combine(vectors, self.combiner)
         *batch, size = ids.shape
         if size is not None:
-            pooling.check_sends_less(
-                size,
-                num_shards=len(self.shards),
-                dim=self.output_dim,
-                width=self._sum_width,
-                layer=self.name,
-            )
+            self._warn_of_bytes(size)
         shape, size = tf.shape(ids)[:-1], tf.shape(ids)[-1]
         num_bags = tf.reduce_prod(shape)
         bags = tf.repeat(tf.range(num_bags), size)
@@ -533,38 +527,19 @@ class ShardedEmbedding(keras.layers.Layer):
         is_copied = isinstance(first, tf.distribute.DistributedValues)
         return self._on_devices or bool(others and not is_copied)
 
-    def num_bytes(self, ids: Any, *, num_servers: int) -> dict[str, int]:
-        """Counts what looking a batch up sends, and its gradient, in training.
-
-        Only data can tell whether `combine_on_servers` pays, since an id that
-        comes often in a batch travels once as a row, and each time in sums.
-
-        Args:
-            ids: One batch, as for a call of a layer with a combiner.
-            num_servers: Which hold a shard each.
-
-        Returns:
-            Bytes: of `"rows"`, and of `"sums"`, by `combine_on_servers=True`.
-        """
-        is_ragged = isinstance(ids, tf.RaggedTensor)
-        ids = ids if is_ragged else tf.convert_to_tensor(ids)
-        fields = None if is_ragged else self._fields_of(ids)
-        flat = ids.flat_values if is_ragged else ids
-        rows = self._stored(flat, fields).numpy()
-        bags = ids.nrows() if is_ragged else tf.reduce_prod(ids.shape[:-1])
-        by_rows, by_sums = pooling.bytes_of(
-            len(rows),
-            num_distinct=len(np.unique(rows)),
-            num_bags=int(bags),
-            num_shards=num_servers,
-            dim=self.output_dim,
-            width=self._sum_width,
-        )
-        return {"rows": by_rows, "sums": by_sums}
-
-    @property
-    def _sum_width(self) -> int:
-        return self.output_dim + (self.combiner == "fm")
+    def _warn_of_bytes(self, ids_per_bag: int) -> None:
+        """Warns if sums of bags have more bytes than rows, all distinct."""
+        width = self.output_dim + (self.combiner == "fm")
+        by_rows = ids_per_bag * (4 + 8 * self.output_dim)
+        by_sums = ids_per_bag * 4 + len(self.shards) * (4 + 8 * width)
+        if by_sums >= by_rows:
+            warnings.warn(
+                f"`combine_on_servers` of the layer {self.name!r} should save "
+                f"bytes, but a bag of {ids_per_bag} ids needs {by_sums} bytes "
+                f"from {len(self.shards)} shards, and its rows at most "
+                f"{by_rows}. Leave the option out.",
+                stacklevel=2,
+            )
 
     def _pooled(
         self,

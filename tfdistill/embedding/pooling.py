@@ -12,8 +12,6 @@ import tensorflow as tf
 
 from tfdistill.embedding import rows as table_rows
 
-_ID_BYTES, _COUNT_BYTES, _VALUE_BYTES = 4, 4, 4
-
 
 def sums(
     sources: Sequence[Any],
@@ -89,45 +87,3 @@ def _bag_of_each(counts: tf.Tensor, num_ids: tf.Tensor) -> tf.Tensor:
     ends = tf.cumsum(counts)
     begun = tf.math.unsorted_segment_sum(tf.ones_like(ends), ends, num_ids + 1)
     return tf.cumsum(begun)[:num_ids]
-
-
-def bytes_of(
-    num_ids: int,
-    *,
-    num_distinct: int,
-    num_bags: int,
-    num_shards: int,
-    dim: int,
-    width: int,
-) -> tuple[int, int]:
-    """Returns what a lookup and its gradient send, in bytes: by rows, by sums.
-
-    `width` is the length of a sum. Local rows count as int32.
-    """
-    by_rows = num_distinct * (_ID_BYTES + 2 * dim * _VALUE_BYTES)
-    by_bag = num_shards * (_COUNT_BYTES + 2 * width * _VALUE_BYTES)
-    return by_rows, num_ids * _ID_BYTES + num_bags * by_bag
-
-
-def check_sends_less(
-    ids_per_bag: int, *, num_shards: int, dim: int, width: int, layer: str
-) -> None:
-    """Checks that sums of bags travel with fewer bytes than their rows.
-
-    Rows count as if no id came twice.
-    """
-    by_rows, by_sums = bytes_of(
-        ids_per_bag,
-        num_distinct=ids_per_bag,
-        num_bags=1,
-        num_shards=num_shards,
-        dim=dim,
-        width=width,
-    )
-    if by_sums >= by_rows:
-        raise ValueError(
-            "`combine_on_servers` must save bytes, but doesn't: a bag of "
-            f"{ids_per_bag} ids needs {by_sums} bytes from {num_shards} "
-            f"shards, and its rows at most {by_rows}. Leave "
-            f"`combine_on_servers` out of the layer {layer!r}."
-        )
