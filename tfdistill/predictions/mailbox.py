@@ -18,7 +18,6 @@ import collections
 import concurrent.futures
 import hmac
 import logging
-import os
 import secrets
 import socket
 import struct
@@ -43,11 +42,8 @@ MAX_KEPT = 16
 MAX_SILENT = 3
 # A message must be smaller; more is refused before it is read.
 MAX_BYTES = 64 * 2**20
-# Connections that have not shown a pass yet. Exports and backups need some of
-# the files that the process may open, too.
-MAX_GUESTS = max(16, min(256, os.sysconf("SC_OPEN_MAX") // 8))
-# Of those, the ones that are accepted before any is looked at.
-_MOST_AT_ONCE = 16
+# Connections that have not shown a pass yet; one more closes the oldest.
+MAX_WITHOUT_PASS = 64
 _MAX_LISTED = 10
 _STOP_SECS = 5.0
 # In which a connection is made, and begins with a pass.
@@ -193,8 +189,8 @@ class Mailbox:
         # Whether peers can read where this mailbox is.
         self._is_listed = False
         self._said: set[tuple[int, str]] = set()
-        # Where connections without a pass come from; the oldest is first.
-        self._guests: dict[asyncio.WriteTransport, str] = {}
+        # Connections without a pass; the oldest is first.
+        self._without_pass: dict[asyncio.WriteTransport, None] = {}
         # Of all connections: asyncio itself does not keep its tasks.
         self._hearing: set[asyncio.Task[None]] = set()
         # Messages of which nobody knows who has sent them, by kind.
@@ -241,8 +237,9 @@ class Mailbox:
 
     async def _serve(self, listener: socket.socket) -> None:
         """Moves all messages, until the mailbox is closed."""
+        # Few are accepted before the first is looked at.
         server = await asyncio.start_server(
-            self._welcome, sock=listener, backlog=_MOST_AT_ONCE
+            self._welcome, sock=listener, backlog=16
         )
         following = [
             self._loop.create_task(self._follow(peer))
@@ -445,36 +442,29 @@ class Mailbox:
     def _welcome(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Has a guest heard, and hung up however that ends."""
-        guest = writer.transport
+        """Takes what a connection brings, and closes it however that ends."""
+        connection = writer.transport
         if not self._is_open:
-            guest.abort()
+            connection.abort()
             return
-        self._guests[guest] = str(guest.get_extra_info("peername", "?")[0])
-        if len(self._guests) > MAX_GUESTS:
-            self._hang_up(self._most_intrusive())
+        self._without_pass[connection] = None
+        if len(self._without_pass) > MAX_WITHOUT_PASS:
+            self._close(next(iter(self._without_pass)))
             self._refuse("crowd", "too many connections arrived without a pass")
-        hearing = self._loop.create_task(self._hear(reader, guest))
+        hearing = self._loop.create_task(self._hear(reader, connection))
         self._hearing.add(hearing)
         # Also if it is cancelled before it begins, as the mailbox closes.
-        hearing.add_done_callback(lambda _: self._hang_up(guest))
+        hearing.add_done_callback(lambda _: self._close(connection))
         hearing.add_done_callback(self._hearing.discard)
 
-    def _most_intrusive(self) -> asyncio.WriteTransport:
-        """Returns the oldest guest of the host that has most of them."""
-        ((host, _),) = collections.Counter(self._guests.values()).most_common(1)
-        return next(
-            g for g, its_host in self._guests.items() if its_host == host
-        )
-
-    def _hang_up(self, guest: asyncio.WriteTransport) -> None:
-        self._guests.pop(guest, None)
-        guest.abort()
+    def _close(self, connection: asyncio.WriteTransport) -> None:
+        self._without_pass.pop(connection, None)
+        connection.abort()
 
     async def _hear(
-        self, reader: asyncio.StreamReader, guest: asyncio.WriteTransport
+        self, reader: asyncio.StreamReader, connection: asyncio.WriteTransport
     ) -> None:
-        """Takes a guest's messages, until it breaks a rule or goes."""
+        """Takes a connection's messages, until one breaks a rule or it ends."""
         try:
             wanted = pass_to(
                 self._group, self._incarnation, self._exchange.signer
@@ -488,7 +478,7 @@ class Mailbox:
                     "current address",
                 )
                 return
-            self._guests.pop(guest, None)
+            self._without_pass.pop(connection, None)
             is_good = True
             while is_good:
                 size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
