@@ -94,7 +94,7 @@ def _write(
     )
     hub.claim(0)
     latest = _newest(hub, with_deltas)
-    publish = _Table(hub).publish if with_deltas else _publish_whole
+    publish = _Table().publish if with_deltas else _publish_whole
     step = latest.step + 1 if latest else 0
     if latest is None:
         # However slow the machine is, readers have something to see.
@@ -124,8 +124,7 @@ class _Table:
     Whole versions have it in their manifest's step: it is a function of that.
     """
 
-    def __init__(self, hub: publisher.Exchange) -> None:
-        self._hub = hub
+    def __init__(self) -> None:
         self._encoder: Any = None
         self._held: tuple[int | None, Any] = None, None
 
@@ -173,7 +172,7 @@ class _Reader:
         self, root: str, storage: filesystem.FileSystem, with_deltas: bool
     ) -> None:
         self._exchange = publisher.Exchange(root, key=None, file_system=storage)
-        self._table = _Table(self._exchange) if with_deltas else None
+        self._table = _Table() if with_deltas else None
         self._newest = -1
         self.counts = Counts()
 
@@ -227,7 +226,7 @@ def _check(
 ) -> int:
     hub = publisher.Exchange(root, key=None, file_system=storage)
     places = [hub, hub.deltas] if with_deltas else [hub]
-    begun = [_check_in(place, counts, newest, _Table(hub)) for place in places]
+    begun = [_check_in(place, counts, newest, _Table()) for place in places]
     found = max(steps for steps, _ in begun)
     if found < newest:
         counts.add_fault(f"newest step {found} after step {newest}")

@@ -310,7 +310,11 @@ def start_again() -> Any:
     """
     from tfdistill.system import fits
 
-    return fits.start_again
+    def forget() -> None:
+        for known in (fits._ended, fits._failed, fits._trained, fits._known):
+            known.clear()
+
+    return forget
 
 
 class _Clock:

@@ -11,7 +11,6 @@ from typing import Any
 
 import psutil
 
-from tfdistill.cluster import signs
 from tfdistill.exchange import signing
 from tfdistill.status import directory
 from tfdistill.status import run_events
@@ -127,18 +126,9 @@ class RunView:
 
     def chief(self, group: int) -> Task | None:
         """Returns a group's chief, if it is alive."""
-        name = f"group_{self._chief_of(group)}"
-        return next((t for t in self.tasks(group) if t.name == name), None)
-
-    def beat(self, group: int) -> int | None:
-        """Returns how often a group's chief has got on; None if unknown."""
-        ready = self.workdir / "logs" / "ready" / self._chief_of(group)
-        line = signs.read_progress(ready)
-        return line.count if line else None
-
-    def _chief_of(self, group: int) -> str:
         kind = "chief" if self.topology["ps_per_group"] else "worker"
-        return f"{group}_{kind}_0"
+        name = f"group_{group}_{kind}_0"
+        return next((t for t in self.tasks(group) if t.name == name), None)
 
     def metrics(self, group: int) -> list[dict[str, Any]]:
         """Returns what a group has logged since the last call."""

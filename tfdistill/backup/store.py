@@ -96,7 +96,7 @@ class BackupStore(publisher.Exchange):
     one rename.
 
     Attributes:
-        num_written, num_failed: Backups that `save` wrote, and could not write.
+        num_failed: Backups that `save` could not write.
         replaces: Whether `save` replaces one of the same step.
     """
 
@@ -125,7 +125,7 @@ class BackupStore(publisher.Exchange):
             key=None,
         )
         self._removes_damaged = removes_damaged
-        self.num_written = self.num_failed = 0
+        self.num_failed = 0
         self.replaces = False
         # The weight, and the step, of a backup that was refused for it.
         self.not_finite: str | None = None
@@ -158,7 +158,6 @@ class BackupStore(publisher.Exchange):
 
         try:
             self.publish(write, group=0, step=step)
-            self.num_written += 1
         except versions.VersionExistsError:
             _log.info("Step %d was backed up before.", step)
         except versions.ExportError as error:

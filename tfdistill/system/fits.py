@@ -136,11 +136,3 @@ def newest(names: Iterable[str]) -> int:
     """
     found = map(_NAME.fullmatch, names)
     return max((int(match[1]) for match in found if match), default=1)
-
-
-def start_again() -> None:
-    """Forgets all, as a process does that is started again; for tests."""
-    _ended.clear()
-    _failed.clear()
-    _trained.clear()
-    _known.clear()
