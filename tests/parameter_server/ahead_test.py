@@ -36,10 +36,7 @@ def _fit(optimizer, *, rows_ahead, built=None):
         rows_ahead=rows_ahead,
     )
     history = model.fit(
-        cases.batches().repeat(),
-        steps_per_epoch=5,
-        verbose=0,
-        shuffle=False,
+        cases.batches().repeat(), steps_per_epoch=5, verbose=0, shuffle=False
     )
     return cases.weights(model), history.history["loss"]
 

@@ -3,7 +3,10 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import tfdistill
+from tests.cases import servers as cases
 from tfdistill.parameter_server import metric_totals
 
 
@@ -45,14 +48,16 @@ class _Several(keras.metrics.Mean):
         return {"mean_of_outputs": mean, "twice_the_mean": 2 * mean, "in": deep}
 
 
-def _model():
+def _model(wrap):
     model = keras.Sequential(
-        [keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")]
+        [keras.Input((2,)), keras.layers.Dense(1, "sigmoid", name="top")]
     )
+    model.get_layer("top").set_weights([np.array([[0.5], [-2.0]]), np.ones(1)])
+    model = wrap(model)
     model.compile(
-        "sgd",
+        keras.optimizers.SGD(0.0),
         "binary_crossentropy",
-        metrics=["accuracy", keras.metrics.AUC(num_thresholds=20), _Biased()],
+        metrics=["accuracy", keras.metrics.AUC(name="auc"), _Biased()],
         weighted_metrics=[
             keras.metrics.MeanSquaredError(name="weighted_mse"),
             keras.metrics.F1Score(threshold=0.5),
@@ -62,79 +67,40 @@ def _model():
     return model
 
 
-def _batches():
+def test_executions_add_up_to_what_keras_finds(monkeypatch):
     rng = np.random.default_rng(0)
-    for num_rows in (5, 8, 3):
-        yield (
-            rng.normal(size=[num_rows, 2]).astype("float32"),
-            rng.integers(0, 2, [num_rows, 1]).astype("float32"),
-            rng.uniform(0.2, 3.0, num_rows).astype("float32"),
-        )
-
-
-@pytest.fixture
-def model():
-    made = _model()
-    x, y, weight = next(_batches())
-    # Builds the metrics, and leaves something in them.
-    made.evaluate(x, y, sample_weight=weight, verbose=0)
-    return made
-
-
-def _states(model, totals, batches):
-    """What one execution makes of the initial states."""
-    states = totals.initial()
-    for x, y, weight in batches:
-        mapping = list(zip(totals.variables, states, strict=True))
-        with keras.StatelessScope(mapping) as scope:
-            y_pred = model(x, training=False)
-            loss = model.compute_loss(x, y, y_pred, weight)
-            model._loss_tracker.update_state(loss, sample_weight=len(x))
-            model.compute_metrics(x, y, y_pred, weight)
-        states = [scope.get_current_value(v) for v in totals.variables]
-    return states
-
-
-def _expected(model):
-    x, y, weight = (np.concatenate(c) for c in zip(*_batches(), strict=True))
-    return model.evaluate(
-        x,
-        y,
-        batch_size=len(x),
-        sample_weight=weight,
-        return_dict=True,
-        verbose=0,
+    data = (
+        rng.normal(size=[16, 2]).astype("float32"),
+        rng.integers(0, 2, [16, 1]).astype("float32"),
+        rng.uniform(0.2, 3.0, 16).astype("float32"),
     )
-
-
-def test_executions_add_up_to_what_keras_finds(model):
-    totals = metric_totals.MetricTotals(model)
-    first, second, third = _batches()
-    for execution in ([first, second], [third]):
-        totals.add(totals.added(_states(model, totals, execution)).numpy())
-    found, expected = totals.results(), _expected(model)
-    assert {"loss", "accuracy", "auc", "weighted_mse"} < found.keys()
-    assert "twice_the_mean" in found and "several" not in found
-    assert found["biased"] == _Biased.START + 16
-    assert found.keys() == expected.keys() > {"both", "one", "f1_score"}
-    for name, value in expected.items():
-        assert type(found[name]) is type(value), name
-        np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
-
-
-def test_assign_gives_the_metrics_what_the_sums_stand_for(model):
-    totals = metric_totals.MetricTotals(model)
-    for batch in _batches():
-        totals.add(totals.added(_states(model, totals, [batch])).numpy())
-    totals.assign()
-    found, expected = model.get_metrics_result(), totals.results()
-    for name in ("loss", "auc", "weighted_mse"):
-        assert float(found[name]) == pytest.approx(expected[name])
-    assert float(found["biased"]) == _Biased.START + 16
-    totals.reset()
-    assert not totals.sums.any()
-    totals.assign()
-    assert float(model.get_metrics_result()["biased"]) == _Biased.START
+    data = tf.data.Dataset.from_tensor_slices(data)
+    evaluate = {"return_dict": True, "verbose": 0}
+    plain = _model(lambda model: model)
+    expected = plain.evaluate(data.batch(16), **evaluate)
+    cases.pretend(monkeypatch, 2)
+    model = _model(tfdistill.DistributedModel)
+    for _ in range(2):  # The second begins where the first did.
+        found = model.evaluate(data.batch(5), **evaluate)
+        assert {"loss", "accuracy", "auc", "weighted_mse"} < found.keys()
+        assert "twice_the_mean" in found and "several" not in found
+        assert found["biased"] == _Biased.START + 16
+        assert found.keys() == expected.keys() > {"both", "one", "f1_score"}
+        for name, value in expected.items():
+            assert type(found[name]) is type(value), name
+            np.testing.assert_allclose(
+                found[name], value, rtol=1e-5, err_msg=name
+            )
+    # At the end of an epoch metrics themselves have what the sums stand for.
+    seen = []
+    look = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: seen.append(model.get_metrics_result())
+    )
+    model.fit(data.batch(5), epochs=2, callbacks=[look], verbose=0)
+    for results in seen:
+        for name in ("auc", "weighted_mse", "biased"):
+            found = float(results[name])
+            assert found == pytest.approx(expected[name], rel=1e-5)
 
 
 def test_sums_are_exact_beyond_float32():

@@ -261,13 +261,7 @@ def test_fit_goes_on_and_tells_its_callbacks(monkeypatch):
     own = ["accuracy", "loss", "task_loss", "distillation_loss"]
     own = sorted([*own, "distillation_weight", "teacher_staleness"])
     with_validation = sorted([*own, "val_accuracy", "val_loss"])
-    assert note.told == [
-        "train",
-        (0, own),
-        "test",
-        (1, with_validation),
-        "end",
-    ]
+    assert note.told == ["train", (0, own), "test", (1, with_validation), "end"]
     assert model.optimizer.iterations.numpy() == 12
     history = model.fit(cases.batches().repeat(), initial_epoch=2, **arguments)
     assert history.epoch == [2, 3]

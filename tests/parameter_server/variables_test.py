@@ -2,82 +2,10 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests.cases import servers as cases
 from tfdistill.parameter_server import variables as variables_lib
-
-# Device, shape, dtype: packets mix neither devices nor dtypes.
-_KINDS = (
-    ("CPU:0", [2, 3], "float32"),
-    ("CPU:1", [], "float32"),
-    ("CPU:0", [4], "int64"),
-    ("CPU:1", [3, 2], "float32"),
-    ("CPU:0", [0, 3], "float32"),
-    ("CPU:0", [5], "float32"),
-)
-
-
-def _values(first=0):
-    return [
-        (first + 10 * index + np.arange(np.prod(shape))).reshape(shape)
-        for index, (_, shape, _) in enumerate(_KINDS)
-    ]
-
-
-def _variables():
-    made = []
-    for value, (device, _, dtype) in zip(_values(), _KINDS, strict=True):
-        with tf.device(device):
-            made.append(tf.Variable(tf.constant(value, dtype)))
-    return made
-
-
-def _tensors(first):
-    return [
-        tf.constant(value, dtype)
-        for value, (_, _, dtype) in zip(_values(first), _KINDS, strict=True)
-    ]
-
-
-def _assert_equal(tensors, values):
-    for tensor, value, kind in zip(tensors, values, _KINDS, strict=True):
-        assert tensor.dtype == kind[2]
-        assert tensor.shape == kind[1]
-        np.testing.assert_array_equal(tensor, value)
-
-
-@pytest.mark.parametrize("traced", [False, True])
-def test_it_reads_all_variables_in_their_order(traced):
-    variables = _variables()
-    packed = variables_lib.PackedVariables(variables)
-    assert len(packed) == len(_KINDS)
-    read = tf.function(packed.read) if traced else packed.read
-    _assert_equal(read(), _values())
-    for variable in variables:
-        variable.assign_add(tf.fill(variable.shape, tf.cast(7, variable.dtype)))
-    _assert_equal(read(), _values(7))
-
-
-@pytest.mark.parametrize("traced", [False, True])
-@pytest.mark.parametrize("absent", [(), (1, 4)])
-def test_none_leaves_a_variable_as_it_is(absent, traced):
-    variables = _variables()
-    packed = variables_lib.PackedVariables(variables)
-    given = [None if i in absent else t for i, t in enumerate(_tensors(100))]
-    found, _ = packed.bring(given)
-    assert [t is None for t in found] == [t is None for t in given]
-
-    def assign():
-        packed.assign(given, given)
-
-    tf.function(assign)() if traced else assign()
-    expected = [
-        _values()[i] if i in absent else value
-        for i, value in enumerate(_values(100))
-    ]
-    _assert_equal([tf.convert_to_tensor(v) for v in variables], expected)
 
 
 def test_workers_that_count_at_once_lose_nothing():
@@ -114,9 +42,7 @@ def _train(step, model, first, last):
     data = list(cases.batches())
     for index in range(first, last):
         step.train(
-            data[index],
-            step=tf.constant(index, tf.int64),
-            metrics=states,
+            data[index], step=tf.constant(index, tf.int64), metrics=states
         )
 
 

@@ -27,9 +27,6 @@ SOURCES = pytest.mark.parametrize(
 )
 
 
-# ---- what users give ----
-
-
 def test_arrays_are_shuffled_whole_and_each_time_anew():
     source = worker_data.source_of(np.arange(64), batch_size=64, shuffle=True)
     first, second = (next(iter(source))[0].numpy().tolist() for _ in range(2))
@@ -58,9 +55,6 @@ def test_python_that_workers_cannot_run_is_refused(given):
     given = given() if isinstance(given, type) else given
     with pytest.raises(ValueError, match="workers read by themselves"):
         worker_data.source_of(given)
-
-
-# ---- shares of them ----
 
 
 def _share(source, count, *, num_batches=None):
@@ -119,9 +113,6 @@ def test_a_function_must_make_its_data_itself():
     made = _ten()
     with pytest.raises(ValueError, match="made outside of it"):
         worker_data.TravellingDataset(lambda context: made.take(1))
-
-
-# ---- training data ----
 
 
 @SOURCES
