@@ -1,4 +1,4 @@
-"""Twelve short trainings whose losses are kept, to notice when one changes.
+"""Seven short trainings whose losses are kept, to notice when one changes.
 
 `python -m tests.golden` trains them and writes tests/golden.json, or another
 file that it is given; `golden_test.py` compares. Where processor and versions
@@ -10,8 +10,6 @@ No case depends on when one process sees what another one wrote.
 """
 
 import contextlib
-import dataclasses
-import functools
 import json
 import pathlib
 import re
@@ -27,61 +25,19 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
-from tests.programs import commands
-from tfdistill import mixing
-from tfdistill import teachers
 from tfdistill.labels import attached
 from tfdistill.labels import forms
 
 FILE = pathlib.Path(__file__).with_suffix(".json")
 NUM_STEPS = 6
-_BATCH_SIZE, _NUM_EXAMPLES, _NUM_IDS = 8, 27, 11
+_BATCH_SIZE, _NUM_EXAMPLES = 8, 27
 _TOLERANCE = 1e-5
 # Some processors multiply bfloat16, others numbers of more digits.
 _TOLERANCES = {"bfloat16": 1e-2}
-# Where the file was made, all else is the same to the bit. Here TensorFlow cuts
-# the step in parts of two processes. One worker takes the steps in turn and our
-# sums have one order, yet the sum of sizes was once off by 1e-9 on a busy
-# machine; 148 starts on a busy one of another kind all gave the same bits.
-_SAME_PLACE = {"one_server": 1e-6}
 
 # By case, the losses of each step, and the sum of the weights' sizes.
 Losses = dict[str, dict[str, Any]]
-
-
-# ---- teachers: the four ways to name one that the cases use ----
-
-
-def _fixed(model: keras.Model) -> Any:
-    return teachers.FixedTeacher(model)
-
-
-def _labelled() -> Any:
-    return teachers.LabelTeacher("big")
-
-
-def _peers(exchange: tfdistill.Exchange) -> Any:
-    return teachers.Peers(exchange, peers=[1])
-
-
-def _predictions(
-    exchange: tfdistill.Exchange, cluster: tfdistill.Cluster
-) -> Any:
-    return teachers.PeerPredictions(
-        exchange, peers=cluster.peers, wait_secs=600.0
-    )
-
-
-def _mixer(exchange: tfdistill.Exchange) -> list[keras.callbacks.Callback]:
-    mixer = mixing.WeightMixer(
-        mixing.ModelAveraging(0.5),
-        every_steps=2,
-        wait_secs=600.0,
-    )
-    return [tfdistill.callbacks.StudentExporter(exchange, every_steps=2), mixer]
-
-
-# ---- students and data ----
+Training = tuple[tfdistill.CodistillModel, tf.data.Dataset]
 
 
 def _normalized() -> keras.Model:
@@ -93,19 +49,6 @@ def _normalized() -> keras.Model:
     hidden = keras.layers.BatchNormalization(momentum=0.7)(hidden)
     hidden = keras.layers.Dropout(0.2, seed=3)(hidden)
     return _given(inputs, keras.layers.Dense(cases.NUM_CLASSES)(hidden))
-
-
-def _table(seed: int = 0) -> keras.Model:
-    """A table of the ids of two fields beside features."""
-    x = keras.Input((cases.NUM_FEATURES,), name="x")
-    ids = keras.Input((2,), dtype="int64", name="ids")
-    rows = tfdistill.layers.ShardedEmbedding([_NUM_IDS] * 2, 3, num_shards=2)(
-        ids
-    )
-    both = keras.layers.Concatenate()([x, keras.layers.Flatten()(rows)])
-    hidden = keras.layers.Dense(6, activation="tanh")(both)
-    outputs = keras.layers.Dense(cases.NUM_CLASSES)(hidden)
-    return _given({"x": x, "ids": ids}, outputs, seed)
 
 
 def _two_outputs(seed: int = 0) -> keras.Model:
@@ -135,70 +78,40 @@ def _dataset(*data: Any) -> tf.data.Dataset:
     return dataset.batch(_BATCH_SIZE).repeat()
 
 
-def _with_ids() -> tf.data.Dataset:
-    x, y = _examples()
-    ids = np.random.default_rng(9).integers(0, _NUM_IDS, [len(x), 2])
-    return _dataset({"x": x, "ids": ids}, y)
-
-
-# ---- cases ----
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
-    """Where a case is built."""
-
-    cluster: tfdistill.Cluster
-    exchange: tfdistill.Exchange
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Training:
-    """What a case builds, in the scope of its place's strategy."""
-
-    model: tfdistill.CodistillModel
-    data: tf.data.Dataset
-    callbacks: list[keras.callbacks.Callback] = dataclasses.field(
-        default_factory=lambda: [cases.never()]
-    )
-
-
 # Steps before the teacher counts, and what it counts then.
 def _weight() -> Any:
     return tfdistill.schedules.BurnIn(steps=2, weight=0.7)
 
 
-def _sgd(task: Task) -> Training:
+def _sgd(exchange: tfdistill.Exchange) -> Training:
     weights = np.random.default_rng(8).uniform(0, 3, _NUM_EXAMPLES)
     model = cases.codistill(
         cases.deep(),
         optimizer=keras.optimizers.SGD(0.3, momentum=0.5, global_clipnorm=0.1),
     )
-    return Training(
-        model=model, data=_dataset(*_examples(), weights.astype("float32"))
-    )
+    return model, _dataset(*_examples(), weights.astype("float32"))
 
 
-def _adam(task: Task) -> Training:
+def _adam(exchange: tfdistill.Exchange) -> Training:
     rate = keras.optimizers.schedules.ExponentialDecay(0.02, 3, 0.7)
     model = cases.codistill(
         _normalized(),
-        _fixed(cases.deep(5)),
+        tfdistill.teachers.FixedTeacher(cases.deep(5)),
         optimizer=keras.optimizers.Adam(rate),
         distillation_loss=tfdistill.losses.ForwardKL(temperature=2.0),
         distillation_weight=_weight(),
     )
-    return Training(model=model, data=_dataset(*_examples()))
+    return model, _dataset(*_examples())
 
 
-def _bfloat16(task: Task) -> Training:
+def _bfloat16(exchange: tfdistill.Exchange) -> Training:
     with _policy("mixed_bfloat16"):
         model = cases.codistill(
             cases.deep(),
-            _fixed(cases.linear(5)),
+            tfdistill.teachers.FixedTeacher(cases.linear(5)),
             optimizer=keras.optimizers.Adam(0.01),
         )
-    return Training(model=model, data=_dataset(*_examples()))
+    return model, _dataset(*_examples())
 
 
 @contextlib.contextmanager
@@ -210,12 +123,12 @@ def _policy(name: str) -> Iterator[None]:
         keras.config.set_dtype_policy("float32")
 
 
-def _outputs(task: Task) -> Training:
+def _outputs(exchange: tfdistill.Exchange) -> Training:
     x, y = _examples()
     kinds = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model = cases.codistill(
         _two_outputs(),
-        _fixed(_two_outputs(5)),
+        tfdistill.teachers.FixedTeacher(_two_outputs(5)),
         loss={"value": "mse", "kind": kinds},
         loss_weights={"value": 0.5, "kind": 2.0},
         distillation_loss={
@@ -225,10 +138,10 @@ def _outputs(task: Task) -> Training:
         distillation_weight=_weight(),
     )
     targets = {"value": x.sum(1, keepdims=True), "kind": y}
-    return Training(model=model, data=_dataset(x, targets))
+    return model, _dataset(x, targets)
 
 
-def _labels(task: Task) -> Training:
+def _labels(exchange: tfdistill.Exchange) -> Training:
     """Soft targets in the data; every fifth row has none."""
     x, y = _examples()
     rows = np.arange(len(x))
@@ -240,60 +153,27 @@ def _labels(task: Task) -> Training:
         return attached.attach((x, y), {"big": label})
 
     model = cases.codistill(
-        cases.deep(), _labelled(), distillation_weight=_weight()
+        cases.deep(),
+        tfdistill.teachers.LabelTeacher("big"),
+        distillation_weight=_weight(),
     )
     data = _dataset(x, y, logits, version).map(attach)
-    return Training(model=model, data=data)
+    return model, data
 
 
-def _versions(task: Task) -> Training:
+def _versions(exchange: tfdistill.Exchange) -> Training:
     """A version that a peer has published."""
-    cases.publish(task.exchange, cases.deep(5))
+    cases.publish(exchange, cases.deep(5))
     model = cases.codistill(
-        cases.deep(), _peers(task.exchange), distillation_weight=_weight()
+        cases.deep(), cases.peers(exchange), distillation_weight=_weight()
     )
     cases.prepare(model, *_examples())
     cases.load(model, 10)
-    return Training(model=model, data=_dataset(*_examples()))
+    return model, _dataset(*_examples())
 
 
-def _adagrad(task: Task, *, seed: int | None = None) -> Training:
-    taught = {} if seed is None else {"distillation_weight": _weight()}
-    model = cases.codistill(
-        _table(),
-        None if seed is None else _fixed(_table(seed)),
-        optimizer=keras.optimizers.Adagrad(0.1, global_clipnorm=0.5),
-        **taught,
-    )
-    return Training(model=model, data=_with_ids())
-
-
-def _swapped(task: Task) -> Training:
-    """Two groups predict the same batches."""
-    group = task.cluster.group
-    model = cases.codistill(
-        cases.deep(group), _predictions(task.exchange, task.cluster)
-    )
-    data = tfdistill.data.group_shard(
-        _dataset(*_examples()), task.cluster, mode="coordinated"
-    )
-    return Training(model=model, data=data)
-
-
-def _mixed(task: Task) -> Training:
-    """Two groups see different batches."""
-    group = task.cluster.group
-    x, y = (part[group::2] for part in cases.data(2 * _NUM_EXAMPLES))
-    model = cases.codistill(
-        cases.deep(), optimizer=keras.optimizers.SGD(0.1, momentum=0.9)
-    )
-    return Training(
-        model=model, data=_dataset(x, y), callbacks=_mixer(task.exchange)
-    )
-
-
-# By place; all cases of a place train in the same processes.
-CASES: dict[str, dict[str, Callable[[Task], Training]]] = {
+# By place.
+CASES: dict[str, dict[str, Callable[[tfdistill.Exchange], Training]]] = {
     "one_device": {
         "sgd": _sgd,
         "adam": _adam,
@@ -303,53 +183,20 @@ CASES: dict[str, dict[str, Callable[[Task], Training]]] = {
         "versions": _versions,
     },
     "two_replicas": {"adam": _adam},
-    "two_workers": {"adagrad": functools.partial(_adagrad, seed=5)},
-    "one_server": {
-        "adagrad": functools.partial(_adagrad, seed=5),
-        "sgd": _sgd,
-    },
-    "two_groups": {"predictions": _swapped, "mixing": _mixed},
-}
-# How the groups of a place start; the others are this process.
-LAUNCHED: dict[str, dict[str, int]] = {
-    "two_workers": {"workers_per_group": 2},
-    "one_server": {"ps_per_group": 1},
-    "two_groups": {"num_groups": 2},
 }
 
 
-# ---- training ----
-
-
-def train(
-    place: str,
-    strategy: Any,
-    directory: pathlib.Path,
-    *,
-    cluster: tfdistill.Cluster | None = None,
-) -> Losses:
-    """Trains all cases of a place as one of its tasks."""
+def train(place: str, strategy: Any, directory: pathlib.Path) -> Losses:
+    """Trains all cases of a place."""
     found = {}
     for name, build in CASES[place].items():
         keras.utils.set_random_seed(3)
         with strategy.scope():
             # Versions of one case are no news for the next one.
-            training = build(
-                Task(
-                    cluster=cluster or tfdistill.Cluster(),
-                    exchange=tfdistill.Exchange(directory / name),
-                )
-            )
+            model, data = build(tfdistill.Exchange(directory / name))
         # An epoch a step, for logs of each.
-        history = training.model.fit(
-            training.data,
-            epochs=NUM_STEPS,
-            steps_per_epoch=1,
-            shuffle=False,
-            verbose=0,
-            callbacks=training.callbacks,
-        )
-        found[name] = _losses(history.history, training.model)
+        logs = cases.fit(model, data, epochs=NUM_STEPS, steps_per_epoch=1)
+        found[name] = _losses(logs, model)
     return found
 
 
@@ -370,31 +217,6 @@ def _losses(logs: dict[str, list], model: Any) -> dict[str, Any]:
     }
 
 
-def launch(place: str, directory: pathlib.Path) -> Losses:
-    """Trains all cases of a place in processes; groups give lists of tasks."""
-    commands.launched(
-        *(directory / "run", "tests.golden", place, directory),
-        **LAUNCHED[place],
-    )
-    found: Losses = {}
-    for path in sorted(directory.glob("task_*.json")):
-        for name, losses in json.loads(path.read_text()).items():
-            found[f"{name}, {path.stem}"] = losses
-    return found
-
-
-def _run_task(place: str, directory: pathlib.Path) -> None:
-    cluster = tfdistill.Cluster.from_env()
-    strategy = tfdistill.make_strategy(cluster)
-    found = train(place, strategy, directory, cluster=cluster)
-    if cluster.is_chief:
-        name = f"task_{cluster.group}.json"
-        (directory / name).write_text(json.dumps(found))
-
-
-# ---- the file ----
-
-
 def made_by() -> dict[str, Any]:
     """What decides about the last bits of a loss."""
     cpu = pathlib.Path("/proc/cpuinfo")
@@ -412,9 +234,7 @@ def made_by() -> dict[str, Any]:
 def read(place: str) -> tuple[Losses, float | None]:
     """Returns the losses of a place, and a tolerance if it was made as here."""
     kept = json.loads(FILE.read_text())
-    tolerance = _SAME_PLACE.get(place, 0.0)
-    is_same = kept["made_by"] == made_by()
-    return kept["losses"][place], tolerance if is_same else None
+    return kept["losses"][place], 0.0 if kept["made_by"] == made_by() else None
 
 
 def assert_same(found: Losses, expected: Losses, same: float | None) -> None:
@@ -449,10 +269,7 @@ def _write(file: pathlib.Path) -> None:
         print(place, flush=True)
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory)
-            if place in LAUNCHED:
-                losses[place] = launch(place, path)
-            else:
-                losses[place] = train(place, strategies[place](), path)
+            losses[place] = train(place, strategies[place](), path)
     text = json.dumps({"made_by": made_by(), "losses": losses}, indent=1)
     # A line for each list of numbers.
     text = re.sub(r"\[[^][{}]*\]", lambda m: " ".join(m[0].split()), text)
@@ -460,8 +277,4 @@ def _write(file: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    if len(arguments) == 2:
-        _run_task(arguments[0], pathlib.Path(arguments[1]))
-    else:
-        _write(pathlib.Path(*arguments) if arguments else FILE)
+    _write(pathlib.Path(*sys.argv[1:]) if sys.argv[1:] else FILE)

@@ -30,18 +30,3 @@ def test_losses_on_one_device(tmp_path):
 
 def test_losses_on_two_replicas(two_replicas, tmp_path):
     _check("two_replicas", golden.train("two_replicas", two_replicas, tmp_path))
-
-
-@pytest.mark.multiprocess
-@pytest.mark.usefixtures("no_process_left")
-@pytest.mark.parametrize(
-    "place",
-    # Tests of workers and of servers hold theirs to one process in every run.
-    [
-        pytest.param(place, marks=() if "groups" in place else pytest.mark.deep)
-        for place in golden.LAUNCHED
-    ],
-)
-@pytest.mark.slow("two groups of two workers")
-def test_losses_of_groups_in_processes(place, tmp_path):
-    _check(place, golden.launch(place, tmp_path))
