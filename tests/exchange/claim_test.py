@@ -168,9 +168,6 @@ def test_a_claim_waits_for_storage_that_fails(tmp_path, caplog):
     claim.check()
 
 
-# ---- in processes of their own ----
-
-
 class _Process:
     def __init__(self, root, run):
         self.process = subprocess.Popen(

@@ -126,9 +126,6 @@ def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
         filesystem.for_root("s3://bucket/x")
 
 
-# ---- object stores ----
-
-
 def test_a_store_that_is_gone_is_an_os_error(s3):
     fs, root = filesystem.for_root(f"{s3.url}/gone")
     fs.write(f"{root}/x", [b"1"])

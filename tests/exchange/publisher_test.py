@@ -179,60 +179,89 @@ def test_a_full_disk_costs_exports_until_there_is_room(tmp_path, clock):
     assert hidden_names(tmp_path) == []
 
 
-def inner_file_system(kind):
-    if kind == "local":
-        return filesystem.LocalFileSystem()
-    return storage_cases.MemoryFileSystem()
+FILE_SYSTEMS = {
+    "local": filesystem.LocalFileSystem,
+    "no_rename": storage_cases.NoDirectoryRename,
+    "memory": storage_cases.MemoryFileSystem,
+}
+OPTIONS = dict(max_to_keep=2, min_keep_secs=0)
 
 
-def count_calls(kind, root):
-    faults = storage_cases.Faults(inner_file_system(kind))
-    hub = publisher.Exchange(
-        root, file_system=faults, max_to_keep=2, min_keep_secs=0
-    )
-    for step in (1, 2):
-        publish(hub, step)
-    before = len(faults.calls)
-    publish(hub, 3)
-    return before, len(faults.calls)
-
-
-@pytest.mark.parametrize("dead", [False, True])
-@pytest.mark.parametrize("kind", ["local", "memory"])
-def test_failure_at_every_call_shows_no_part(kind, dead, tmp_path):
-    first, last = count_calls(kind, str(tmp_path / "count"))
-    assert last - first > 20
-    outcomes = set()
-    for fail_at in range(1, last - first + 1):
-        root = str(tmp_path / str(fail_at))
-        inner = inner_file_system(kind)
-        options = dict(max_to_keep=2, min_keep_secs=0)
-        healthy = publisher.Exchange(root, file_system=inner, **options)
+def begun(root, inner, *, damaged=False):
+    """A group with two versions, and perhaps a third one that is damaged."""
+    hub = publisher.Exchange(root, file_system=inner, **OPTIONS)
+    with hub.claim(0):
         for step in (1, 2):
-            publish(healthy, step)
-        error = (
-            storage_cases.Killed() if dead else OSError(errno.EIO, "injected")
-        )
+            publish(hub, step)
+        if damaged:
+            path = publish(hub, 3).path
+            inner.write(f"{path}/saved_model.pb", [b"damaged"])
+    return hub
+
+
+def publish_third(root, faults):
+    hub = publisher.Exchange(root, file_system=faults, **OPTIONS)
+    with hub.claim(0):
+        publish(hub, 3)
+
+
+def is_whole(hub, step):
+    try:
+        hub.verify(hub.open(0, step))
+    except versions.CorruptVersionError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("kind", "dead", "damaged"),
+    [
+        ("local", False, False),
+        ("memory", False, False),
+        ("local", True, False),
+        ("memory", True, False),
+        ("local", True, True),
+        ("no_rename", True, True),
+    ],
+)
+def test_failure_at_every_call_shows_no_part(kind, dead, damaged, tmp_path):
+    """Claiming, writing, committing, pruning and sweeping alike."""
+    inner = FILE_SYSTEMS[kind]()
+    begun(str(tmp_path / "count"), inner, damaged=damaged)
+    counted = storage_cases.Faults(inner)
+    publish_third(str(tmp_path / "count"), counted)
+    assert len(counted.calls) > 20
+    outcomes = set()
+    for fail_at in range(1, len(counted.calls) + 1):
+        root, inner = str(tmp_path / str(fail_at)), FILE_SYSTEMS[kind]()
+        reader = begun(root, inner, damaged=damaged)
+        error = OSError(errno.EIO, "injected")
         faults = storage_cases.Faults(
-            inner, fail_at=fail_at, error=error, dead=dead
+            inner,
+            fail_at=fail_at,
+            error=storage_cases.Killed() if dead else error,
+            dead=dead,
         )
-        broken = publisher.Exchange(root, file_system=faults, **options)
         try:
-            publish(broken, 3)
+            publish_third(root, faults)
             outcomes.add("published")
         except (versions.ExportError, storage_cases.Killed):
             outcomes.add("failed")
         assert len(faults.calls) >= fail_at
-        reader = publisher.Exchange(root, file_system=inner)
         assert reader.latest(0).step in (2, 3)
-        for step in reader.steps(0):
-            reader.verify(reader.open(0, step))
+        broken = [s for s in reader.steps(0) if not is_whole(reader, s)]
+        assert broken == [] or damaged and broken == [3]
         assert 2 in reader.steps(0)
-        successor = publisher.Exchange(root, file_system=inner, **options)
-        for step in (4, 5):
-            successor.verify(publish(successor, step))
-        assert reader.steps(0) == [4, 5]
-    assert outcomes == {"failed"} if dead else {"failed", "published"}
+        successor = publisher.Exchange(root, file_system=inner, **OPTIONS)
+        following = [3, 5] if broken else [4, 5]
+        with successor.claim(0):
+            for step in following:
+                successor.verify(publish(successor, step))
+        assert reader.steps(0) == following
+        left = sorted(inner.list_dir(f"{root}/group_0"))
+        assert left == list(map(str, following))
+    assert "failed" in outcomes
+    assert not dead or "published" not in outcomes
 
 
 def test_mount_that_cannot_rename_directories_gets_the_manifest_last(tmp_path):
@@ -243,9 +272,7 @@ def test_mount_that_cannot_rename_directories_gets_the_manifest_last(tmp_path):
             order.append(path)
             super().write(path, blocks)
 
-    hub = publisher.Exchange(
-        str(tmp_path), file_system=NoRename(), max_to_keep=2, min_keep_secs=0
-    )
+    hub = publisher.Exchange(str(tmp_path), file_system=NoRename(), **OPTIONS)
     for step in (1, 2, 3):
         hub.verify(publish(hub, step))
     assert order[-1] == f"{tmp_path}/group_0/3/manifest.json"
@@ -320,7 +347,7 @@ def test_superseded_versions_stay_for_min_keep_secs(kind, tmp_path, clock):
     rng = random.Random(3)
     hub = publisher.Exchange(
         str(tmp_path),
-        file_system=inner_file_system(kind),
+        file_system=FILE_SYSTEMS[kind](),
         max_to_keep=2,
         min_keep_secs=60,
         clock=clock,
@@ -370,9 +397,7 @@ def test_pruning_that_fails_does_not_fail_the_export(tmp_path, caplog):
             super().remove_tree(path)
 
     root = str(tmp_path)
-    hub = publisher.Exchange(
-        root, file_system=Stuck(), max_to_keep=2, min_keep_secs=0
-    )
+    hub = publisher.Exchange(root, file_system=Stuck(), **OPTIONS)
     for step in (1, 2, 3):
         hub.verify(publish(hub, step))
     assert "busy" in caplog.text

@@ -224,8 +224,7 @@ def _replace_by_file(root, hub):
 
 
 @pytest.mark.parametrize(
-    "happens",
-    [_remove_all, _prune, _link, _replace_by_file],
+    "happens", [_remove_all, _prune, _link, _replace_by_file]
 )
 def test_a_version_that_goes_at_any_stage_of_its_reading(happens, tmp_path):
     """The one in use stays, and what is published later is found."""

@@ -83,9 +83,6 @@ def test_what_is_no_key(key):
     assert "x" * 15 not in str(caught.value)
 
 
-# ---- where the key comes from ----
-
-
 def test_the_environment_has_a_key_or_a_file_of_it(tmp_path):
     path = tmp_path / "key"
     signing.make_file(path)
@@ -122,9 +119,6 @@ def test_a_key_file_is_its_owners_alone_and_stays(tmp_path):
     path.write_text("short")
     with pytest.raises(ValueError, match="must have 16"):
         signing.make_file(path)
-
-
-# ---- the exchange ----
 
 
 def test_the_environments_key_is_the_default(tmp_path, monkeypatch):
@@ -169,9 +163,6 @@ def test_a_replayed_manifest_is_refused(tmp_path, target):
     path.write_text(json.dumps({**fields, "group": group, "step": step}))
     with pytest.raises(versions.CorruptVersionError, match="cannot be trusted"):
         writer.open(group, step)
-
-
-# ---- what others leave beside signed versions ----
 
 
 def _crowd(root, steps, text):

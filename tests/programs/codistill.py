@@ -64,8 +64,7 @@ def main(num_steps: int, step_secs: float) -> None:
             ]
         )
         model = tfdistill.CodistillModel(
-            student,
-            teachers=tfdistill.teachers.Peers(),
+            student, teachers=tfdistill.teachers.Peers()
         )
         model.compile(
             "sgd",

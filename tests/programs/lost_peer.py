@@ -33,10 +33,7 @@ def main(directory: str, first_step: int) -> None:
         tfdistill.Exchange(directory), every_steps=EVERY_STEPS, group=1
     )
     cases.fit(
-        model,
-        data,
-        steps_per_epoch=_MOST_STEPS,
-        callbacks=[exporter, _Slow()],
+        model, data, steps_per_epoch=_MOST_STEPS, callbacks=[exporter, _Slow()]
     )
 
 

@@ -1,9 +1,9 @@
 """One group of a single worker that trains and notes the results.
 
 Usage: python -m tests.programs.server_group DIR PART. "learn" learns from what
-was published in DIR; "cases" trains all cases of servers, is broken off and
-resumes. Writes DIR/found.npz, and DIR/notes.json: what was seen on the way, and
-the tracebacks of cases that failed.
+was published in DIR; "cases" trains all cases of servers. Writes DIR/found.npz,
+and DIR/notes.json: what was seen on the way, and the tracebacks of cases that
+failed.
 """
 
 import json
@@ -48,8 +48,6 @@ def main(directory: pathlib.Path, part: str) -> None:
     else:
         for name, case in training_cases.of("servers").items():
             attempt(name, lambda case=case: training_cases.run(case, strategy))
-        backup = directory / "backup"
-        attempt("resume", lambda: servers.crash_and_resume(backup, strategy))
     np.savez(directory / "found.npz", **found)
     (directory / "notes.json").write_text(json.dumps(notes))
 

@@ -43,9 +43,7 @@ def main(directory: str) -> None:
     )
     x, y = cases.data(4)
     model = cases.codistill(
-        student,
-        cases.peers(exchange, canary=(x, y)),
-        kind=_Counting,
+        student, cases.peers(exchange, canary=(x, y)), kind=_Counting
     )
     # Each `fit` on arrays would leave a graph of its own.
     data = tf.data.Dataset.from_tensors((tf.constant(x), tf.constant(y)))

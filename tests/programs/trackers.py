@@ -49,10 +49,7 @@ def main(directory: str) -> None:
     )
     run.finish()
     assert len(model.predict(x, batch_size=8, verbose=0)) == len(x)
-    found = {
-        "shape": looks.shape,
-        "losses": history.history["loss"],
-    }
+    found = {"shape": looks.shape, "losses": history.history["loss"]}
     path = pathlib.Path(directory, f"worker_{cluster.task_index}.json")
     path.write_text(json.dumps(found))
 

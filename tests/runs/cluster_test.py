@@ -1,22 +1,19 @@
 """Groups of real workers, through the real launcher.
 
 Here stand the invariants of the design that need processes: workers of a
-group use one version (3), groups fail alone (8), every process ends (11).
+group use one version (3), groups fail alone (8). That every process ends (11)
+is in tests/launcher.
 """
 
 import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 
 import numpy as np
-import psutil
 import pytest
 
 from tests.cases import tasks
-from tests.cases import waits
 from tests.programs import codistill as codistill_program
 from tests.programs import commands
 from tfdistill.launcher import local_cluster
@@ -90,35 +87,3 @@ def test_08_groups_fail_alone(survived):
     assert survivor["versions"][-1][0] >= 0
     weights = survivor["weights_in_force"]
     assert max(weights) == 1.0 and weights[-1] < 1.0
-
-
-@pytest.mark.usefixtures("no_process_left")
-@pytest.mark.deep
-def test_11_ctrl_c_ends_every_process(tmp_path):
-    launcher = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "launch.local",
-            "--num_groups=1",
-            "--workers_per_group=2",
-            f"--workdir={tmp_path}",
-            "--",
-            *commands.of(codistill_program, 100_000, 0.01),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        waits.until(lambda: _reached(tmp_path, 0, 5))
-        started = psutil.Process(launcher.pid).children(recursive=True)
-        assert len(started) >= 2
-        launcher.send_signal(signal.SIGINT)
-        output, _ = launcher.communicate()
-    finally:
-        launcher.kill()
-        launcher.wait()
-    assert launcher.returncode == 130, output
-    waits.until(lambda: not any(tasks.alive(p.pid) for p in started))

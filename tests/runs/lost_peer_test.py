@@ -102,7 +102,6 @@ def test_a_lost_peer_fades_away_and_counts_again_when_it_is_back(
 
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_PROGRAMS = pathlib.Path(__file__).resolve().parents[1] / "programs"
 
 
 def _run(*arguments):
@@ -113,27 +112,6 @@ def _run(*arguments):
         check=True,
     )
     return json.loads(found.stdout)
-
-
-@pytest.mark.slow("a writer that dies at each of its file operations")
-@pytest.mark.parametrize(
-    ("storage", "scenario"),
-    [
-        ("rename", "prune"),
-        pytest.param("manifest_last", "replace", marks=pytest.mark.deep),
-    ],
-)
-def test_a_crash_at_any_file_operation_is_survived(
-    tmp_path, no_process_left, storage, scenario
-):
-    """Claiming, writing, committing, pruning and sweeping alike."""
-    found = _run(_PROGRAMS / "crash.py", tmp_path, storage, scenario)
-    assert found["problems"] == []
-    assert len(found["calls"]) > 40
-    # The program names its operations: each kind was tried.
-    assert {"list_dir", "blocks", "write", "move", "remove_tree"} < set(
-        found["calls"]
-    )
 
 
 @pytest.mark.deep

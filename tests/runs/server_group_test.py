@@ -131,14 +131,3 @@ def test_the_export_opens_in_plain_tensorflow(found, tmp_path):
     np.testing.assert_allclose(
         np.load(tmp_path / "y.npy"), predicted, atol=1e-6
     )
-
-
-@pytest.mark.deep
-def test_a_fresh_fit_goes_on_from_the_backup(found_in):
-    ours = found_in("cases").of("resume")
-    expected = references.kept("servers-resume", servers.resume_by_hand)
-    assert ours.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(
-            ours[name], value, rtol=2e-4, atol=2e-5, err_msg=name
-        )
