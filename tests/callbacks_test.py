@@ -302,33 +302,6 @@ def test_a_group_that_began_as_another_is_named(
     )
 
 
-def test_while_one_export_is_written_later_ones_are_left_out(exchange):
-    model = cases.codistill(cases.linear(0))
-    exporter = _exporter(exchange)
-    release, publish = threading.Event(), exchange.publish
-    started = threading.Event()
-
-    def slow(*args, **kwargs):
-        started.set()
-        assert release.wait(_WAIT_SECS)
-        return publish(*args, **kwargs)
-
-    exchange.publish = slow
-
-    class Release(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            assert started.wait(_WAIT_SECS)
-
-        def on_epoch_end(self, epoch, logs=None):
-            # All steps were done while the first version was being written.
-            assert exchange.steps(0) == []
-            release.set()
-
-    cases.fit(model, _X, _Y, batch_size=2, callbacks=[exporter, Release()])
-    assert exporter.totals["skipped"] == 7
-    assert exchange.steps(0) == [1, 8]
-
-
 def test_weights_that_are_not_finite_are_not_published(exchange, caplog):
     student = cases.linear(0)
     model = cases.codistill(student, optimizer=keras.optimizers.SGD(0.0))

@@ -55,18 +55,6 @@ def test_a_launched_run_writes_what_the_launcher_shows(run_dir):
     assert (last["event"], last["step"], last["teachers"]) == ("end", 4, [])
 
 
-@pytest.mark.deep
-def test_a_backup_resumes_it(tmp_path, start_again):
-    x, y = cases.regression(16)
-    model = _model()
-    for epochs, resumed in ((1, None), (2, 2)):
-        backup = tfdistill.callbacks.Backup(tmp_path)
-        model.fit(x, y, 8, epochs, verbose=0, callbacks=[backup])
-        assert backup.resumed_step == resumed
-        start_again()
-    assert model.optimizer.iterations.numpy() == 4
-
-
 def test_a_backup_that_would_lack_an_optimizer_is_refused(tmp_path):
     model = _model(cases.dense(cases.OwnLosses))
     with pytest.raises(ValueError, match="it also has top_optimizer"):

@@ -11,7 +11,6 @@ import pytest
 import tfdistill
 from tests.cases import backup as cases
 from tests.cases import codistillation as peers
-from tests.cases import references
 from tests.cases import servers
 from tfdistill.cluster import ending
 from tfdistill.parameter_server import variables
@@ -258,29 +257,6 @@ def stopped_on_two_replicas(tmp_path_factory, two_replicas):
 
 def _copied(directory, tmp_path):
     return shutil.copytree(directory, tmp_path / "backup")
-
-
-@pytest.mark.deep
-def test_it_does_so_on_two_replicas(
-    tmp_path, two_replicas, stopped_on_two_replicas
-):
-    def train(directory=None):
-        model, _, backup = cases.train(
-            cases.REPLICAS, directory, strategy=two_replicas
-        )
-        return model, backup, cases.values(model, two_replicas)
-
-    directory = _copied(stopped_on_two_replicas[0], tmp_path)
-    model, backup, found = train(directory)
-    assert backup.resumed_step == 9
-    whole = references.kept("backup_on_two_replicas", lambda: train()[2])
-    cases.assert_same(found, whole)
-    assert cases.times_seen(model, two_replicas) == {cases.REPLICAS.epochs}
-    assert any(
-        not np.array_equal(value, found[f"{key[:-1]}1"])
-        for key, value in found.items()
-        if key.endswith("_0")
-    ), "nothing here differs between replicas"
 
 
 class _Begin(keras.callbacks.Callback):

@@ -120,14 +120,6 @@ def test_a_damaged_backup_is_passed_over(backups, name, kind, caplog):
     assert str(backups / "group_0" / "6") in caplog.text
 
 
-@pytest.mark.deep
-def test_training_goes_on_from_the_one_before_a_damaged_one(backups, stopped):
-    _damage(backups, 6, "state.data-00000-of-00001", "flipped")
-    model, _, backup = cases.train(cases.Case(), backups)
-    assert backup.resumed_step == 3
-    cases.assert_same(cases.values(model), stopped[1])
-
-
 def test_without_a_whole_one_training_starts_anew(backups, caplog, stopped):
     for step in (3, 6):
         _damage(backups, step, "host.json", "cut")

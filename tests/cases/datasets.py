@@ -36,9 +36,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def check_order(
-    make: Callable[[int], tf.data.Dataset],
-    *,
-    num_batches: int,
+    make: Callable[[int], tf.data.Dataset], *, num_batches: int
 ) -> None:
     """The order is that of the seed: on every worker, wherever it begins."""
     expected = read(make(3), num_batches)

@@ -26,8 +26,7 @@ def data(num_examples: int = 27) -> tuple[np.ndarray, np.ndarray]:
 
 
 def model(
-    model_class: type = keras.Model,
-    num_shards: int | None = None,
+    model_class: type = keras.Model, num_shards: int | None = None
 ) -> keras.Model:
     """A table for three fields, looked up twice, below a dense layer."""
     inputs = keras.Input((len(FIELDS),), dtype="int32")

@@ -73,8 +73,7 @@ def _nested(inner: Callable[[], Any], depth: int = 3) -> Callable[[], Any]:
 def _branch(inner: Callable[[], Any]) -> Callable[[tf.Tensor], Any]:
     def body(inputs: tf.Tensor) -> Any:
         return tf.switch_case(
-            tf.size(inputs),
-            [lambda: tf.constant(1.0), inner],
+            tf.size(inputs), [lambda: tf.constant(1.0), inner]
         )
 
     return body
@@ -98,10 +97,7 @@ def bodies(path: str) -> dict[str, Callable[[tf.Tensor], Any]]:
         "WholeFileReaderV2": lambda x: [raw.WholeFileReaderV2()] and 0,
         "MatchingFiles": lambda x: tf.size(raw.MatchingFiles(pattern="/*")),
         "SaveV2": lambda x: raw.SaveV2(
-            prefix=path,
-            tensor_names=["x"],
-            shape_and_slices=[""],
-            tensors=[x],
+            prefix=path, tensor_names=["x"], shape_and_slices=[""], tensors=[x]
         ),
         "RestoreV2": lambda x: raw.RestoreV2(
             prefix=path,

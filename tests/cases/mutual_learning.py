@@ -64,10 +64,7 @@ def _updated(
     if others:
         slope = slope + own - np.mean(others, axis=0)
     slope = slope / BATCH_SIZE
-    return [
-        weights[0] - RATE * x.T @ slope,
-        weights[1] - RATE * slope.sum(0),
-    ]
+    return [weights[0] - RATE * x.T @ slope, weights[1] - RATE * slope.sum(0)]
 
 
 def expected(

@@ -232,9 +232,6 @@ def assert_same(actual: Any, expected: Any, **tolerance: float) -> None:
 
 VERSIONS = (10, 20)
 NUM_EPOCHS, NUM_STEPS = 3, 7
-# A backup is due after 10 steps, and taken once the execution of 5 steps that
-# is in flight by then has ended.
-BACKUP_STEPS, BACKED_UP_STEPS, RESUMED_STEPS = 10, 15, 30
 
 
 class TracedModel(tfdistill.CodistillModel):
@@ -363,91 +360,3 @@ def learn(directory: pathlib.Path, strategy: Any) -> tuple[dict, Any, Any]:
     given = tf.data.Dataset.from_tensor_slices((x, y)).batch(20)
     results["prediction"] = np.asarray(model.predict(given, verbose=0))
     return results, model, teaching
-
-
-class _StopTraining(BaseException):
-    """Ends `fit` as a crash would."""
-
-
-class _Crash(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch + 1 > BACKED_UP_STEPS:
-            raise _StopTraining
-
-
-class _Begin(keras.callbacks.Callback):
-    """Notes what training begins with."""
-
-    def on_train_begin(self, logs=None):
-        self.weights = training_cases.student_weights(self.model.student)
-        self.step = int(self.model.optimizer.iterations.numpy())
-
-
-def _plain_model(strategy: Any, seed: int) -> tfdistill.CodistillModel:
-    keras.utils.set_random_seed(seed)
-    with strategy.scope():
-        model = tfdistill.CodistillModel(training_cases.dynamic_student())
-        model.compile(
-            keras.optimizers.Adam(0.02), _loss(), steps_per_execution=5
-        )
-    return model
-
-
-def crash_and_resume(directory: pathlib.Path, strategy: Any) -> dict:
-    """Is cut off after a backup, and goes on with another model."""
-    fit = {"epochs": 2, "steps_per_epoch": RESUMED_STEPS, "verbose": 0}
-
-    def backup() -> tfdistill.callbacks.Backup:
-        return tfdistill.callbacks.Backup(directory, every_steps=BACKUP_STEPS)
-
-    try:
-        _plain_model(strategy, 3).fit(
-            _data(), callbacks=[backup(), _Crash()], **fit
-        )
-    except _StopTraining:
-        pass
-    begin = _Begin()
-    model = _plain_model(strategy, 4)
-    history = model.fit(_data(), callbacks=[backup(), begin], **fit)
-    return {
-        "step": begin.step,
-        "epochs": np.array(history.epoch),
-        "loss": np.array(history.history["loss"]),
-        "iterations": model.optimizer.iterations.numpy(),
-        **{f"begin_{k}": v for k, v in begin.weights.items()},
-        **{
-            f"end_{k}": v
-            for k, v in training_cases.student_weights(model.student).items()
-        },
-    }
-
-
-def resume_by_hand() -> dict:
-    """What `crash_and_resume` must come to: its data start anew."""
-    model = _plain_model(tf.distribute.get_strategy(), 3)
-
-    def fit(epochs: int) -> list[float]:
-        history = model.fit(
-            _data(),
-            epochs=epochs,
-            steps_per_epoch=BACKED_UP_STEPS,
-            shuffle=False,
-            verbose=0,
-        )
-        return history.history["loss"]
-
-    # Halves of the two epochs.
-    losses = fit(1)
-    begin = training_cases.student_weights(model.student)
-    losses += fit(3)
-    return {
-        "step": BACKED_UP_STEPS,
-        "epochs": np.array([0, 1]),
-        "loss": np.reshape(losses, [2, -1]).mean(axis=1),
-        "iterations": 2 * RESUMED_STEPS,
-        **{f"begin_{k}": v for k, v in begin.items()},
-        **{
-            f"end_{k}": v
-            for k, v in training_cases.student_weights(model.student).items()
-        },
-    }

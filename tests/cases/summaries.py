@@ -13,8 +13,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def _read(directory: pathlib.Path) -> Any:
     found = event_accumulator.EventAccumulator(
-        str(directory),
-        size_guidance={event_accumulator.TENSORS: 0},
+        str(directory), size_guidance={event_accumulator.TENSORS: 0}
     )
     return found.Reload()
 

@@ -512,10 +512,7 @@ CASES: dict[str, Case] = {
     # The last batch leaves some replicas without a row.
     "weighted_one_left": Case(
         data=lambda: weighted(17),
-        compiled=lambda: {
-            "metrics": [Extremes()],
-            "weighted_metrics": ["mse"],
-        },
+        compiled=lambda: {"metrics": [Extremes()], "weighted_metrics": ["mse"]},
     ),
     "decayed_subclassed": Case(
         optimizer=lambda: tfdistill.optimizers.with_kernel_decay(
@@ -593,7 +590,7 @@ CASES: dict[str, Case] = {
         teacher=dynamic_student,
         agree_on="both",
         compiled=_signs(
-            distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+            distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy()
         ),
         is_plain=False,
         steps_per_execution=3,
@@ -629,7 +626,7 @@ CASES: dict[str, Case] = {
         agree_on="both",
         data=weighted_signs,
         compiled=_signs(
-            distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+            distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy()
         ),
         is_plain=False,
         steps_per_execution=5,

@@ -121,9 +121,6 @@ def test_without_teachers_it_is_not_even_trained(alone):
         np.testing.assert_array_equal(moved[path], value, err_msg=path)
 
 
-# ---- with weights by uncertainty ----
-
-
 def _trained(directory):
     """Trains 12 steps, of which two are of burn-in."""
     model = _model(

@@ -14,9 +14,6 @@ from tfdistill.exports import saved_model
 _X, _Y = cases.data()
 
 
-# ---- outputs that are not finite ----
-
-
 @pytest.mark.parametrize(
     ("policy", "loss"),
     [
@@ -63,9 +60,6 @@ def test_a_teacher_of_nan_gives_the_run_without_a_teacher(
     assert "3 refreshes in a row" in status["reason"]
 
 
-# ---- versions that grow old ----
-
-
 def test_a_version_beyond_its_bound_has_no_weight_at_the_very_step(
     exchange, caplog
 ):
@@ -107,9 +101,6 @@ def test_a_version_beyond_its_bound_has_no_weight_at_the_very_step(
     np.testing.assert_allclose(logs["distillation_weight"], [0.5, 0.5])
     assert model.teachers.status()[0]["health"] == "good"
     assert len(num_traced) == 1
-
-
-# ---- versions that are worse than the student ----
 
 
 @pytest.fixture(
@@ -160,9 +151,6 @@ def test_a_version_worse_than_the_student_is_never_obeyed(
     assert taught.teachers.status()[0]["step"] == 12
 
 
-# ---- another kind of model ----
-
-
 def _named(**outputs):
     """A student with outputs of some shapes, or of integers."""
     inputs = keras.Input((cases.NUM_FEATURES,))
@@ -198,9 +186,6 @@ def test_other_outputs_are_refused(exchange):
         assert "10]" in own and theirs in found
 
 
-# ---- inference on the raw batch ----
-
-
 class _Augmentation(keras.layers.Layer):
     def call(self, inputs, training=False):
         return inputs + 3.0 if training else inputs
@@ -221,9 +206,7 @@ def _augmented(seed):
 def test_teachers_see_the_raw_batch_and_stay_as_they_are(exchange):
     student, peer = _augmented(0), _augmented(1)
     model = cases.codistill(
-        student,
-        cases.peers(exchange),
-        optimizer=keras.optimizers.Adam(0.01),
+        student, cases.peers(exchange), optimizer=keras.optimizers.Adam(0.01)
     )
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16).repeat()
     steps = {"steps_per_epoch": 1}

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
-from tests.cases import servers
 
 _X, _Y = cases.data()
 _FREQUENCIES = np.bincount(_Y) / len(_Y)
@@ -82,38 +81,8 @@ def test_what_it_keeps_comes_back_with_a_backup(tmp_path, start_again):
     assert run(5) == 5
 
 
-@pytest.mark.deep
-def test_it_teaches_a_group_of_parameter_servers(monkeypatch):
-    def trained():
-        model = tfdistill.CodistillModel(
-            servers.student(), teachers=ClassPriors([0.25])
-        )
-        model.compile(
-            "sgd",
-            "mse",
-            distillation_loss=tfdistill.losses.LogitsMeanSquaredError(
-                from_logits=True
-            ),
-        )
-        callbacks = [cases.never()]
-        return model.fit(
-            servers.batches(), callbacks=callbacks, verbose=0
-        ).history
-
-    expected = trained()
-    servers.pretend(monkeypatch)
-    found = trained()
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-4)
-    assert found["distillation_weight"] == [1]
-
-
 @pytest.mark.parametrize(
-    ("answer", "received"),
-    [
-        (None, "nothing"),
-        (np.zeros([1, 4]), r"\(1, 4\)"),
-    ],
+    ("answer", "received"), [(None, "nothing"), (np.zeros([1, 4]), r"\(1, 4\)")]
 )
 def test_an_answer_that_does_not_fit_says_whose(answer, received):
     class Odd(tfdistill.teachers.Teacher):

@@ -209,8 +209,7 @@ def test_a_group_is_behind_by_what_it_published_not_by_what_was_read(exchange):
 def test_as_many_places_as_peers_are_all_peers(exchange):
     names = [
         teacher_list.TeacherList(
-            cases.peers(exchange, (1, 2), at_most=at_most),
-            tfdistill.Cluster(),
+            cases.peers(exchange, (1, 2), at_most=at_most), tfdistill.Cluster()
         ).names
         for at_most in (None, 2, 3)
     ]

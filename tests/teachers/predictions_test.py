@@ -40,10 +40,7 @@ def _fit(model, **kwargs):
 
 @pytest.mark.parametrize(
     ("num_groups", "form"),
-    [
-        pytest.param(2, None, marks=pytest.mark.deep),
-        (3, forms.Form(top_k=3)),
-    ],
+    [pytest.param(2, None, marks=pytest.mark.deep), (3, forms.Form(top_k=3))],
 )
 def test_groups_learn_as_models_in_one_process(tmp_path, num_groups, form):
     cluster = _cluster(tmp_path, num_groups)

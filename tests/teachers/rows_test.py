@@ -1,5 +1,7 @@
 """On which rows a student and its teachers are to agree."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -60,34 +62,28 @@ def test_pictures_are_weighted_sums(dtype):
     np.testing.assert_allclose(found, expected, atol=atol)
 
 
-def _model(agree_on, teacher, *, units=3):
+def _taught_by(student, agree_on, *, teacher=None, **compiled):
+    """A compiled model that is to agree on some rows with a teacher."""
+    return cases.codistill(
+        student,
+        tfdistill.teachers.FixedTeacher(teacher or cases.linear(3)),
+        kind=functools.partial(tfdistill.CodistillModel, agree_on=agree_on),
+        **compiled,
+    )
+
+
+def _fit(agree_on, weight, x, y):
     keras.utils.set_random_seed(1)
     student = keras.Sequential(
         [
             keras.Input([4]),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.5),
-            keras.layers.Dense(units),
+            keras.layers.Dense(3),
         ]
     )
-    model = tfdistill.CodistillModel(
-        student,
-        teachers=tfdistill.teachers.FixedTeacher(teacher),
-        agree_on=agree_on,
-    )
-    return student, model
-
-
-def _fit(agree_on, weight, x, y, sample_weight=None, **options):
-    student, model = _model(agree_on, cases.linear(3), **options)
-    model.compile(
-        keras.optimizers.SGD(0.5),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(),
-        distillation_weight=weight,
-    )
-    logs = cases.fit(model, x, y, sample_weight=sample_weight, batch_size=8)
-    return student, logs
+    model = _taught_by(student, agree_on, distillation_weight=weight)
+    return student, cases.fit(model, x, y, batch_size=8)
 
 
 def test_what_is_trained_on_labels_stays_as_it_was():
@@ -97,10 +93,7 @@ def test_what_is_trained_on_labels_stays_as_it_was():
     others = "mixed", "both", lambda inputs: inputs[:3] * 2, _batches(x, 3)
     for agree_on in others:
         student, _ = _fit(agree_on, 0.0, x, y)
-        for found, expected in zip(
-            student.get_weights(), alone.get_weights(), strict=True
-        ):
-            np.testing.assert_array_equal(found, expected)
+        cases.assert_close(student, alone)
 
 
 @pytest.mark.parametrize(
@@ -111,16 +104,11 @@ def test_the_loss_is_that_of_the_rows(agree_on):
     x, y = cases.data(7)
     weight = np.linspace(0, 3, 7).astype("float32")
     teacher = cases.linear(3)
-    student, logs = cases.linear(1), None
-    model = tfdistill.CodistillModel(
+    student = cases.linear(1)
+    model = _taught_by(
         student,
-        teachers=tfdistill.teachers.FixedTeacher(teacher),
-        agree_on=_batches(x * 2, 3) if agree_on == "data" else agree_on,
-    )
-    model.compile(
-        keras.optimizers.SGD(0.0),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(),
+        _batches(x * 2, 3) if agree_on == "data" else agree_on,
+        optimizer=keras.optimizers.SGD(0.0),
     )
     logs = cases.fit(model, x, y, sample_weight=weight, batch_size=7)
     # The first step has number 0.
@@ -142,7 +130,7 @@ def test_the_loss_is_that_of_the_rows(agree_on):
 def test_what_cannot_be_mixed_is_refused():
     x, y = cases.data(16)
     with pytest.raises(ValueError, match="must be one of 'batch', 'mixed'"):
-        _model("rows", cases.linear(3))
+        _taught_by(cases.linear(1), "rows")
     with pytest.raises(ValueError, match="may not have answers for other rows"):
         tfdistill.CodistillModel(
             cases.linear(1),
@@ -174,16 +162,11 @@ def _taught(strategy, agree_on, *, backup=None, stop=None, **compiled):
     keras.utils.set_random_seed(1)
     teacher = cases.linear(3)
     with strategy.scope():
-        student = cases.linear(1)
-        model = tfdistill.CodistillModel(
-            student,
-            teachers=tfdistill.teachers.FixedTeacher(teacher, name="taught_by"),
-            agree_on=agree_on,
-        )
-        model.compile(
-            keras.optimizers.Adam(0.05),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(),
+        model = _taught_by(
+            cases.linear(1),
+            agree_on,
+            teacher=teacher,
+            optimizer=keras.optimizers.Adam(0.05),
             **compiled,
         )
     data = _batches(cases.data(22), 4)
@@ -225,10 +208,7 @@ def test_rows_of_a_data_set_are_read_on_from_epoch_to_epoch():
 def test_replicas_get_parts_of_the_same_rows(num_steps, two_replicas):
     alone = _taught(tf.distribute.get_strategy(), _rows())
     found = _taught(two_replicas, _rows(), steps_per_execution=num_steps)
-    for one, other in zip(
-        found.student.get_weights(), alone.student.get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+    cases.assert_close(found, alone, atol=1e-6)
 
 
 def test_a_training_that_resumes_gets_the_rows_it_would_have_had(tmp_path):
@@ -246,12 +226,7 @@ def test_a_training_that_resumes_gets_the_rows_it_would_have_had(tmp_path):
         trained(backup=backup(), stop=backup_cases.StopAt(11))
     resumed = trained(backup=(again := backup()))
     assert again.resumed_step in (4, 8)
-    for one, other in zip(
-        resumed.student.get_weights(),
-        expected.student.get_weights(),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(one, other)
+    cases.assert_close(resumed, expected)
 
 
 @pytest.mark.parametrize(
@@ -314,21 +289,15 @@ def test_padded_and_ragged_rows_count_as_they_do_in_a_batch(is_ragged):
         teachers=tfdistill.teachers.FixedTeacher(teacher),
         agree_on=batches(texts),
     )
-    model.compile(
-        keras.optimizers.SGD(0.0),
-        distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(
-            from_logits=True
-        ),
-    )
+    loss = tfdistill.losses.SoftTargetCrossEntropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.0), distillation_loss=loss)
     logs = cases.fit(model, batches([[1], [2, 3], [1]]))
     (asked,) = batches(texts)
     targets = cases.softmax(teacher(asked).numpy())
     own = np.log(cases.softmax(student(asked).numpy()))
     losses = -(targets * own).sum(-1)
     counted = losses[np.arange(3) < np.array([[3], [1], [2]])]
-    np.testing.assert_allclose(
-        logs["distillation_loss"], [counted.mean()], rtol=1e-5
-    )
+    assert logs["distillation_loss"] == pytest.approx([counted.mean()])
 
 
 @pytest.mark.parametrize(
@@ -350,7 +319,7 @@ def test_data_of_something_else_than_inputs_are_refused(change, received):
 
 def test_what_gives_no_rows_is_refused():
     with pytest.raises(ValueError, match="received an empty data set"):
-        _model(_rows().take(0), cases.linear(3))
+        _taught_by(cases.linear(1), _rows().take(0))
     model = _taught(tf.distribute.get_strategy(), _rows())
     with pytest.raises(ValueError, match="Only `fit` reads the rows"):
         model.train_on_batch(*cases.data(5))

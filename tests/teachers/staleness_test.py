@@ -125,10 +125,7 @@ _BURN_IN = schedules.BurnIn(steps=20)
         # No burn-in at all.
         (schedules.BurnIn(steps=0, ramp_steps=30), [False] * 5),
         # One that falls to 0 again.
-        (
-            keras.optimizers.schedules.PolynomialDecay(1.0, 30, 0.0),
-            [False] * 5,
-        ),
+        (keras.optimizers.schedules.PolynomialDecay(1.0, 30, 0.0), [False] * 5),
     ],
 )
 def test_burn_in_is_the_time_before_a_schedule_begins(weight, expected):

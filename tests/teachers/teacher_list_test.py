@@ -2,7 +2,6 @@
 
 import json
 import logging
-import pathlib
 import shutil
 
 import keras
@@ -13,7 +12,6 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill import teachers as kinds
-from tfdistill.exchange import manifest
 from tfdistill.follow import agreement
 from tfdistill.teachers import staleness
 
@@ -64,11 +62,7 @@ def test_the_versions_in_use_are_known_and_come_back(exchange):
 def _state(*steps):
     silence = staleness.Silence().state()
     return {
-        f"group_{group}": {
-            "step": step,
-            "now": None,
-            "silence": silence,
-        }
+        f"group_{group}": {"step": step, "now": None, "silence": silence}
         for group, step in enumerate(steps, 1)
     }
 
@@ -101,18 +95,6 @@ def test_another_graph_comes_back_too(exchange):
 
 
 # ---- following peers ----
-
-
-def test_the_newest_version_replaces_the_one_before(exchange):
-    model = cases.following(exchange)
-    np.testing.assert_array_equal(_outputs(model)[1], [[0] * 16])
-    for step in (10, 11, 12):
-        cases.publish(exchange, cases.linear(step), step=step)
-        cases.load(model, step)
-        outputs, weights = _outputs(model)
-        expected = cases.linear(step)(_X)
-        np.testing.assert_allclose(outputs[0], expected, rtol=1e-5)
-        np.testing.assert_array_equal(weights, [[1] * 16])
 
 
 @pytest.mark.deep
@@ -203,10 +185,7 @@ def _mixed():
 
 @pytest.mark.parametrize(
     ("build", "dtype"),
-    [
-        (lambda: cases.linear(1), tf.float64),
-        (_mixed, tf.float32),
-    ],
+    [(lambda: cases.linear(1), tf.float64), (_mixed, tf.float32)],
     ids=["float64_inputs", "mixed"],
 )
 def test_a_peer_of_another_precision(exchange, build, dtype):
@@ -220,58 +199,6 @@ def test_a_peer_of_another_precision(exchange, build, dtype):
 
 
 # ---- quarantine ----
-
-
-def _flip(path):
-    content = bytearray(path.read_bytes())
-    is_manifest = path.name == manifest.FILE_NAME
-    # A manifest's own text has no checksum: here it is no JSON any more.
-    content[0 if is_manifest else len(content) // 2] ^= 1
-    path.write_bytes(bytes(content))
-
-
-def _files(exchange, step=10):
-    """The names of a version's files."""
-    root = pathlib.Path(exchange.version_path(1, step))
-    return sorted(
-        str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()
-    )
-
-
-@pytest.mark.deep
-def test_no_damaged_file_becomes_a_teacher(exchange, caplog):
-    cases.publish(exchange, cases.linear(1), step=1)
-    names = _files(exchange, 1)
-    assert len(names) == 5
-    model = cases.following(exchange)
-    cases.load(model, 1)
-    damages = [(name, _flip) for name in names]
-    damages.append((names[-1], pathlib.Path.unlink))
-    for step, (name, damage) in enumerate(damages, 10):
-        # An exchange of its own each time: pruning must not interfere.
-        cases.publish(exchange, cases.linear(step), step=step)
-        path = pathlib.Path(exchange.version_path(1, step)) / name
-        damage(path)
-        reader = model.teachers._teachers[0].follower
-        reader.announce(step)
-        # What is missing, or half of it, may be in sight later.
-        may_come = name == "manifest.json" or damage is not _flip
-        word = f"Version {step} of group 1 cannot be read yet"
-        cases.refresh_until(
-            model,
-            lambda s=step, may_come=may_come, word=word: (
-                word in caplog.text
-                if may_come
-                else s in cases.quarantined(model)
-            ),
-        )
-        if not may_come:
-            assert name in cases.quarantined(model)[step]
-    assert model.teachers.status()[0]["step"] == 1
-    outputs, _ = _outputs(model)
-    np.testing.assert_allclose(outputs[0], cases.linear(1)(_X), rtol=1e-5)
-    cases.publish(exchange, cases.linear(3), step=99)
-    cases.load(model, 99)
 
 
 def _with_nan(seed):

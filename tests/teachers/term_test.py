@@ -123,9 +123,6 @@ def test_sequences_are_masked_by_example_without_weights(reduction, divisor):
     np.testing.assert_allclose(found, values.sum() / divisor, rtol=1e-5)
 
 
-# ---- several outputs ----
-
-
 def _two_outputs():
     soft = _of_outputs([_A], [_B])
     first = _cross_entropy(cases.softmax(_A), _STUDENT).mean()
@@ -135,11 +132,7 @@ def _two_outputs():
 
 @pytest.mark.parametrize(
     ("spec", "shares"),
-    [
-        ("one", (1, 1)),
-        (["one", None], (1, 0)),
-        ({"b": "one"}, (0, 1)),
-    ],
+    [("one", (1, 1)), (["one", None], (1, 0)), ({"b": "one"}, (0, 1))],
     ids=str,
 )
 @pytest.mark.parametrize("structure", [dict, list])
@@ -183,9 +176,6 @@ def test_sample_weights_by_output():
     np.testing.assert_allclose(found, first + 3 * second, rtol=1e-5)
 
 
-# ---- logits or probabilities, as the task loss says ----
-
-
 def _scce(from_logits):
     return keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
 
@@ -220,9 +210,6 @@ def test_each_output_follows_its_own_task_loss():
     np.testing.assert_allclose(
         float(term(soft, outputs, None)), first + second, rtol=1e-4
     )
-
-
-# ---- what is refused ----
 
 
 _LOSS = losses.SoftTargetCrossEntropy(from_logits=True)

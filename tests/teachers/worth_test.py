@@ -117,9 +117,6 @@ def test_predictions_that_do_not_count_are_left_out(
     assert teacher.record._means()[0] == expected
 
 
-# ---- the rule ----
-
-
 @pytest.mark.parametrize(
     ("student", "teacher", "is_worse"),
     [
@@ -146,8 +143,6 @@ def test_small_skills_need_more_than_chance_to_be_told_apart():
         assert found == is_worse
 
 
-# ---- on held-out rows ----
-
 _LABELS = np.arange(30) % 3
 
 
@@ -157,9 +152,7 @@ def _held_out(labels=_LABELS, **own):
     graph = student_graph.StudentGraph(cases.linear(0), cases.input_spec())
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     known = teacher.Student(
-        graph,
-        tf.distribute.get_strategy(),
-        yardstick=yardstick.Yardstick(loss),
+        graph, tf.distribute.get_strategy(), yardstick=yardstick.Yardstick(loss)
     )
     found = worth.HeldOut(canary_lib.Canary((inputs, labels)), known)
     for step, mean in own.items():
@@ -259,9 +252,6 @@ def test_a_bad_version_waits_and_so_does_a_good_one_once_it_is_old(exchange):
     _scaled(student, 1.0, exchange, 30)
     cases.load(model, 30)
     cases.refresh_until(model, lambda: not peer.waits)
-
-
-# ---- on batches ----
 
 
 def test_there_is_no_verdict_while_the_student_improves_steeply():

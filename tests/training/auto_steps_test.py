@@ -120,10 +120,7 @@ def _written(directory, num_steps):
     ]
     for _ in range(2):
         cases.fit(
-            model,
-            data.repeat(),
-            steps_per_epoch=190,
-            callbacks=callbacks,
+            model, data.repeat(), steps_per_epoch=190, callbacks=callbacks
         )
     written = sorted(
         event.step

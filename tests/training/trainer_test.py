@@ -350,8 +350,7 @@ def test_what_was_made_outside_of_the_scope_is_refused(
         elif outside == "optimizer":
             student = cases.linear()
         model = cases.codistill(
-            student,
-            optimizer=optimizer if outside == "optimizer" else None,
+            student, optimizer=optimizer if outside == "optimizer" else None
         )
     with pytest.raises(ValueError, match=message):
         cases.fit(model, *cases.data())
