@@ -42,10 +42,7 @@ def _batches():
 
 
 BEFORE = {
-    "no batch": (
-        lambda b: {"x": b.take(0)},
-        "`x` must hold .* 0 batches",
-    ),
+    "no batch": (lambda b: {"x": b.take(0)}, "`x` must hold .* 0 batches"),
     "no validation": (
         lambda b: {"x": b, "validation_data": b.take(0)},
         "`validation_data` must hold .* 0 batches",

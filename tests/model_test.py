@@ -653,8 +653,7 @@ def _trained_by_its_own_loss(wrap, strategy=None):
 
 
 @pytest.mark.parametrize(
-    "where",
-    [pytest.param("two_replicas", marks=pytest.mark.deep), "servers"],
+    "where", [pytest.param("two_replicas", marks=pytest.mark.deep), "servers"]
 )
 def test_a_loss_of_its_own_trains_as_in_keras(where, request, monkeypatch):
     strategy = None
@@ -692,10 +691,7 @@ def _two_outputs(named, model_class=keras.Model):
 
 @pytest.mark.parametrize(
     ("named", "model_class"),
-    [
-        pytest.param(False, keras.Model, marks=pytest.mark.deep),
-        (True, Doubled),
-    ],
+    [pytest.param(False, keras.Model, marks=pytest.mark.deep), (True, Doubled)],
     ids=["list", "own_loss"],
 )
 def test_outputs_are_found_by_name_as_in_keras(named, model_class):
@@ -719,9 +715,7 @@ def test_a_model_that_is_compiled_again_logs_its_losses_again():
     model = cases.codistill(cases.linear(), teacher)
     cases.fit(model, _X, _Y)
     model.compile(
-        "sgd",
-        model.loss.inner,
-        distillation_loss=tfdistill.losses.ForwardKL(),
+        "sgd", model.loss.inner, distillation_loss=tfdistill.losses.ForwardKL()
     )
     logs = cases.fit(model, _X, _Y)
     total = logs["task_loss"][0] + logs["distillation_loss"][0]

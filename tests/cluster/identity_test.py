@@ -152,10 +152,7 @@ _FORMS = {
             "job": {"workerPoolSpecs": []},
             "task": {"type": "chief", "index": 0, "cloud": "a-1", "trial": "1"},
         },
-        (
-            *("chief:0", "cmle-training-workerpool0-ab-0:2222"),
-            *(True, 3, 0),
-        ),
+        (*("chief:0", "cmle-training-workerpool0-ab-0:2222"), *(True, 3, 0)),
     ),
     "Ray": (
         {

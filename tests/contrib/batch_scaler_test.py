@@ -15,9 +15,6 @@ EVERY = 5
 NO_EXCHANGE = tfdistill.Exchange(None)
 
 
-# ---- the rule, without any training ----
-
-
 def test_sizes_settle_where_all_groups_update_equally_often():
     speeds = np.array([1e3, 2e3, 4e3])
     rng, sizes, found = np.random.default_rng(0), [64] * 3, []
@@ -80,9 +77,6 @@ def test_bounds_and_units_hold():
     assert next_size(64, 9.0) == 43  # and a third less.
     assert next_size(64, 1.4, multiple_of=16) == 64
     assert next_size(64, 1.8, multiple_of=16) == 48
-
-
-# ---- a training ----
 
 
 class Network(keras.Model):

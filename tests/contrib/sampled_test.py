@@ -75,9 +75,7 @@ def test_all_classes_are_the_dense_loss():
         lambda x: loss.call(target, layer(x)), layer, x
     )
     found, gradients = with_gradients(
-        lambda x: layer.cross_entropy(x, y["ids"], y["probabilities"]),
-        layer,
-        x,
+        lambda x: layer.cross_entropy(x, y["ids"], y["probabilities"]), layer, x
     )
     np.testing.assert_allclose(found, exact, rtol=1e-5)
     gradients = [tf.convert_to_tensor(each) for each in gradients]
@@ -130,9 +128,6 @@ def test_no_tensor_has_all_classes_of_a_batch():
         s for s in shapes if s.rank and NUM_CLASSES in s and s[0] not in (1, 40)
     ]
     assert not wide
-
-
-# ---- in models ----
 
 
 class Student(keras.Model):

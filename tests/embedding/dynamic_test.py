@@ -260,21 +260,6 @@ def test_a_row_that_changes_hands_begins_anew(optimizer):
     )
 
 
-@pytest.mark.deep
-def test_results_do_not_depend_on_the_number_of_shards():
-    found = []
-    for num_shards in (1, 3):
-        model, table = _model(
-            num_rows=4096, num_shards=num_shards, num_fields=1, evict="count"
-        )
-        rng = np.random.default_rng(1)
-        _fit(model, _wild(6000)[rng.zipf(1.3, [20, 200, 1]) % 6000])
-        rows = table.rows_of(_wild(6000)[:, None])
-        found.append([rows, cases.table(table), cases.table(table.ids)])
-    for actual, expected in zip(*found, strict=True):
-        np.testing.assert_array_equal(actual, expected)
-
-
 def test_files_and_exports_hold_the_ids(tmp_path):
     model, table = _model(admit_after=2)
     ids = _wild(60)[np.random.default_rng(1).integers(0, 60, [6, 8, FIELDS])]

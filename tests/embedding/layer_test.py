@@ -31,9 +31,6 @@ def _by_id(layer):
     return cases.table(layer)[order.numpy()]
 
 
-# ---- lookup ----
-
-
 @pytest.mark.parametrize(("sharding", "num_shards"), LAYOUTS)
 @pytest.mark.parametrize("training", [None, True, False])
 def test_each_id_gets_its_row(sharding, num_shards, training):
@@ -131,9 +128,6 @@ def test_mixed_precision_sums_gradients_in_float32():
     np.testing.assert_array_equal(gradient.values, [[1000.0]])
 
 
-# ---- ids out of range ----
-
-
 @pytest.mark.parametrize("bad", [-1, 2**40])
 @pytest.mark.parametrize("in_function", [False, True])
 def test_an_id_out_of_range_is_refused_by_name(bad, in_function):
@@ -178,9 +172,6 @@ def test_what_does_not_fit_is_refused(arguments, ids, message):
         _layer(**arguments)(ids())
 
 
-# ---- initial values ----
-
-
 @pytest.fixture
 def _small_blocks(monkeypatch):
     monkeypatch.setattr("tfdistill.embedding.rows.BLOCK_ELEMENTS", 20)
@@ -211,9 +202,6 @@ def test_initial_values_follow_the_seeds():
     assert (drawn(5) != drawn(6)).all()
 
 
-# ---- files, configuration ----
-
-
 def test_weights_files_suit_any_number_of_shards(tmp_path):
     model = cases.model(num_shards=2)
     path = str(tmp_path / "m.weights.h5")
@@ -235,9 +223,6 @@ def test_keras_files_keep_the_layer(tmp_path):
     assert len(loaded.get_layer("table").shards) == 3
     x, _ = cases.data()
     np.testing.assert_array_equal(loaded(x), model(x))
-
-
-# ---- models ----
 
 
 SPEC = tf.TensorSpec([None, len(cases.FIELDS)], tf.int32)

@@ -124,9 +124,6 @@ def test_lazy_adam_by_formula():
     np.testing.assert_allclose(fused.variable, expected, rtol=1e-4, atol=1e-5)
 
 
-# ---- clipping ----
-
-
 _CLIPS = pytest.mark.parametrize(
     "clip", [{"clipnorm": 0.5}, {"global_clipnorm": 0.5}, {"clipvalue": 0.2}]
 )
@@ -167,9 +164,6 @@ def test_shards_of_a_table_are_clipped_as_one_gradient(clip):
         np.testing.assert_allclose(
             slices.values, expected[0].numpy()[r], rtol=1e-6
         )
-
-
-# ---- slots, mistakes ----
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,6 @@ def test_a_table_used_in_any_other_way_is_refused():
         )
 
 
-# ---- cost ----
-
-
 def _sizes(graph):
     """First dimensions of all tensors of a graph and its functions."""
     functions = [graph, *(f.graph for f in graph._functions.values())]

@@ -13,9 +13,6 @@ from tfdistill.exports import student_graph
 _DATA = "variables.data-00000-of-00001"
 
 
-# ---- versions ----
-
-
 @pytest.fixture
 def writer(tmp_path):
     graph = student_graph.StudentGraph(

@@ -142,9 +142,6 @@ def test_a_table_is_filled_from_an_asset_alone(tmp_path):
             _check(tmp_path / name)
 
 
-# ---- files that no exporter writes ----
-
-
 @functools.cache
 def _linear_graph():
     with tempfile.TemporaryDirectory() as directory:
@@ -242,9 +239,6 @@ def test_a_restoring_function_may_run_and_is_held_to_that(tmp_path):
         graph_check.GraphError, match="found .*(Restore|Assign)"
     ):
         _check(directory)
-
-
-# ---- files ----
 
 
 WHOLE = [

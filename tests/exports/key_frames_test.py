@@ -55,8 +55,7 @@ def _student(seed, table=None):
 def _by_id(seed):
     """The same with a table whose ids come into it as they are met."""
     return _student(
-        seed,
-        lambda: tfdistill.layers.DynamicEmbedding(1024, 6, admit_after=2),
+        seed, lambda: tfdistill.layers.DynamicEmbedding(1024, 6, admit_after=2)
     )
 
 
@@ -542,28 +541,6 @@ def test_a_student_that_is_no_longer_frozen_leaves_the_teacher_as_it_is(
     cases.fit(model, _X[:4], _Y[:4], batch_size=4)
     assert not np.array_equal(model.student.layers[1].embeddings, table)
     _assert_same_bits(_teacher(model), before)
-
-
-@pytest.mark.deep
-def test_a_fit_follows_adapters_by_its_own_callbacks(exchange):
-    """In one process, as two groups do; the versions of one hold adapters."""
-    _publish(exchange, lambda *_: None, 3, _adapted)
-    model = _following(exchange, _adapted(0))
-    exporter = tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=1, group=0, key_every=100
-    )
-    loader = tfdistill.callbacks.TeacherLoader(every_steps=1)
-    until = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda *_: setattr(
-            model, "stop_training", model.teachers.status()[0]["step"] == 3
-        )
-    )
-    callbacks = [exporter, loader, until]
-    cases.fit(model, _X, _Y, epochs=200, batch_size=4, callbacks=callbacks)
-    assert model.teachers.status()[0]["step"] == 3
-    assert len(_bases(exchange)) == 1
-    own, students = _own_bytes(model)
-    assert own < students / 5
 
 
 @pytest.mark.deep

@@ -98,9 +98,6 @@ def _hostile(directory, path):
     hostile_cases.save(directory, hostile_cases.bodies(str(path))["WriteFile"])
 
 
-# ---- SavedModels that the user names ----
-
-
 def _named(directory, graph, *, trust):
     specs = graph.input_spec, graph.output_spec
     return other_graphs.load(
@@ -130,9 +127,6 @@ def test_a_good_one_is_loaded_without_a_word(graph, tmp_path, caplog):
     assert "though" not in caplog.text
 
 
-# ---- peers ----
-
-
 def test_a_version_is_loaded_from_a_copy(
     graph, tmp_path, exchange, monkeypatch
 ):
@@ -157,8 +151,7 @@ class _Peers:
         self.exchange = tfdistill.Exchange(root / "exchange")
         self.root = root
         self.model = cases.codistill(
-            cases.linear(0),
-            cases.peers(self.exchange, allow_other_graphs=True),
+            cases.linear(0), cases.peers(self.exchange, allow_other_graphs=True)
         )
         cases.prepare(self.model, _X, _Y)
         self.step = 0

@@ -67,9 +67,6 @@ def _fingerprint(model):
     return student_graph.StudentGraph(model, cases.input_spec()).fingerprint
 
 
-# ---- fingerprint ----
-
-
 def test_fingerprints_agree_across_strategies(two_replicas):
     with two_replicas.scope():
         mirrored = _fingerprint(cases.deep(1))
@@ -143,9 +140,6 @@ def test_fingerprints_ignore_the_configuration_of_a_process():
     finally:
         tf.config.optimizer.set_experimental_options({"remapping": True})
     assert configured == alone
-
-
-# ---- mistakes ----
 
 
 def test_a_variable_that_keras_does_not_know_is_refused():

@@ -401,10 +401,7 @@ class _Group:
                 exchange.published.pop(0)
             if self.rng.random() < 0.15:
                 error = self.rng.choice(
-                    [
-                        versions.CorruptVersionError("torn"),
-                        OSError("stale"),
-                    ]
+                    [versions.CorruptVersionError("torn"), OSError("stale")]
                 )
                 exchange.errors["verify", step] = error
             elif self.rng.random() < 0.3:

@@ -33,12 +33,7 @@ while not os.path.exists(os.environ["END"]):
 
 @contextlib.contextmanager
 def _launched(
-    workdir,
-    *options,
-    code=CODE,
-    stdout=subprocess.PIPE,
-    preexec_fn=None,
-    **env,
+    workdir, *options, code=CODE, stdout=subprocess.PIPE, preexec_fn=None, **env
 ):
     command = [sys.executable, "-m", "launch.local", *options]
     command += [f"--workdir={workdir}", "--preload=json", "--"]

@@ -138,11 +138,7 @@ if TYPE == "chief":
     sys.exit(0)
 {HANG}"""
     topology = tasks.topology(
-        tmp_path,
-        task,
-        workers_per_group=2,
-        ps_per_group=1,
-        worker_restarts=2,
+        tmp_path, task, workers_per_group=2, ps_per_group=1, worker_restarts=2
     )
     with tasks.shown(topology) as run:
         result = tasks.end(run)

@@ -137,9 +137,7 @@ def test_a_peer_that_is_ahead_is_mixed_as_of_the_same_step(tmp_path):
     assert mixer.num_mixes == 4 and mixer.staleness_steps == {1: 0}
 
 
-def test_a_peer_that_was_missing_is_not_waited_for_until_it_publishes(
-    exchange,
-):
+def test_a_peer_that_was_missing_is_not_waited_for_until_it_publishes(exchange):
     model, now = _still(), [0.0]
     waited = []
 
@@ -171,11 +169,7 @@ def test_a_peer_that_was_missing_is_not_waited_for_until_it_publishes(
 
     exporter = _exporter(exchange)
     cases.fit(
-        model,
-        _X,
-        _Y,
-        batch_size=4,
-        callbacks=[exporter, Seen(), mixer, Peer()],
+        model, _X, _Y, batch_size=4, callbacks=[exporter, Seen(), mixer, Peer()]
     )
     assert waited[:2] == [True, False]
     assert (mixer.num_mixes, mixer.num_skipped) == (1, 3)
@@ -216,7 +210,7 @@ def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
         mixer = _mixer(
             mixing.OuterOptimizer(
                 keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
-            ),
+            )
         )
 
         def publish(step, student=student, exchange=exchange, mixer=mixer):

@@ -72,10 +72,7 @@ _CASES = {
         ),
         _nesterov,
     ),
-    "adam": (
-        lambda: mixing.OuterOptimizer(keras.optimizers.Adam(0.03)),
-        _adam,
-    ),
+    "adam": (lambda: mixing.OuterOptimizer(keras.optimizers.Adam(0.03)), _adam),
 }
 
 

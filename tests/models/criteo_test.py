@@ -147,10 +147,7 @@ def test_a_dlrm_multiplies_each_pair_of_vectors_once():
     )
     ends = keras.Model(
         model.inputs,
-        [
-            model.get_layer("products").input,
-            model.get_layer("products").output,
-        ],
+        [model.get_layer("products").input, model.get_layer("products").output],
     )
     rng = np.random.default_rng(0)
     inputs = {

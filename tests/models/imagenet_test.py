@@ -168,9 +168,6 @@ def test_missing_images_are_an_error_that_says_what_to_do(
     assert "Override path" in str(caught.value)
 
 
-# ---- crops ----
-
-
 def gradient(height=96, width=64):
     """An image whose red is its row and whose green is its column."""
     rows, columns = np.mgrid[:height, :width]
@@ -210,9 +207,6 @@ def test_random_parts_have_the_areas_and_sides_of_the_paper(kind):
     assert 22 < mirrored < 58
 
 
-# ---- network ----
-
-
 @pytest.mark.deep
 def test_resnet_50_is_that_of_goyal_et_al():
     model = imagenet.build_model()
@@ -234,9 +228,6 @@ def test_resnet_50_is_that_of_goyal_et_al():
     assert strided.count((3, 3)) == 3
     norm = model.layers[kinds.index("BatchNormalization")]
     assert (norm.momentum, norm.epsilon) == (0.9, 1e-5)
-
-
-# ---- the recipe ----
 
 
 def small(folders):

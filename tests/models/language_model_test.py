@@ -7,7 +7,6 @@ import tensorflow as tf
 from models import language_model
 from models.language_model import batches
 from models.language_model import tokens as tokens_lib
-from tests.cases import codistillation
 from tests.cases import datasets as dataset_cases
 from tests.cases import language_model as cases
 
@@ -144,26 +143,3 @@ def test_no_logit_sees_a_later_token():
     after = model(tokens).numpy()
     np.testing.assert_allclose(after[:, :5], before[:, :5], atol=1e-6)
     assert np.abs(after[:, 5:] - before[:, 5:]).max(axis=(0, 2)).min() > 1e-6
-
-
-@pytest.mark.deep
-def test_a_peer_teaches_by_its_export(text, exchange):
-    _, validation = datasets(text)
-    model = codistillation.codistill(
-        small_model(), codistillation.peers(exchange)
-    )
-    tokens, labels = (np.asarray(array) for array in next(iter(validation)))
-    codistillation.prepare(model, tokens, labels)
-    peer = small_model()
-    codistillation.publish(exchange, peer, spec=model.graph.input_spec)
-    codistillation.load(model, 10)
-    student = model.student(tokens).numpy().astype("float64")
-    teacher = peer(tokens).numpy().astype("float64")
-    logs = codistillation.fit(model, tokens, labels, batch_size=16)
-    logs = {name: values[0] for name, values in logs.items()}
-    probabilities = codistillation.softmax(student)
-    chosen = np.take_along_axis(probabilities, labels[..., None], axis=-1)
-    assert logs["task_loss"] == pytest.approx(-np.log(chosen).mean(), rel=1e-5)
-    soft = codistillation.softmax(teacher) * np.log(probabilities)
-    expected = -soft.sum(axis=-1).mean()
-    assert logs["distillation_loss"] == pytest.approx(expected, rel=1e-5)

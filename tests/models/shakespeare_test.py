@@ -28,10 +28,7 @@ def text(tmp_path_factory):
 
 def _make(path, group=0, batch=64, **options):
     return shakespeare.make_datasets(
-        cluster(group),
-        batch_size=batch,
-        path=path,
-        **{**_SIZES, **options},
+        cluster(group), batch_size=batch, path=path, **{**_SIZES, **options}
     )
 
 

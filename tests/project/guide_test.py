@@ -59,7 +59,7 @@ _IN_A_SHELL = "--workdir=/tmp/my_run"
 
 def _in_a_shell(text):
     environ = os.environ | {
-        "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
+        "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     }
     done = subprocess.run(
         ["bash", "-e", "-c", text],

@@ -40,19 +40,12 @@ def _of_rank(rank, counts, nodes):
         (n, i) for n, c in zip(nodes, counts, strict=True) for i in range(c)
     ]
     node, _ = placed[rank]
-    return {
-        "SLURM_PROCID": str(rank),
-        "SLURMD_NODENAME": node,
-    }
+    return {"SLURM_PROCID": str(rank), "SLURMD_NODENAME": node}
 
 
 @pytest.mark.parametrize(
     ("text", "counts"),
-    [
-        ("2,1", [2, 1]),
-        ("1(x3)", [1, 1, 1]),
-        ("2(x2),1,4(x2)", [2, 2, 1, 4, 4]),
-    ],
+    [("2,1", [2, 1]), ("1(x3)", [1, 1, 1]), ("2(x2),1,4(x2)", [2, 2, 1, 4, 4])],
 )
 def test_every_task_finds_its_place_and_all_find_the_same(text, counts):
     nodes = [f"node{n:02}" for n in range(1, len(counts) + 1)]

@@ -46,8 +46,7 @@ def test_labels_and_logarithms():
 def test_a_part_of_a_batch_has_its_own_values():
     whole = batch(list(range(9)), [f"{n}".encode() for n in range(9)])
     np.testing.assert_array_equal(
-        criteo_rows.records(whole.slice(4, 3)),
-        criteo_rows.records(whole)[4:7],
+        criteo_rows.records(whole.slice(4, 3)), criteo_rows.records(whole)[4:7]
     )
 
 

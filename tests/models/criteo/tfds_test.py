@@ -44,9 +44,6 @@ def test_rows_as_they_are_in_the_text(prepared):
         assert texts == fields[14:]
 
 
-# ---- as a way into the recipes ----
-
-
 class OtherFeatures(tfds.core.GeneratorBasedBuilder):
     """A data set that is no click log."""
 
@@ -91,11 +88,7 @@ def test_the_same_rows_are_converted_to_the_same_bytes(
     assert binary.num_rows == {"train": 250, "validation": 50}
     assert binary.directory != from_text.directory
     assert binary.header["sources"] == [
-        {
-            "name": "criteo_display_ads/1.0.0",
-            "split": "train",
-            "examples": 300,
-        }
+        {"name": "criteo_display_ads/1.0.0", "split": "train", "examples": 300}
     ]
     part, _ = converted_records("tfds:criteo_display_ads[train[:60]]", tmp_path)
     assert sum(part.num_rows.values()) == 60
