@@ -170,9 +170,13 @@ def model(
     *,
     metrics: Any = (),
     kind: type = tfdistill.CodistillModel,
+    teachers: Any = None,
     **kwargs: Any,
 ) -> tfdistill.CodistillModel:
-    made = kind(student() if built is None else built)
+    made = kind(student() if built is None else built, teachers=teachers)
+    if teachers is not None:
+        loss = tfdistill.losses.BinarySoftTargetCrossEntropy()
+        kwargs.setdefault("distillation_loss", loss)
     made.compile(
         optimizer or keras.optimizers.Adagrad(0.1),
         keras.losses.BinaryCrossentropy(from_logits=True),

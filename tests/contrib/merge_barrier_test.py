@@ -85,12 +85,11 @@ def _trained(exchange, *callbacks, epochs, margin=0.0):
         weight=0.5,
     )
     compared = _Compared(barrier)
-    model = tfdistill.CodistillModel(
-        _two_units([1, -1]), teachers=cases.peers(exchange)
-    )
-    model.compile(
-        keras.optimizers.SGD(1e-6),
-        keras.losses.BinaryCrossentropy(from_logits=True),
+    model = cases.codistill(
+        _two_units([1, -1]),
+        cases.peers(exchange),
+        optimizer=keras.optimizers.SGD(1e-6),
+        loss=keras.losses.BinaryCrossentropy(from_logits=True),
         distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
         distillation_weight=barrier,
     )

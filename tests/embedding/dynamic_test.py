@@ -327,13 +327,8 @@ def test_a_peer_teaches_by_id_whatever_rows_it_has(tmp_path):
     assert (table.rows_of(ids) >= 0).all()
     teacher = tfdistill.teachers.FixedTeacher(peer.model)
     learner = tfdistill.CodistillModel(_student(), teachers=teacher)
-    learner.compile(
-        OPTIMIZERS["adagrad"](),
-        None,
-        distillation_loss=tfdistill.losses.LogitsMeanSquaredError(
-            from_logits=True
-        ),
-    )
+    loss = tfdistill.losses.LogitsMeanSquaredError(from_logits=True)
+    learner.compile(OPTIMIZERS["adagrad"](), None, distillation_loss=loss)
     _fit(learner, ids[:, None])
     assert (learner.get_layer("table").rows_of(ids) != table.rows_of(ids)).any()
     # The same with what the peer says of the ids as labels.

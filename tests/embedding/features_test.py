@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras_rs import layers
 
 import tfdistill
+from tests.cases import codistillation as cases
 from tests.cases import servers as server_cases
 from tfdistill.embedding import layer as embedding_layer
 
@@ -65,10 +66,7 @@ def test_it_gives_what_keras_rs_gives():
     theirs, ours = _alike(_configs())
     expected, actual = theirs(_inputs()), ours(_inputs())
     keras.tree.assert_same_structure(actual, expected)
-    for one, other in zip(
-        keras.tree.flatten(actual), keras.tree.flatten(expected), strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
+    cases.assert_close(actual, expected, rtol=1e-5)
     # Features of one configuration share its table.
     assert sorted(ours.tables) == ["users", "words"]
     bags = tf.ragged.constant([[1], [], [2, 3, 3], [0]], tf.int32)

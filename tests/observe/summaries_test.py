@@ -185,8 +185,7 @@ def test_weights_and_logs_are_those_without_summaries(tmp_path, exchange):
         found.append((logs.keys(), model.get_weights()))
     (names, weights), (others, same) = found
     assert names == others
-    for value, other in zip(weights, same, strict=True):
-        np.testing.assert_array_equal(value, other)
+    cases.assert_close(weights, same)
 
 
 def test_a_resumed_training_repeats_no_step(tmp_path):

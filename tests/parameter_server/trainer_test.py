@@ -398,13 +398,9 @@ def test_workers_report_rows_to_compare_teachers_by(
     cases.pretend(monkeypatch)
     path = tmp_path / "teacher.keras"
     cases.student(seed=1).save(path)
-    model = tfdistill.CodistillModel(
-        cases.student(), teachers=tfdistill.teachers.FixedTeacher(path)
-    )
-    model.compile(
-        keras.optimizers.Adagrad(0.0),
-        keras.losses.BinaryCrossentropy(from_logits=True),
-        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+    model = cases.model(
+        optimizer=keras.optimizers.Adagrad(0.0),
+        teachers=tfdistill.teachers.FixedTeacher(path),
         steps_per_execution=2,
     )
     data = cases.batches(5, num_examples=23)

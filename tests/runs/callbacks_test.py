@@ -93,10 +93,10 @@ def test_the_checkpoint_is_the_plain_student(workers):
     directory, (notes, _), _ = workers
     student = keras.models.load_model(directory / "files_0" / "best.keras")
     # Early stopping restored the same best weights.
-    for saved, restored in zip(
+    for saved, kept in zip(
         student.get_weights(), notes["weights"], strict=True
     ):
-        np.testing.assert_allclose(saved, restored, rtol=1e-6)
+        np.testing.assert_allclose(saved, kept, rtol=1e-6)
     x, _ = training_cases.regression(50)
     np.testing.assert_allclose(
         student.predict(x, verbose=0), notes["prediction"], atol=1e-6

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfdistill
-from tests.cases import codistillation as codistillation_cases
 from tests.cases import references
 from tests.cases import servers
 from tests.cases import training as training_cases
@@ -104,30 +102,3 @@ def test_a_swap_does_not_retrace_the_step(found):
     # epoch, though the version changes.
     assert found.notes["num_graphs"] == 2
     assert found.notes["num_traced"] == [servers.NUM_STEPS] * 3
-
-
-@pytest.mark.deep
-def test_the_export_opens_in_plain_tensorflow(found, tmp_path):
-    predicted = found.of("learn")["prediction"]
-    exchange = tfdistill.Exchange(found.directory / "exchange")
-    newest = exchange.latest(0)
-    exchange.verify(newest)
-    assert newest.step == servers.NUM_EPOCHS * servers.NUM_STEPS
-    x, _ = training_cases.clicks()
-    np.savez(tmp_path / "x.npz", **x)
-    codistillation_cases.run_python(
-        "import sys; import numpy as np; import tensorflow as tf\n"
-        "path, given, out = sys.argv[1:]\n"
-        "x = {k: tf.constant(v) for k, v in np.load(given).items()}\n"
-        "model = tf.saved_model.load(path)\n"
-        "assert not any('tfdistill' in name for name in sys.modules)\n"
-        "(y,) = model.signatures['serving_default'](**x).values()\n"
-        "np.save(out, y)\n",
-        newest.path,
-        str(tmp_path / "x.npz"),
-        str(tmp_path / "y.npy"),
-        cwd="/",
-    )
-    np.testing.assert_allclose(
-        np.load(tmp_path / "y.npy"), predicted, atol=1e-6
-    )

@@ -126,13 +126,8 @@ def test_it_ends_in_a_loop_of_short_trainings(tmp_path):
 
 def test_it_ends_on_parameter_servers_too(tmp_path, monkeypatch):
     servers.pretend(monkeypatch)
-    model = tfdistill.CodistillModel(
-        servers.student(), teachers=cases.peers(tfdistill.Exchange(tmp_path))
-    )
-    model.compile(
-        keras.optimizers.Adagrad(0.1),
-        keras.losses.BinaryCrossentropy(from_logits=True),
-        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+    model = servers.model(
+        teachers=cases.peers(tfdistill.Exchange(tmp_path)),
         distillation_weight="auto",
         steps_per_execution=1,
     )

@@ -71,15 +71,11 @@ def _retrained(served, target, *callbacks, strategy=None, units=16, **kwargs):
         student = _student(units)
         if units == 16:
             student.set_weights(served.get_weights())
-        model = tfdistill.CodistillModel(
-            student, teachers=tfdistill.teachers.FixedTeacher(served)
-        )
-        model.compile(
-            keras.optimizers.Adam(
-                keras.optimizers.schedules.CosineDecay(0.01, 60)
-            ),
-            keras.losses.BinaryCrossentropy(from_logits=True),
-            distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+        rate = keras.optimizers.schedules.CosineDecay(0.01, 60)
+        model = servers.model(
+            student,
+            keras.optimizers.Adam(rate),
+            teachers=tfdistill.teachers.FixedTeacher(served),
             distillation_weight=budget,
         )
     weights = _Weights()
@@ -161,14 +157,8 @@ def test_it_is_kept_on_parameter_servers_by_tables_too(monkeypatch, tmp_path):
     budget = tfdistill.schedules.ChurnBudget(
         0.01, held_out=servers.data(200), every_steps=2
     )
-    model = tfdistill.CodistillModel(
-        servers.student(),
+    model = servers.model(
         teachers=tfdistill.teachers.FixedTeacher(tmp_path / "served.keras"),
-    )
-    model.compile(
-        keras.optimizers.Adagrad(0.1),
-        keras.losses.BinaryCrossentropy(from_logits=True),
-        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
         distillation_weight=budget,
     )
     model.student.set_weights(served.get_weights())
@@ -202,14 +192,10 @@ def test_it_resumes_to_the_bit(served, whole, tmp_path, step):
     assert logs.found == {key: expected[key] for key in logs.found}
 
 
-def test_it_needs_a_fixed_teacher(served):
-    model = tfdistill.CodistillModel(
-        _student(), teachers=tfdistill.teachers.OwnPast()
-    )
-    model.compile(
-        "sgd",
-        keras.losses.BinaryCrossentropy(from_logits=True),
-        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+def test_it_needs_a_fixed_teacher():
+    model = servers.model(
+        _student(),
+        teachers=tfdistill.teachers.OwnPast(),
         distillation_weight=tfdistill.schedules.ChurnBudget(0.1),
     )
     loader = tfdistill.callbacks.TeacherLoader(every_steps=1)

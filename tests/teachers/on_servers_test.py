@@ -3,7 +3,6 @@
 import functools
 import threading
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -302,16 +301,9 @@ def test_a_version_that_is_too_old_is_not_obeyed(tmp_path):
 # ---- the whole of it, on a pretended group ----
 
 
-def _codistill(directory, optimizer):
+def _model(directory):
     teachers = codistillation_cases.peers(tfdistill.Exchange(directory))
-    model = tfdistill.CodistillModel(cases.student(), teachers=teachers)
-    model.compile(
-        optimizer,
-        keras.losses.BinaryCrossentropy(from_logits=True),
-        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
-        distillation_weight=1.0,
-    )
-    return model
+    return cases.model(teachers=teachers, distillation_weight=1.0)
 
 
 def _teach(directory, model):
@@ -320,22 +312,17 @@ def _teach(directory, model):
         tfdistill.Exchange(directory), _peer(3), step=10, spec=SPEC
     )
     codistillation_cases.load(model, 10)
-    return model.fit(
-        cases.batches(),
-        epochs=2,
-        callbacks=[codistillation_cases.never()],
-        verbose=0,
-    ).history
+    return codistillation_cases.fit(model, cases.batches(), epochs=2)
 
 
 def test_a_group_learns_from_its_teacher_as_one_process_does(
     tmp_path, monkeypatch
 ):
-    plain = _codistill(tmp_path / "plain", keras.optimizers.Adagrad(0.1))
+    plain = _model(tmp_path / "plain")
     codistillation_cases.prepare(plain, cases.batches())
     expected = _teach(tmp_path / "plain", plain)
     cases.pretend(monkeypatch)
-    model = _codistill(tmp_path / "group", keras.optimizers.Adagrad(0.1))
+    model = _model(tmp_path / "group")
     model.trainer.build(cases.batches().element_spec)
     assert model.before_tracing() is model.teachers.remote
     found = _teach(tmp_path / "group", model)
@@ -348,7 +335,7 @@ def test_a_group_learns_from_its_teacher_as_one_process_does(
 
 def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):
     cases.pretend(monkeypatch)
-    model = _codistill(tmp_path, keras.optimizers.Adagrad(0.1))
+    model = _model(tmp_path)
     model.trainer.build(cases.batches().element_spec)
     assert model.before_tracing() is model.teachers.remote
     peer = _peer(3)

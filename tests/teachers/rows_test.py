@@ -236,15 +236,10 @@ def test_workers_of_servers_get_whole_batches_of_them(num_workers, monkeypatch):
     teacher = servers.student(seed=5)
 
     def trained():
-        model = tfdistill.CodistillModel(
-            servers.student(seed=0),
+        agree_on = _batches(servers.data(40)[0], 7)
+        model = servers.model(
+            kind=functools.partial(tfdistill.CodistillModel, agree_on=agree_on),
             teachers=tfdistill.teachers.FixedTeacher(teacher),
-            agree_on=_batches(servers.data(40)[0], 7),
-        )
-        model.compile(
-            keras.optimizers.Adagrad(0.1),
-            keras.losses.BinaryCrossentropy(from_logits=True),
-            distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
             # Two workers in turn, each a step.
             steps_per_execution=3 if num_workers == 1 else 1,
         )

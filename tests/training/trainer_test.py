@@ -109,8 +109,7 @@ def test_a_replica_without_rows_contributes_nothing(two_replicas):
     plain.compile("sgd", model.loss.inner)
     plain.optimizer.learning_rate = 0.1
     plain.train_on_batch(x[2:], y[2:])
-    for one, other in zip(found, plain.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    cases.assert_close(found, plain, rtol=1e-5, atol=1e-6)
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one[1], other[1])
 
@@ -415,7 +414,4 @@ def test_versions_of_averaged_weights_are_what_fit_leaves(
     version = exchange.latest(0)
     assert version.step == 8
     loaded = tf.saved_model.load(version.path)
-    for one, other in zip(
-        loaded.model_variables, model.student.get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
+    cases.assert_close(loaded.model_variables, model.student)
