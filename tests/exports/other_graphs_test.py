@@ -2,7 +2,6 @@
 
 import logging
 import os
-import pathlib
 import pickle
 import shutil
 
@@ -16,7 +15,6 @@ from tests.cases import codistillation as cases
 from tests.cases import hostile as hostile_cases
 from tfdistill.exchange import manifest
 from tfdistill.exports import other_graphs
-from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 
 _OUT = tf.TensorSpec([None, cases.NUM_CLASSES])
@@ -214,40 +212,6 @@ def test_hostile_exports_are_quarantined_and_training_goes_on(
     cases.publish(peers.exchange, cases.deep(1), step=100)
     cases.load(peers.model, 100)
     assert len(peers.loads) == 1
-
-
-def _break(variables, name, size):
-    path = variables / name
-    path.write_bytes(path.read_bytes()[:size])
-
-
-@pytest.mark.parametrize(
-    ("own_graph", "name", "size"),
-    [
-        (True, "variables.data-00000-of-00001", 20),
-        pytest.param(False, "variables.index", -10, marks=pytest.mark.deep),
-    ],
-)
-def test_a_damaged_checkpoint_is_quarantined_and_training_goes_on(
-    tmp_path, monkeypatch, own_graph, name, size
-):
-    """The manifest has the right hashes of it, as it was damaged before."""
-    peers = _Peers(tmp_path, monkeypatch)
-    graph = peers.model.graph
-    writer = saved_model.SavedModelWriter(graph)
-
-    def write(directory):
-        writer.write(directory, writer.snapshot())
-        _break(pathlib.Path(directory, "variables"), name, size)
-
-    peers.publish(
-        write,
-        graph_fingerprint=graph.fingerprint if own_graph else "another",
-        variables=writer.variables,
-    )
-    assert "must be whole; it is not" in peers.refused()
-    logs = cases.fit(peers.model, _X, _Y)
-    assert np.isfinite(logs["loss"]).all()
 
 
 def _pickle_bomb(path):

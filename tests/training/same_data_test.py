@@ -54,13 +54,19 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-def _number(data):
-    """What a worker tells the others of some data."""
+def _first(name="x"):
+    """What looks at some data, and the numbers that it has told the others."""
     told = []
     first = same_data.FirstBatches(
-        "x", tf.distribute.get_strategy(), bare=lambda element: element
+        name, tf.distribute.get_strategy(), bare=lambda element: element
     )
     first._workers.gathered = lambda number: told.append(number) or [number]
+    return first, told
+
+
+def _number(data):
+    """What a worker tells the others of some data."""
+    first, told = _first()
     if isinstance(data, tf.data.Dataset):
         read = first.of_dataset(data)
         assert read.cardinality() == data.cardinality()
@@ -103,11 +109,7 @@ class _Turned(_Sequence):
 @pytest.mark.parametrize("is_resumed", [False, True])
 @pytest.mark.parametrize("make", [_dataset, _Turned])
 def test_each_epoch_is_compared(make, is_resumed):
-    data, told = make(X, Y), []
-    first = same_data.FirstBatches(
-        "x", tf.distribute.get_strategy(), bare=lambda element: element
-    )
-    first._workers.gathered = lambda number: told.append(number) or [number]
+    data, (first, told) = make(X, Y), _first()
     is_dataset = isinstance(data, tf.data.Dataset)
     read = first.of_dataset(data) if is_dataset else first.of(data)
     watch = same_data.Watch(first, starts_over=True, is_resumed=is_resumed)
@@ -143,9 +145,7 @@ def test_data_that_are_no_global_batches_are_left_alone(policy):
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policies[policy]
     dataset = data_lib.by_element(_dataset(X, Y).with_options(options))
-    first = same_data.FirstBatches(
-        "x", tf.distribute.get_strategy(), bare=lambda element: element
-    )
+    first, _ = _first()
     assert first.of_dataset(dataset) is dataset
 
 
@@ -153,9 +153,7 @@ def test_a_data_set_remains_resumable():
     def make(number):
         return tf.data.Dataset.range(6).batch(2).skip(number)
 
-    first = same_data.FirstBatches(
-        "x", tf.distribute.get_strategy(), bare=lambda element: element
-    )
+    first, _ = _first()
     noted = first.of_dataset(data_lib.by_element(data_lib.resumable(make)))
     (left,) = data_lib.from_batch(noted, 2)
     assert left.numpy().tolist() == [4, 5]
@@ -163,11 +161,7 @@ def test_a_data_set_remains_resumable():
 
 @pytest.mark.parametrize("others", [[], [1, 2]])
 def test_the_message_names_the_data_and_the_workers(others):
-    first = same_data.FirstBatches(
-        "validation_data",
-        tf.distribute.get_strategy(),
-        bare=lambda element: element,
-    )
+    first, _ = _first("validation_data")
     first._workers.gathered = lambda number: [
         number + (worker in others) for worker in range(4)
     ]
