@@ -99,9 +99,7 @@ def test_trainings_of_one_process_are_kept_apart(run_dir, monkeypatch):
 
 
 def _exporter(exchange, every_steps=1, *, pause_secs=None, **kwargs):
-    exporter = tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=every_steps, group=0, **kwargs
-    )
+    exporter = cases.exporter(exchange, every_steps, **kwargs)
     if pause_secs is not None:
         exporter._pause = background.Backoff(
             first_secs=pause_secs, longest_secs=pause_secs
@@ -196,9 +194,7 @@ def test_groups_take_turns_to_export(
     monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "4")
     monkeypatch.setenv("TFDISTILL_EXCHANGE", str(tmp_path))
     exchange = tfdistill.Exchange(tmp_path, max_to_keep=9, min_keep_secs=0)
-    exporter = tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=4, group=group, **arguments
-    )
+    exporter = cases.exporter(exchange, 4, group=group, **arguments)
     mixer = steps.Mixer() if mixes else keras.callbacks.Callback()
     model = cases.codistill(cases.linear())
     cases.fit(
@@ -218,9 +214,7 @@ def steps_of_a_tenth(monkeypatch):
     """Lets the exporter's clock follow its steps, and writes take no time."""
 
     def make(exchange, group=0):
-        found = tfdistill.callbacks.StudentExporter(
-            exchange, every_steps="auto", group=group
-        )
+        found = cases.exporter(exchange, "auto", group=group)
         clock = types.SimpleNamespace(monotonic=lambda: found.step / 10)
         monkeypatch.setattr("tfdistill.callbacks.time", clock)
         found.writes = types.SimpleNamespace(

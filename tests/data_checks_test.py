@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import servers as parameter_server_cases
+from tests.cases import tiers
 from tests.programs import commands
 from tests.programs import data_errors as program
 from tfdistill import data_checks
@@ -104,9 +105,7 @@ def test_data_that_start_over_with_an_epoch_suffice():
     assert model.optimizer.iterations.numpy() == 6
 
 
-@pytest.mark.parametrize(
-    "on", ["one", pytest.param("replicas", marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("on", ["one", tiers.deep("replicas")])
 @pytest.mark.parametrize("name", ["x", "validation_data"])
 def test_data_that_turn_out_to_be_empty(on, name, two_replicas):
     strategy = two_replicas if on == "replicas" else None
@@ -181,7 +180,7 @@ CHECKED = {
     ("on", "case"),
     [
         *(("one", case) for case in CHECKED),
-        pytest.param("replicas", "feature", marks=pytest.mark.deep),
+        tiers.deep("replicas", "feature"),
         ("servers", "label above"),
     ],
 )

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import tiers
 
 models = pytest.importorskip(
     "keras_hub", reason="needs keras-hub (extra: hub)"
@@ -76,8 +77,7 @@ def _language_model():
 
 
 @pytest.mark.parametrize(
-    "make",
-    [_image_classifier, pytest.param(_language_model, marks=pytest.mark.deep)],
+    "make", [_image_classifier, tiers.deep(_language_model)]
 )
 def test_a_task_learns_from_another_in_memory(make, tmp_path):
     keras.utils.set_random_seed(1)
@@ -142,9 +142,7 @@ def test_groups_that_adapt_one_backbone_send_adapters_and_hold_it_once(
 
     teacher, x, y = adapted(1)
     teaching = cases.codistill(teacher)
-    exporter = tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=1, group=1, key_every=100
-    )
+    exporter = cases.exporter(exchange, group=1, key_every=100)
     cases.fit(teaching, x, y, batch_size=8, callbacks=[exporter])
     model = cases.codistill(adapted(0)[0], cases.peers(exchange))
     cases.prepare(model, x, y)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cases import tiers
 from tfdistill import losses
 
 CATEGORICAL = [
@@ -172,14 +173,7 @@ def test_gradient_by_finite_differences(cls):
         )
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        NAN,
-        pytest.param(INF, marks=pytest.mark.deep),
-        pytest.param(-INF, marks=pytest.mark.deep),
-    ],
-)
+@pytest.mark.parametrize("bad", [NAN, tiers.deep(INF), tiers.deep(-INF)])
 @pytest.mark.parametrize(
     ("cls", "from_logits"),
     [
@@ -245,8 +239,8 @@ def test_probabilities_of_exactly_zero_and_one_stay_finite(cls):
     ("teacher_dtype", "student_dtype"),
     [
         ("float64", "float16"),
-        pytest.param("bfloat16", "float32", marks=pytest.mark.deep),
-        pytest.param("float16", "bfloat16", marks=pytest.mark.deep),
+        tiers.deep("bfloat16", "float32"),
+        tiers.deep("float16", "bfloat16"),
     ],
 )
 @pytest.mark.parametrize("cls", ALL)

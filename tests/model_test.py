@@ -12,6 +12,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import servers
+from tests.cases import tiers
 from tfdistill import contrib
 from tfdistill import losses
 from tfdistill import mixing
@@ -303,15 +304,8 @@ def _dataset(dtype="float32"):
     [
         (lambda: (_generator(), None), {}, {"steps_per_epoch": 4}),
         (lambda: (_X, _Y), {"steps_per_execution": 3}, {"batch_size": 4}),
-        pytest.param(
-            lambda: (_dataset("float64"), None), {}, {}, marks=pytest.mark.deep
-        ),
-        pytest.param(
-            lambda: (_X, _Y),
-            {"run_eagerly": True},
-            {"batch_size": 4},
-            marks=pytest.mark.deep,
-        ),
+        tiers.deep(lambda: (_dataset("float64"), None), {}, {}),
+        tiers.deep(lambda: (_X, _Y), {"run_eagerly": True}, {"batch_size": 4}),
     ],
     ids=["generator", "executions", "float64", "eagerly"],
 )
@@ -413,9 +407,7 @@ def test_teachers_that_nobody_will_load_are_told(exchange):
 
 
 def _exporter(exchange):
-    return tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=100, group=0
-    )
+    return cases.exporter(exchange, 100)
 
 
 def _mixer(kind=mixing.WeightMixer, peers=(1,), **kwargs):
@@ -435,9 +427,7 @@ def _learns_from_itself(kind, *, group=0):
 
     def run(here, there):
         model = cases.codistill(cases.linear(), kind(here, peers=[group, 7]))
-        exporter = tfdistill.callbacks.StudentExporter(
-            here, every_steps=100, group=group
-        )
+        exporter = cases.exporter(here, 100, group=group)
         cases.fit(model, _X, _Y, callbacks=[exporter, cases.never()])
 
     return run
@@ -621,9 +611,7 @@ def _trained_by_its_own_loss(wrap, strategy=None):
     return model, logs, model.evaluate(data.batch(4), verbose=0)
 
 
-@pytest.mark.parametrize(
-    "where", [pytest.param("two_replicas", marks=pytest.mark.deep), "servers"]
-)
+@pytest.mark.parametrize("where", [tiers.deep("two_replicas"), "servers"])
 def test_a_loss_of_its_own_trains_as_in_keras(where, request, monkeypatch):
     strategy = None
     if where == "two_replicas":
@@ -657,7 +645,7 @@ def _two_outputs(named, model_class=keras.Model):
 
 @pytest.mark.parametrize(
     ("named", "model_class"),
-    [pytest.param(False, keras.Model, marks=pytest.mark.deep), (True, Doubled)],
+    [tiers.deep(False, keras.Model), (True, Doubled)],
     ids=["list", "own_loss"],
 )
 def test_outputs_are_found_by_name_as_in_keras(named, model_class):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cases import tiers
 from tests.cases import training as training_cases
 from tfdistill.cluster import replicas
 from tfdistill.training import guards
@@ -30,11 +31,7 @@ def _is_as_on_one_device(name, strategy):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in EVERY_RUN else pytest.mark.deep)
-        for name in training_cases.PLACES["two_replicas"]
-    ],
+    "name", tiers.but_for(EVERY_RUN, training_cases.PLACES["two_replicas"])
 )
 @pytest.mark.slow("a reference, and two replicas, are traced")
 def test_two_replicas_train_as_keras_on_one_device(name, two_replicas):
@@ -42,11 +39,7 @@ def test_two_replicas_train_as_keras_on_one_device(name, two_replicas):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in TO_THE_BIT else pytest.mark.deep)
-        for name in training_cases.PLACES["one_device"]
-    ],
+    "name", tiers.but_for(TO_THE_BIT, training_cases.PLACES["one_device"])
 )
 def test_one_device_is_keras_to_the_bit(name):
     actual = training_cases.run(training_cases.CASES[name], _one_device())

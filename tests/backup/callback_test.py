@@ -12,6 +12,7 @@ import tfdistill
 from tests.cases import backup as cases
 from tests.cases import codistillation as peers
 from tests.cases import servers
+from tests.cases import tiers
 from tfdistill.cluster import ending
 from tfdistill.parameter_server import variables
 from tfdistill.teachers import worth
@@ -131,10 +132,7 @@ CASES = {
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize(
     ("name", "stops"),
-    [
-        pytest.param("finite", [4, 9], marks=pytest.mark.deep),
-        ("executions", [5]),
-    ],
+    [tiers.deep("finite", [4, 9]), ("executions", [5])],
     ids=str,
 )
 def test_it_ends_as_if_it_had_never_stopped(name, stops, tmp_path):
@@ -156,7 +154,7 @@ def test_it_ends_as_if_it_had_never_stopped(name, stops, tmp_path):
     [
         # At the end of the epoch; at a batch that was not known to be its
         # last; and where nothing is left to be done.
-        pytest.param(None, 6, 3, marks=pytest.mark.deep),
+        tiers.deep(None, 6, 3),
         (6, 6, 3),
         (4, 12, 2),
     ],
@@ -221,9 +219,7 @@ def test_the_steps_of_an_execution_may_be_found_anew(tmp_path, monkeypatch):
     cases.assert_same(cases.values(model), cases.values(whole))
 
 
-@pytest.mark.parametrize(
-    "replicas", [1, pytest.param(2, marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("replicas", [1, tiers.deep(2)])
 def test_data_that_can_begin_anywhere_are_not_read_again(
     replicas, tmp_path, two_replicas
 ):
@@ -408,7 +404,7 @@ def test_a_finished_training_is_not_done_again(tmp_path, start_again):
     cases.assert_same(cases.values(model), cases.values(whole))
 
 
-@pytest.mark.parametrize("epochs", [6, pytest.param(2, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("epochs", [6, tiers.deep(2)])
 def test_what_early_stopping_ended_is_over(epochs, tmp_path, start_again):
     """And has the weights that it restored, also if it trained all epochs."""
 

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from tests.cases import backup as cases
+from tests.cases import tiers
 from tfdistill.backup import interval as interval_lib
 
 _STEP_SECS, _HELD_UP, _WRITE_SECS = 0.5, 0.02, 0.1
@@ -88,8 +89,8 @@ def test_the_chief_decides(training):
     ("data", "replicas"),
     [
         (cases.finite, 1),
-        pytest.param(cases.finite, 2, marks=pytest.mark.deep),
-        pytest.param(cases.endless, 2, marks=pytest.mark.deep),
+        tiers.deep(cases.finite, 2),
+        tiers.deep(cases.endless, 2),
     ],
 )
 def test_all_replicas_take_them_and_resume_from_them(

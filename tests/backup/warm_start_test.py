@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import servers
+from tests.cases import tiers
 from tfdistill.embedding import rows as table_rows
 from tfdistill.training import steps
 
@@ -19,11 +20,6 @@ OPTIMIZERS = {
         keras.optimizers.schedules.CosineDecay(0.05, 20)
     ),
 }
-
-
-def _deep(value):
-    """A case like one of the default tier."""
-    return pytest.param(value, marks=pytest.mark.deep)
 
 
 def _student(num_ids=(12, 5), units=6, table=None):
@@ -110,7 +106,7 @@ def old(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["scheduled", *map(_deep, ("adam", "adagrad"))]
+    "optimizer", ["scheduled", *map(tiers.deep, ("adam", "adagrad"))]
 )
 def test_it_is_one_done_by_hand_in_keras(tmp_path, optimizer):
     dense = {"table": keras.layers.Embedding, "num_ids": 12}
@@ -143,7 +139,7 @@ def _tables(model, sizes):
     return [_by_id(v, sizes) for v in values]
 
 
-@pytest.mark.parametrize("replicas", [1, _deep(2)])
+@pytest.mark.parametrize("replicas", [1, tiers.deep(2)])
 def test_tables_keep_rows_and_slots_and_new_ids_begin_anew(
     tmp_path, old, replicas, two_replicas
 ):

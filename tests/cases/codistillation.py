@@ -213,6 +213,15 @@ class Unwatched(keras.callbacks.TerminateOnNaN):
         """Stops nothing."""
 
 
+def exporter(
+    exchange: Any, every_steps: Any = 1, *, group: int = 0, **kwargs: Any
+) -> tfdistill.callbacks.StudentExporter:
+    """Exports each step as group 0 unless told."""
+    return tfdistill.callbacks.StudentExporter(
+        exchange, every_steps=every_steps, group=group, **kwargs
+    )
+
+
 def never() -> tfdistill.callbacks.TeacherLoader:
     """A loader that is never due, so that a test decides on refreshes."""
     return tfdistill.callbacks.TeacherLoader(every_steps=10**9)

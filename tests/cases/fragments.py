@@ -40,11 +40,11 @@ def train(
 ) -> tfdistill.CodistillModel:
     """Trains two steps an epoch, on this group's half of the rows."""
     model = model or cases.codistill(cases.deep(0))
-    exporter = tfdistill.callbacks.StudentExporter(
+    exporter = cases.exporter(
         tfdistill.Exchange(
             pathlib.Path(directory, "exchange"), file_system=file_system
         ),
-        every_steps=1000,
+        1000,
         group=group,
     )
     cases.fit(

@@ -90,12 +90,6 @@ def bodies(path: str) -> dict[str, Callable[[tf.Tensor], Any]]:
         "WriteFile": lambda x: write(),
         "WriteFile nested": lambda x: _nested(write)(),
         "WriteFile in a branch": _branch(write),
-        "ReadFile": lambda x: tf.strings.length(raw.ReadFile(filename=path)),
-        "PrintV2": lambda x: raw.PrintV2(
-            input=tf.constant("x"), output_stream=f"file://{path}"
-        ),
-        "WholeFileReaderV2": lambda x: [raw.WholeFileReaderV2()] and 0,
-        "MatchingFiles": lambda x: tf.size(raw.MatchingFiles(pattern="/*")),
         "SaveV2": lambda x: raw.SaveV2(
             prefix=path, tensor_names=["x"], shape_and_slices=[""], tensors=[x]
         ),
@@ -105,20 +99,11 @@ def bodies(path: str) -> dict[str, Callable[[tf.Tensor], Any]]:
             shape_and_slices=[""],
             dtypes=[tf.float32],
         )[0],
-        "DebugIdentityV2": lambda x: tf.reduce_sum(
-            raw.DebugIdentityV2(input=x, debug_urls=[f"file://{path}"])
-        ),
-        "EagerPyFunc": lambda x: tf.py_function(
-            lambda: pathlib.Path(path).touch() or 0.0, [], tf.float32
-        ),
         "VarHandleOp": lambda x: raw.ReadVariableOp(
             resource=raw.VarHandleOp(
                 dtype=tf.float32, shape=[], shared_name="another"
             ),
             dtype=tf.float32,
-        ),
-        "DecodeJpeg": lambda x: tf.size(
-            raw.DecodeJpeg(contents=tf.constant(""))
         ),
     }
 

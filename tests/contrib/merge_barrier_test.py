@@ -99,7 +99,7 @@ def _trained(exchange, *callbacks, epochs, margin=0.0):
         batch_size=2,
         epochs=epochs,
         callbacks=[
-            mixing_cases._exporter(exchange),
+            cases.exporter(exchange),
             barrier,
             tfdistill.callbacks.TeacherLoader(every_steps=1),
             compared,

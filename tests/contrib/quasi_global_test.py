@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tests.cases import codistillation as cases
 from tests.cases import datasets
+from tests.cases import tiers
 from tests.optimizers_test import decayed
 from tests.optimizers_test import falling
 from tests.optimizers_test import trained
@@ -88,8 +89,7 @@ def ring_by_keras(num_steps, strategy, *, every_steps=1, decay=0.0, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("every_steps", "nesterov"),
-    [pytest.param(1, False, marks=pytest.mark.deep), (5, True)],
+    ("every_steps", "nesterov"), [tiers.deep(1, False), (5, True)]
 )
 def test_a_ring_of_four_is_the_paper_s(every_steps, nesterov, two_replicas):
     options = {"every_steps": every_steps, "nesterov": nesterov, "decay": 0.1}

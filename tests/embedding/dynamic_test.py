@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import embedding as cases
 from tests.cases import servers
+from tests.cases import tiers
 from tfdistill.embedding import places
 
 DIM, FIELDS = 4, 3
@@ -19,11 +20,6 @@ OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.02),
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
 }
-
-
-def _deep(value):
-    """A case like one of the default tier."""
-    return pytest.param(value, marks=pytest.mark.deep)
 
 
 def _student(num_rows=1024, *, seed=1, num_fields=FIELDS, **options):
@@ -93,7 +89,7 @@ def _column(table, name):
     return np.concatenate(parts).reshape(-1)
 
 
-@pytest.mark.parametrize("num_shards", [_deep(1), 3])
+@pytest.mark.parametrize("num_shards", [tiers.deep(1), 3])
 def test_no_two_ids_share_a_row_at_four_fifths_of_the_table(num_shards):
     model, table = _model(
         num_rows=4096, num_shards=num_shards, num_fields=1, evict="count"
@@ -129,7 +125,7 @@ def test_an_id_of_two_fields_is_two_ids():
 
 
 @pytest.mark.parametrize(
-    "optimizer", [_deep("adagrad"), "adam", _deep("momentum")]
+    "optimizer", [tiers.deep("adagrad"), "adam", tiers.deep("momentum")]
 )
 def test_trained_as_a_table_in_which_every_id_has_a_row(optimizer):
     # One vector for all to begin with, as a dynamic table has.
@@ -187,9 +183,7 @@ def _full(**options):
     return model, table, known, (cases.table(table.ids) != 0).mean()
 
 
-@pytest.mark.parametrize(
-    "evict", ["lru", pytest.param("count", marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("evict", ["lru", tiers.deep("count")])
 def test_a_new_id_takes_the_row_that_the_rule_says(evict):
     model, table, known, share = _full(evict=evict)
     assert share == 1
@@ -246,7 +240,7 @@ def test_without_eviction_only_an_id_that_is_too_old_loses_its_row():
     assert (table.rows_of(used[:, None]) >= 0).all()
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", _deep("adam")])
+@pytest.mark.parametrize("optimizer", ["adagrad", tiers.deep("adam")])
 def test_a_row_that_changes_hands_begins_anew(optimizer):
     model, table, known, _ = _full(evict="lru")
     _use(model, known[:1], places.STEPS_KEPT + 1)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import tiers
 from tfdistill.embedding import layer as layer_lib
 from tfdistill.exports import student_graph
 
@@ -72,9 +73,7 @@ def _bags(combiner, kind):
 @pytest.mark.parametrize("kind", ["dense", "ragged", "fields"])
 @pytest.mark.parametrize("combiner", COMBINERS)
 @pytest.mark.parametrize(
-    "there",
-    [True, pytest.param(False, marks=pytest.mark.deep)],
-    ids=["there", "here"],
+    "there", [True, tiers.deep(False)], ids=["there", "here"]
 )
 def test_values_and_gradients_are_those_of_numpy(combiner, kind, there):
     ids, size, bags = _bags(combiner, kind)

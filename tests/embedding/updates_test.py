@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import embedding as cases
+from tests.cases import tiers
 from tfdistill.embedding import layer as embedding_layer
 
 NUM_EPOCHS, BATCH_SIZE = 2, 8
@@ -55,12 +56,11 @@ def _results(model):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        pytest.param(
+        tiers.deep(
             lambda: keras.optimizers.SGD(
                 keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5),
                 clipnorm=0.1,
-            ),
-            marks=pytest.mark.deep,
+            )
         ),
         lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.1),
     ],
@@ -131,8 +131,7 @@ def _sizes(graph):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [pytest.param({}, marks=pytest.mark.deep), {"combine_on_servers": True}],
+    "options", [tiers.deep({}), {"combine_on_servers": True}]
 )
 def test_no_operation_of_a_step_has_the_table_s_size(options):
     num_rows = 10_000_019

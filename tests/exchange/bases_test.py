@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.cases import object_store
+from tests.cases import tiers
 from tfdistill.exchange import bases
 from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
@@ -17,9 +18,7 @@ def _blocks(seed=0):
     return [rng.bytes(1000), b"", rng.bytes(7)]
 
 
-@pytest.mark.parametrize(
-    "kind", ["local", "no_rename", pytest.param("s3", marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("kind", ["local", "no_rename", tiers.deep("s3")])
 def test_a_base_is_what_its_name_says_or_refused_by_it(kind, tmp_path):
     with object_store.exchange(kind, tmp_path) as exchange:
         place, name = exchange.bases, bases.name_of(_blocks())

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.cases import object_store
+from tests.cases import tiers
 from tfdistill import contrib
 from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
@@ -104,12 +105,7 @@ def _read(exchange, version, held=None):
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [
-        "int8",
-        pytest.param(None, marks=pytest.mark.deep),
-        pytest.param("int4", marks=pytest.mark.deep),
-    ],
+    "dtype", ["int8", tiers.deep(None), tiers.deep("int4")]
 )
 def test_200_versions_are_those_of_full_reads_for_readers_that_miss_some(
     tmp_path, dtype
@@ -246,9 +242,7 @@ def test_a_publisher_that_lost_its_group_publishes_no_delta(tmp_path):
     assert exchange.deltas.listed(0) == []
 
 
-@pytest.mark.parametrize(
-    "kind", ["no_rename", pytest.param("s3", marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("kind", ["no_rename", tiers.deep("s3")])
 def test_deltas_where_directories_are_not_renamed(kind, tmp_path):
     with object_store.exchange(kind, tmp_path) as exchange:
         group, values, held = _Group(exchange, key_every=3), _values(), None

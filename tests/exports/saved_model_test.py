@@ -10,6 +10,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import embedding as embedding_cases
+from tests.cases import tiers
 from tfdistill.embedding import layer
 from tfdistill.exports import graph_check
 from tfdistill.exports import other_graphs
@@ -292,9 +293,7 @@ def _with_table(**kwargs):
     return model, _writer(model, spec, **kwargs)
 
 
-@pytest.mark.parametrize(
-    "dtype", [pytest.param("bfloat16", marks=pytest.mark.deep), "int8"]
-)
+@pytest.mark.parametrize("dtype", [tiers.deep("bfloat16"), "int8"])
 def test_a_table_on_servers_is_written_as_any_other(
     tmp_path, on_servers, dtype
 ):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cases import tiers
 from tests.cases import waits
 from tfdistill.exchange import deltas
 from tfdistill.exchange import versions
@@ -456,11 +457,7 @@ def no_warnings():
 @pytest.mark.usefixtures("no_warnings")
 @pytest.mark.parametrize(
     ("num_workers", "with_deltas"),
-    [
-        pytest.param(1, False, marks=pytest.mark.deep),
-        pytest.param(3, False, marks=pytest.mark.deep),
-        (3, True),
-    ],
+    [tiers.deep(1, False), tiers.deep(3, False), (3, True)],
 )
 def test_workers_never_differ_and_never_go_back(num_workers, with_deltas):
     swaps = rejections = num_deltas = 0
@@ -492,9 +489,7 @@ def test_workers_never_differ_and_never_go_back(num_workers, with_deltas):
 
 
 @pytest.mark.usefixtures("no_warnings")
-@pytest.mark.parametrize(
-    "num_workers", [pytest.param(1, marks=pytest.mark.deep), 3]
-)
+@pytest.mark.parametrize("num_workers", [tiers.deep(1), 3])
 def test_after_any_trouble_a_good_version_arrives(num_workers):
     for seed in range(30):
         group = _Group(random.Random(seed), num_workers)

@@ -2,7 +2,6 @@
 
 import pytest
 
-import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill.follow import screen
 
@@ -60,9 +59,7 @@ def test_a_difference_is_named(theirs, named):
 def _export(exchange, schema):
     """One version of group 1, published while it trains."""
     model = cases.codistill(cases.linear(1))
-    exporter = tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=100, group=1, schema=schema
-    )
+    exporter = cases.exporter(exchange, 100, group=1, schema=schema)
     cases.fit(model, _X, _Y, callbacks=[exporter])
 
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.cases import tasks
+from tests.cases import tiers
 from tests.cases import waits
 from tests.programs import commands
 from tfdistill.launcher import local_cluster
@@ -114,8 +115,7 @@ _CALL = "import tfdistill; tfdistill.make_strategy()"
 
 # A fork may print whenever it likes, and a new program after this call.
 @pytest.mark.parametrize(
-    ("start", "begin"),
-    [("fork", ""), pytest.param("spawn", _CALL, marks=pytest.mark.deep)],
+    ("start", "begin"), [("fork", ""), tiers.deep("spawn", _CALL)]
 )
 def test_what_a_task_prints_on_a_full_disk_is_lost_and_no_more(
     tmp_path, start, begin

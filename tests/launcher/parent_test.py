@@ -17,6 +17,7 @@ import pytest
 
 from tests.cases import starts
 from tests.cases import tasks
+from tests.cases import tiers
 from tests.cases import waits
 from tfdistill.launcher import parent as parent_lib
 
@@ -352,15 +353,7 @@ assert found() == set(), found()
 """
 
 
-@pytest.mark.parametrize(
-    "package",
-    [
-        package
-        if package in ("none", "sklearn")
-        else pytest.param(package, marks=pytest.mark.deep)
-        for package in LATE
-    ],
-)
+@pytest.mark.parametrize("package", tiers.but_for(("none", "sklearn"), LATE))
 @pytest.mark.slow("a task that imports scikit-learn after its start")
 def test_a_task_finds_what_its_parent_has_left_out(real, tmp_path, package):
     text = LATE_HEAD + LATE[package]

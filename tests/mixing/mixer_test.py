@@ -32,12 +32,6 @@ def _mixer(rule=None, *, every_steps=1, peers=(1,), **kwargs):
     )
 
 
-def _exporter(exchange, every_steps=1, group=0):
-    return tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=every_steps, group=group
-    )
-
-
 def test_groups_that_mix_every_step_are_one_group(tmp_path):
     # Two groups of batches of four, and one group of batches of eight.
     models = [cases.codistill(cases.deep(0)) for _ in range(3)]
@@ -45,7 +39,7 @@ def test_groups_that_mix_every_step_are_one_group(tmp_path):
     mixers = [_mixer(peers=[1 - group], wait_secs=60.0) for group in range(2)]
 
     def train(group):
-        exporter = _exporter(_exchange(tmp_path), group=group)
+        exporter = cases.exporter(_exchange(tmp_path), group=group)
         callbacks = [exporter, mixers[group]]
         fit = {"batch_size": 4, "epochs": 3, "callbacks": callbacks}
         cases.fit(models[group], *data[group], **fit)
@@ -91,7 +85,7 @@ class _Read(keras.callbacks.Callback):
 
 def _fit(model, exchange, mixer, *more, epochs=1):
     """Four steps an epoch."""
-    exporter = _exporter(exchange)
+    exporter = cases.exporter(exchange)
     return cases.fit(
         model,
         _X,
@@ -167,7 +161,7 @@ def test_a_peer_that_was_missing_is_not_waited_for_until_it_publishes(exchange):
                 # From here on, time does not run out.
                 mixer._rounds._clock = lambda: 0.0
 
-    exporter = _exporter(exchange)
+    exporter = cases.exporter(exchange)
     cases.fit(
         model, _X, _Y, batch_size=4, callbacks=[exporter, Seen(), mixer, Peer()]
     )
@@ -235,7 +229,7 @@ def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
 
 def test_parameter_servers_are_refused(exchange, monkeypatch):
     servers.pretend(monkeypatch)
-    callbacks = [_exporter(exchange), _mixer()]
+    callbacks = [cases.exporter(exchange), _mixer()]
     with pytest.raises(ValueError, match="not be used with parameter servers"):
         servers.model().fit(servers.batches(), callbacks=callbacks, verbose=0)
 
@@ -364,7 +358,7 @@ def test_a_rule_of_ones_own_needs_one_method(tmp_path):
     _publish(exchange, other, 2)
     model = _still()
     mixer = _mixer(LimitedPull(0.01), every_steps=2, wait_secs=60.0)
-    callbacks = [_exporter(exchange, every_steps=2), mixer]
+    callbacks = [cases.exporter(exchange, every_steps=2), mixer]
     # Three steps, so one mix.
     cases.fit(model, _X[:12], _Y[:12], batch_size=4, callbacks=callbacks)
     assert [float(value) for value in mixer.variables] == [1.0]
@@ -397,7 +391,7 @@ def test_a_rule_that_is_wrong_is_refused_before_the_first_step(
     own = type("Own", (mixing.Rule,), {"mixed": mixed} if returned else {})
     model = _still()
     callbacks = [
-        _exporter(_exchange(tmp_path), every_steps=2),
+        cases.exporter(_exchange(tmp_path), every_steps=2),
         _mixer(own(), every_steps=2, peers=[]),
     ]
     with pytest.raises((ValueError, NotImplementedError), match=message):
@@ -461,7 +455,7 @@ def test_one_group_alone_is_moved_by_its_own_progress(tmp_path):
         every_steps=2,
         peers=[],
     )
-    callbacks = [_exporter(_exchange(tmp_path), every_steps=2), mixer]
+    callbacks = [cases.exporter(_exchange(tmp_path), every_steps=2), mixer]
     cases.fit(model, _X, _Y, batch_size=4, epochs=2, callbacks=callbacks)
 
     plain = cases.codistill(cases.linear(0))

@@ -8,6 +8,7 @@ import tensorflow as tf
 from models import clicks
 from models import criteo
 from models import dlrm
+from tests.cases import tiers
 
 SIZE, RANK = 6, 2
 
@@ -39,9 +40,7 @@ def test_a_cross_is_that_of_the_equation(layer):
     np.testing.assert_array_equal(layer(x_0, x), x)
 
 
-@pytest.mark.parametrize(
-    "num_crosses", [pytest.param(0, marks=pytest.mark.deep), 1]
-)
+@pytest.mark.parametrize("num_crosses", [tiers.deep(0), 1])
 def test_one_cross_learns_a_product_that_a_sum_cannot(num_crosses):
     keras.utils.set_random_seed(0)
     x = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]], "float32")
@@ -65,9 +64,8 @@ def test_one_cross_learns_a_product_that_a_sum_cannot(num_crosses):
     "build",
     [
         lambda: criteo.dcn(field_sizes=9, embedding_dim=4).model(),
-        pytest.param(
-            lambda: clicks.build_dcn(embedding_dim=4, num_crosses=3, rank=2),
-            marks=pytest.mark.deep,
+        tiers.deep(
+            lambda: clicks.build_dcn(embedding_dim=4, num_crosses=3, rank=2)
         ),
     ],
 )

@@ -17,6 +17,7 @@ from models import imagenet
 from models.imagenet import files
 from models.imagenet import images
 from tests.cases import datasets as cases
+from tests.cases import tiers
 
 CLASSES = ("n01", "n02", "n03")
 PER_CLASS = {"train": 8, "val": 3}
@@ -95,9 +96,7 @@ def prepared(tmp_path_factory):
     return data_dir
 
 
-@pytest.fixture(
-    params=[pytest.param("folders", marks=pytest.mark.deep), "prepared"]
-)
+@pytest.fixture(params=[tiers.deep("folders"), "prepared"])
 def places(request, monkeypatch):
     found = request.getfixturevalue(request.param)
     if request.param == "folders":
@@ -183,9 +182,7 @@ def test_the_middle_of_an_image(kind):
     np.testing.assert_allclose(crop, expected, atol=0.03)
 
 
-@pytest.mark.parametrize(
-    "kind", ["JPEG", pytest.param("PNG", marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("kind", ["JPEG", tiers.deep("PNG")])
 def test_random_parts_have_the_areas_and_sides_of_the_paper(kind):
     data = tf.constant(encoded(gradient(), kind))
     areas, mirrored = [], 0

@@ -72,17 +72,13 @@ def _mixing(exchange):
         peers=[1],
         wait_secs=60.0,
     )
-    exporter = tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=1, group=0
-    )
+    exporter = cases.exporter(exchange)
     return exporter, mixer
 
 
 def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
     model = _taught(exchange)
-    exporter = tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=1, group=0
-    )
+    exporter = cases.exporter(exchange)
     loader = tfdistill.callbacks.TeacherLoader(every_steps=1)
     _fit(
         model,

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 
 from tests.cases import servers as cases
+from tests.cases import tiers
 from tests.cases import training as training_cases
 from tfdistill.embedding import layer as embedding_layer
 from tfdistill.parameter_server import ahead
@@ -72,9 +73,7 @@ def test_steps_read_what_was_fetched_before_the_last_updates(monkeypatch):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "rows_ahead", [pytest.param(0, marks=pytest.mark.deep), 1]
-)
+@pytest.mark.parametrize("rows_ahead", [tiers.deep(0), 1])
 def test_a_frozen_table_stays_as_it_is(rows_ahead):
     student = cases.student()
     student.get_layer("table").trainable = False

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import servers as cases
+from tests.cases import tiers
 from tests.cases import training as training_cases
 from tfdistill.cluster import signs
 from tfdistill.parameter_server import trainer
@@ -190,9 +191,7 @@ class _Assigns(keras.layers.Layer):
         return x * self.scale
 
 
-@pytest.mark.parametrize(
-    "repeats", [False, pytest.param(True, marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("repeats", [False, tiers.deep(True)])
 def test_what_a_call_assigns_is_kept_as_keras_keeps_it(monkeypatch, repeats):
     """In training, evaluation and prediction; also what is trained."""
     x, y = np.random.default_rng(0).normal(size=[2, 12, 4]).astype("float32")
@@ -272,9 +271,9 @@ def test_fit_goes_on_and_tells_its_callbacks(monkeypatch):
     ("given", "by_batches", "grows"),
     [
         (None, False, True),
-        pytest.param(None, True, False, marks=pytest.mark.deep),
-        pytest.param("auto", True, False, marks=pytest.mark.deep),
-        pytest.param(1, False, False, marks=pytest.mark.deep),
+        tiers.deep(None, True, False),
+        tiers.deep("auto", True, False),
+        tiers.deep(1, False, False),
     ],
 )
 def test_executions_grow_by_themselves_but_for_batches(
@@ -388,9 +387,7 @@ def test_evaluation_is_traced_once_for_its_data_until_it_is_compiled_anew(
     assert set(model.evaluate(dataset, return_dict=True)) == {"loss", "mae"}
 
 
-@pytest.mark.parametrize(
-    "repeats", [pytest.param(True, marks=pytest.mark.deep), False]
-)
+@pytest.mark.parametrize("repeats", [tiers.deep(True), False])
 def test_workers_report_rows_to_compare_teachers_by(
     monkeypatch, tmp_path, repeats
 ):

@@ -29,8 +29,8 @@ def main(directory: str, first_step: int) -> None:
     cases.prepare(model, x, y)
     model.optimizer.iterations.assign(first_step)
     data = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(16)
-    exporter = tfdistill.callbacks.StudentExporter(
-        tfdistill.Exchange(directory), every_steps=EVERY_STEPS, group=1
+    exporter = cases.exporter(
+        tfdistill.Exchange(directory), EVERY_STEPS, group=1
     )
     cases.fit(
         model, data, steps_per_epoch=_MOST_STEPS, callbacks=[exporter, _Slow()]

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import docs_blocks
+from tests.cases import tiers
 from tfdistill.commands import compare
 from tfdistill.embedding import rules
 from tfdistill.recipes import recipes
@@ -206,11 +207,7 @@ def short_fits(monkeypatch, run_dir, one_device):
 
 @pytest.mark.usefixtures("short_fits")
 @pytest.mark.parametrize(
-    "page",
-    [
-        *sorted(_WITH_PYTHON - {_LONG}),
-        pytest.param(_LONG, marks=pytest.mark.deep),
-    ],
+    "page", [*sorted(_WITH_PYTHON - {_LONG}), tiers.deep(_LONG)]
 )
 def test_python_blocks_run(page, tmp_path):
     namespace = _reader_has(tmp_path)

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import docs_blocks
+from tests.cases import tiers
 from tfdistill.exchange import deltas
 from tfdistill.exports import key_frames
 from tfdistill.exports import saved_model
@@ -59,14 +60,7 @@ def _widened(value):
 
 @pytest.mark.parametrize(
     "variables_dtype",
-    [
-        None,
-        "int4",
-        *(
-            pytest.param(dtype, marks=pytest.mark.deep)
-            for dtype in ("bfloat16", "int8")
-        ),
-    ],
+    [None, "int4", *(tiers.deep(dtype) for dtype in ("bfloat16", "int8"))],
 )
 def test_versions_and_deltas_are_read_to_the_bit(
     reader, tmp_path, variables_dtype

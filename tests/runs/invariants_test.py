@@ -137,9 +137,7 @@ def test_05_training_waits_for_no_write_and_no_read(exchange):
             assert not release.is_set()
             release.set()
 
-    exporter = tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=1, group=0
-    )
+    exporter = cases.exporter(exchange)
     loader = tfdistill.callbacks.TeacherLoader(every_steps=1)
     cases.fit(
         model, _X, _Y, batch_size=1, callbacks=[exporter, loader, Release()]

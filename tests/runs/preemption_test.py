@@ -9,6 +9,7 @@ import pytest
 
 import tfdistill
 from tests.cases import free_ports
+from tests.cases import tiers
 from tests.cases import waits
 from tests.programs import commands
 from tests.programs import preemption as program
@@ -47,9 +48,7 @@ def start(tmp_path):
         yield act
 
 
-@pytest.mark.parametrize(
-    "phases", [IN_EVERY_RUN, pytest.param(OTHERS, marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("phases", [IN_EVERY_RUN, tiers.deep(OTHERS)])
 @pytest.mark.slow("a training for each phase")
 def test_sigterm_ends_a_task_in_every_phase(tmp_path, start, phases):
     tasks = {}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.cases import tiers
 from tests.cases import training as training_cases
 from tests.programs import commands
 
@@ -16,8 +17,8 @@ pytestmark = [
     "place",
     [
         "two_workers",
-        pytest.param("more_on_two_workers", marks=pytest.mark.deep),
-        pytest.param("two_workers_of_two", marks=pytest.mark.deep),
+        tiers.deep("more_on_two_workers"),
+        tiers.deep("two_workers_of_two"),
     ],
 )
 @pytest.mark.slow("each case is traced by two workers")

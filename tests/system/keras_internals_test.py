@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
+from tests.cases import tiers
 from tfdistill import data
 from tfdistill.doctor import checks
 from tfdistill.system import keras_internals
@@ -106,7 +107,7 @@ _SOURCES = {
     "make",
     [
         _SOURCES["plain"],
-        pytest.param(_SOURCES["distributed"], marks=pytest.mark.deep),
+        tiers.deep(_SOURCES["distributed"]),
         _SOURCES["function"],
     ],
     ids=_SOURCES,

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import tiers
 from tfdistill.exports import saved_model
 
 _X, _Y = cases.data()
@@ -16,10 +17,7 @@ _X, _Y = cases.data()
 
 @pytest.mark.parametrize(
     ("policy", "loss"),
-    [
-        pytest.param("float32", "ForwardKL", marks=pytest.mark.deep),
-        ("mixed_float16", "ReverseKL"),
-    ],
+    [tiers.deep("float32", "ForwardKL"), ("mixed_float16", "ReverseKL")],
 )
 def test_a_teacher_of_nan_gives_the_run_without_a_teacher(
     exchange, monkeypatch, policy, loss
@@ -103,9 +101,7 @@ def test_a_version_beyond_its_bound_has_no_weight_at_the_very_step(
     assert len(num_traced) == 1
 
 
-@pytest.fixture(
-    params=["validation_data", pytest.param("canary", marks=pytest.mark.deep)]
-)
+@pytest.fixture(params=["validation_data", tiers.deep("canary")])
 def taught(exchange, request):
     """A student that knows its canary batch, and learns nothing more."""
     student = cases.linear(0)

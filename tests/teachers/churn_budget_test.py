@@ -11,6 +11,7 @@ import tfdistill
 from tests.cases import backup as cases
 from tests.cases import servers
 from tests.cases import summaries
+from tests.cases import tiers
 
 _RNG = np.random.default_rng(0)
 _TRUTH = _RNG.normal(size=(8, 1))
@@ -176,7 +177,7 @@ def test_it_is_kept_on_parameter_servers_by_tables_too(monkeypatch, tmp_path):
 
 
 # In the second epoch, and in the first.
-@pytest.mark.parametrize("step", [24, pytest.param(16, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("step", [24, tiers.deep(16)])
 def test_it_resumes_to_the_bit(served, whole, tmp_path, step):
     model, _, _, _, expected, directory = whole
     # As if it had been killed after the backup of this step.

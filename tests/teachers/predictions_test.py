@@ -8,6 +8,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import mutual_learning
+from tests.cases import tiers
 from tests.cases import waits
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.labels import forms
@@ -39,8 +40,7 @@ def _fit(model, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("num_groups", "form"),
-    [pytest.param(2, None, marks=pytest.mark.deep), (3, forms.Form(top_k=3))],
+    ("num_groups", "form"), [tiers.deep(2, None), (3, forms.Form(top_k=3))]
 )
 def test_groups_learn_as_models_in_one_process(tmp_path, num_groups, form):
     cluster = _cluster(tmp_path, num_groups)

@@ -11,6 +11,7 @@ import tfdistill
 from tests.cases import backup as backup_cases
 from tests.cases import codistillation as cases
 from tests.cases import servers
+from tests.cases import tiers
 from tfdistill.teachers import rows
 
 _STEP = 7
@@ -202,9 +203,7 @@ def test_rows_of_a_data_set_are_read_on_from_epoch_to_epoch():
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
-@pytest.mark.parametrize(
-    "num_steps", [pytest.param(1, marks=pytest.mark.deep), 4]
-)
+@pytest.mark.parametrize("num_steps", [tiers.deep(1), 4])
 def test_replicas_get_parts_of_the_same_rows(num_steps, two_replicas):
     alone = _taught(tf.distribute.get_strategy(), _rows())
     found = _taught(two_replicas, _rows(), steps_per_execution=num_steps)
@@ -229,9 +228,7 @@ def test_a_training_that_resumes_gets_the_rows_it_would_have_had(tmp_path):
     cases.assert_close(resumed, expected)
 
 
-@pytest.mark.parametrize(
-    "num_workers", [pytest.param(1, marks=pytest.mark.deep), 2]
-)
+@pytest.mark.parametrize("num_workers", [tiers.deep(1), 2])
 def test_workers_of_servers_get_whole_batches_of_them(num_workers, monkeypatch):
     teacher = servers.student(seed=5)
 

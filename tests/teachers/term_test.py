@@ -43,15 +43,6 @@ _RNG = np.random.default_rng(3)
 _A, _B, _STUDENT = _RNG.normal(size=(3, 4, 3)).astype("float32")
 
 
-def test_one_loss_on_the_mean_of_the_predictions():
-    """Not a mean of losses, which would be another algorithm."""
-    term = _term(losses.ForwardKL(from_logits=True))
-    found = float(term(_soft(_A, _B), _STUDENT, None))
-    mean = (cases.softmax(_A) + cases.softmax(_B)) / 2
-    expected = _cross_entropy(mean, _STUDENT) + (mean * np.log(mean)).sum(-1)
-    np.testing.assert_allclose(found, expected.mean(), rtol=1e-5)
-
-
 def test_examples_without_a_teacher_have_no_share():
     term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
     weights = [[1, 0, 1, 0], [1, 1, 0, 0]]
@@ -60,18 +51,6 @@ def test_examples_without_a_teacher_have_no_share():
     target = np.stack([(a[0] + b[0]) / 2, b[1], a[2], np.zeros(3)])
     expected = _cross_entropy(target, _STUDENT).sum() / 4
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def test_without_any_teacher_it_is_zero():
-    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
-    nobody = _soft(_A * np.nan, weights=[[0.0] * 4])
-    student = tf.Variable(_STUDENT)
-    with tf.GradientTape() as tape:
-        value = term(nobody, student, None)
-    assert float(value) == 0.0
-    np.testing.assert_array_equal(tape.gradient(value, student), 0 * _STUDENT)
-    assert float(nobody.strength) == 0.0
-    assert float(_soft(_A).strength) == 1.0
 
 
 def test_a_fading_teacher_leaves_each_example_what_it_counts():
@@ -87,14 +66,6 @@ def test_a_fading_teacher_leaves_each_example_what_it_counts():
     np.testing.assert_allclose(
         float(term(soft, _STUDENT, None)), expected, rtol=1e-5
     )
-
-
-def test_sample_weights_are_those_of_the_task():
-    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
-    weight = np.array([0.0, 1.0, 2.0, 3.0])
-    found = float(term(_soft(_A), _STUDENT, tf.constant(weight)))
-    values = _cross_entropy(cases.softmax(_A), _STUDENT)
-    np.testing.assert_allclose(found, (values * weight).mean(), rtol=1e-5)
 
 
 def test_weights_by_position_are_masked_by_example():

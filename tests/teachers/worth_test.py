@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.cases import codistillation as cases
+from tests.cases import tiers
 from tfdistill.exports import student_graph
 from tfdistill.teachers import canary as canary_lib
 from tfdistill.teachers import teacher
@@ -50,8 +51,8 @@ def _after_steps(model, *data, count=_REPORTS):
     "kind",
     [
         *("honest", "base_rates"),
-        pytest.param("half_as_sure", marks=pytest.mark.deep),
-        pytest.param("rotated", marks=pytest.mark.deep),
+        tiers.deep("half_as_sure"),
+        tiers.deep("rotated"),
     ],
 )
 def test_a_peer_that_has_learned_nothing_has_no_weight(kind, exchange, caplog):
@@ -87,9 +88,9 @@ _SEQUENCES = keras.utils.pad_sequences([[1, 2, 3], [2]], padding="post")
 @pytest.mark.parametrize(
     ("mask_zero", "weights", "expected"),
     [
-        pytest.param(True, None, 4, marks=pytest.mark.deep),
-        pytest.param(False, None, 6, marks=pytest.mark.deep),
-        pytest.param(False, [[1.0] * 3, [0.0] * 3], 3, marks=pytest.mark.deep),
+        tiers.deep(True, None, 4),
+        tiers.deep(False, None, 6),
+        tiers.deep(False, [[1.0] * 3, [0.0] * 3], 3),
         (True, [[1.0] * 3, [0.0] * 3], 4),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import tiers
 from tfdistill.training import global_batch
 
 _P = np.array([0.1, 0.8, 0.3, 0.6, 0.9, 0.4, 0.2, 0.7], "float32")[:, None]
@@ -95,16 +96,9 @@ _EVERY_RUN = {
 }
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        pytest.param(
-            loss, id=name, marks=() if name in _EVERY_RUN else pytest.mark.deep
-        )
-        for name, loss in _LOSSES.items()
-    ],
-)
-def test_it_is_as_keras_computes_it(loss, two_replicas):
+@pytest.mark.parametrize("name", tiers.but_for(_EVERY_RUN, _LOSSES))
+def test_it_is_as_keras_computes_it(name, two_replicas):
+    loss = _LOSSES[name]
     plain = keras.Sequential([keras.Input([1])])
     plain.compile(loss=loss)
     ours = global_batch.over_global_batch(loss)

@@ -12,6 +12,7 @@ import pytest
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import tiers
 
 _X, _Y = cases.data()
 
@@ -184,12 +185,6 @@ _CHECKS: dict[str, Callable[[Bench], None]] = {
 _EVERY_RUN = {"EarlyStopping", "ModelCheckpoint", "SwapEMAWeights"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in _EVERY_RUN else pytest.mark.deep)
-        for name in _CHECKS
-    ],
-)
+@pytest.mark.parametrize("name", tiers.but_for(_EVERY_RUN, _CHECKS))
 def test_it_does_its_work(bench, name):
     _CHECKS[name](bench)

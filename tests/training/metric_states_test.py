@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import tiers
 from tests.cases import training as cases
 from tfdistill.training import steps
 
@@ -71,9 +72,7 @@ def _read(strategy, *, above=False):
     return at_epochs.read
 
 
-@pytest.mark.parametrize(
-    "above", [True, pytest.param(False, marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("above", [True, tiers.deep(False)])
 def test_callbacks_read_what_one_device_has(two_replicas, above):
     """Also of a metric that was made above the scope."""
     expected = _read(tf.distribute.get_strategy())

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import tiers
 from tfdistill.training import steps as steps_lib
 
 
@@ -24,8 +25,7 @@ class _Recorder(steps_lib.SteppedCallback):
 
 
 @pytest.mark.parametrize(
-    "steps_per_execution",
-    [3, *(pytest.param(n, marks=pytest.mark.deep) for n in (1, 50))],
+    "steps_per_execution", [3, *(tiers.deep(n) for n in (1, 50))]
 )
 def test_it_counts_what_was_done(steps_per_execution):
     x, y = cases.data(20)
@@ -58,9 +58,7 @@ def test_batches_whose_gradients_are_accumulated_are_steps_too(tmp_path):
             weights.append(self.model.student.get_weights()[0])
 
     exchange = tfdistill.Exchange(tmp_path, max_to_keep=100)
-    exporter = tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=6, group=0
-    )
+    exporter = cases.exporter(exchange, 6)
     callbacks = [cases.never(), Note(), exporter]
     cases.fit(model, x, y, batch_size=2, epochs=2, callbacks=callbacks)
     assert seen == list(range(1, 21))

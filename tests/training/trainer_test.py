@@ -12,6 +12,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import servers as server_cases
+from tests.cases import tiers
 from tfdistill.training import trainer
 
 
@@ -54,9 +55,7 @@ def test_replicas_get_the_mean_of_their_own_and_it_is_exported(
     for variable, (one, other) in zip(averaged, before.local, strict=True):
         for value in _local(variable, two_replicas):
             np.testing.assert_allclose(value, (one + other) / 2, rtol=1e-6)
-    exporter = tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=1, group=0
-    )
+    exporter = cases.exporter(exchange)
     cases.fit(model, data, callbacks=[exporter])
     np.testing.assert_array_equal(*_local(averaged[0], two_replicas))
     loaded = tf.saved_model.load(exchange.latest(0).path)
@@ -127,9 +126,7 @@ class _OnlyInTraining(keras.layers.Layer):
         return x + keras.random.uniform(())
 
 
-@pytest.mark.parametrize(
-    "draws_before", [True, pytest.param(False, marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("draws_before", [True, tiers.deep(False)])
 @pytest.mark.filterwarnings("ignore:`build..` was called on layer")
 def test_what_keras_makes_when_it_is_first_used(two_replicas, draws_before):
     x = np.random.default_rng(0).normal(size=(16, 5)).astype("float32")
@@ -250,8 +247,8 @@ class _Optional(keras.layers.Layer):
         pytest.param(
             "replicas", marks=pytest.mark.slow("replicas trace three times")
         ),
-        pytest.param("device", marks=pytest.mark.deep),
-        pytest.param("servers", marks=pytest.mark.deep),
+        tiers.deep("device"),
+        tiers.deep("servers"),
     ],
 )
 def test_data_may_hold_none(two_replicas, monkeypatch, place):
@@ -367,10 +364,8 @@ def test_a_model_outside_of_a_group_s_scope_is_refused(monkeypatch, job):
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize("steps", [1, pytest.param(4, marks=pytest.mark.deep)])
-@pytest.mark.parametrize(
-    "replicas", [1, pytest.param(2, marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("steps", [1, tiers.deep(4)])
+@pytest.mark.parametrize("replicas", [1, tiers.deep(2)])
 def test_data_of_unknown_length_count_no_step_at_their_end(
     two_replicas, replicas, steps
 ):
@@ -395,18 +390,14 @@ def test_data_of_unknown_length_count_no_step_at_their_end(
     cases.assert_close(*found)
 
 
-@pytest.mark.parametrize(
-    "every_steps", [1, pytest.param(1000, marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("every_steps", [1, tiers.deep(1000)])
 def test_versions_of_averaged_weights_are_what_fit_leaves(
     tmp_path, every_steps
 ):
     exchange = tfdistill.Exchange(tmp_path, max_to_keep=100)
     optimizer = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
     model = cases.codistill(cases.linear(), optimizer=optimizer)
-    exporter = tfdistill.callbacks.StudentExporter(
-        exchange, every_steps=every_steps, group=0
-    )
+    exporter = cases.exporter(exchange, every_steps)
     wait = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: time.sleep(0.05)
     )
