@@ -55,6 +55,7 @@ def _settings(
         "every_steps": every,
         "refresh_every_steps": min(every, 10),
         "agree_on": agree_on,
+        "exporter": {**workload.exporter, "offset_steps": None},
     }
 
 
