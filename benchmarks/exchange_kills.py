@@ -20,14 +20,15 @@ import pathlib
 import random
 import signal
 import tempfile
+import threading
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from absl import logging
 
-from benchmarks import forks
 from tfdistill.exchange import deltas
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import publisher
@@ -36,6 +37,8 @@ from tfdistill.system import programs
 
 _FILES = {"saved_model.pb": 3, "variables/index": 1, "variables/data": 20}
 _LONGEST_LIFE_SECS = 0.03
+# Between two looks of a reader.
+_PAUSE_SECS = 0.001
 # With deltas: every so many versions are whole.
 _KEY_EVERY = 5
 # In a store, where each file is a request, and so is each look at it.
@@ -196,6 +199,58 @@ class _Reader:
         self.counts.reads += 1
 
 
+def _fork(work: Callable[[], None]) -> int:
+    """Does the work in a child process, which imports nothing again."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _reading(make: Callable[[], _Reader]) -> Callable[[], Any]:
+    """Looks in a child process until the result is called, and once more.
+
+    That returns the reader's counts; None if it had failed.
+    """
+    stop, stopping = os.pipe()
+    result, telling = os.pipe()
+
+    def read() -> None:
+        os.close(stopping)
+        stopped = threading.Event()
+
+        def wait() -> None:
+            os.read(stop, 1)
+            stopped.set()
+
+        threading.Thread(target=wait, daemon=True).start()
+        reader = make()
+        while not stopped.wait(_PAUSE_SECS):
+            reader.look()
+        reader.look()
+        os.write(
+            telling, json.dumps(dataclasses.asdict(reader.counts)).encode()
+        )
+
+    pid = _fork(read)
+    os.close(telling)
+    os.close(stop)
+
+    def end() -> Any:
+        os.close(stopping)
+        with open(result, "rb") as file:
+            text = file.read()
+        os.waitpid(pid, 0)
+        return json.loads(text) if text else None
+
+    return end
+
+
 def _kill_one(
     root: str,
     storage: filesystem.FileSystem,
@@ -204,7 +259,7 @@ def _kill_one(
     with_deltas: bool,
 ) -> None:
     ready, wrote = os.pipe()
-    pid = forks.fork(lambda: _write(root, storage, wrote, with_deltas))
+    pid = _fork(lambda: _write(root, storage, wrote, with_deltas))
     os.close(wrote)
     try:
         began = os.read(ready, 1)  # Ends with the child, too.
@@ -274,7 +329,7 @@ def _check_apart(
         told = [found, dataclasses.asdict(counts)]
         os.write(telling, json.dumps(told).encode())
 
-    child = forks.fork(check)
+    child = _fork(check)
     os.close(telling)
     with open(result, "rb") as file:
         newest, told = json.loads(file.read())
@@ -310,11 +365,7 @@ def run(
     )
     check = _check_apart if in_store else _check
 
-    def read() -> Any:
-        looking = _Reader(root, storage, with_deltas)
-        return looking.look, lambda: dataclasses.asdict(looking.counts)
-
-    reader = forks.Reader(read)
+    stop = _reading(lambda: _Reader(root, storage, with_deltas))
     try:
         for number in range(1, kills + 1):
             _kill_one(root, storage, rng, longest_secs, with_deltas)
@@ -323,7 +374,7 @@ def run(
             if number % max(1, kills // 10) == 0:
                 logging.info("%d of %d writers killed", number, kills)
     finally:
-        told = reader.stop()
+        told = stop()
     counts.versions = newest + 1
     if told is None:
         counts.add_fault("the reader failed")
