@@ -122,16 +122,7 @@ def view_of(workdir: pathlib.Path) -> run_view.RunView:
 
 
 def _punish(options: programs.Options, workdir: pathlib.Path) -> dict[str, Any]:
-    return round_lib.Round(
-        view_of(workdir),
-        round_lib.Options(
-            faults=options.faults.split(","),
-            seed=options.seed,
-            minutes=options.minutes,
-            mtbf_secs=options.mtbf_secs,
-        ),
-        measure.log,
-    ).run()
+    return round_lib.Round(view_of(workdir), options, measure.log).run()
 
 
 class _Timeline:

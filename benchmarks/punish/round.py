@@ -2,14 +2,12 @@
 
 import collections
 import contextlib
-import dataclasses
 import json
 import pathlib
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
-from collections.abc import Sequence
 from concurrent import futures
 from typing import Any
 
@@ -18,6 +16,7 @@ import psutil
 from benchmarks.punish import faults
 from benchmarks.punish import run_view
 from benchmarks.punish import watch
+from tfdistill.system import programs
 
 _LOOK_SECS = 0.2
 # The first refreshes and backups are traced, which takes a second under load.
@@ -36,37 +35,20 @@ _LEFT_BEHIND_SECS = 15.0
 _COUNTED_LIMIT_SECS = 30.0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to punish.
-
-    Attributes:
-        faults: Names of `faults.FAULTS`.
-        seed: The same seed gives the same faults in the same order.
-        minutes: Length of the time with faults.
-        mtbf_secs: Mean time between two faults.
-    """
-
-    faults: Sequence[str]
-    seed: int
-    minutes: float
-    mtbf_secs: float
-
-
 class Round:
     """Punishes one run and says how it took it."""
 
     def __init__(
         self,
         view: run_view.RunView,
-        options: Options,
+        options: programs.Options,
         say: Callable[[str], None],
     ) -> None:
         """Touches nothing but the run's `punish` directory.
 
         Args:
             view: The run.
-            options: How to punish it.
+            options: The soak's: faults, seed, minutes and mtbf_secs.
             say: Takes a line for the user.
         """
         self._view = view
@@ -144,7 +126,7 @@ class Round:
         start, options = time.monotonic(), self._options
         end, told = start + options.minutes * 60, start
         due = faults.plan(
-            options.faults,
+            options.faults.split(","),
             num_groups=self._view.num_groups,
             seed=options.seed,
             duration_secs=options.minutes * 60,
@@ -265,7 +247,7 @@ class Round:
 
     def _report(self, start: float, end: float) -> dict[str, Any]:
         names = [entry["fault"] for entry in self._log]
-        report = {
+        return {
             "seed": self._options.seed,
             "start": start,
             "secs": end - start,
@@ -277,9 +259,6 @@ class Round:
             "log_lines_checked": self._watch.num_records,
             "violations": self._watch.violations,
         }
-        path = self._directory / "report.json"
-        path.write_text(json.dumps(report, indent=2) + "\n")
-        return report
 
 
 def _in_words(entry: Mapping[str, Any]) -> str:
