@@ -216,11 +216,42 @@ def test_what_groups_cannot_learn_from_is_refused(
         as_in_a_group(script)
 
 
-def test_a_loop_that_each_worker_would_run_alone_is_refused(
-    patched, two_replicas
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (_own_loop, "training loop of the script's own"),
+        (
+            lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
+            "received OneDeviceStrategy where Mirrored.* is in",
+        ),
+        (
+            tf.distribute.experimental.CentralStorageStrategy,
+            "received CentralStorageStrategy",
+        ),
+    ],
+)
+def test_what_each_worker_would_do_alone_is_refused(
+    script, reason, patched, two_replicas
 ):
-    with pytest.raises(ValueError, match="training loop of the script's own"):
-        patched(_own_loop, two_replicas)
+    with pytest.raises(ValueError, match=reason):
+        patched(script, two_replicas)
+
+
+def test_one_task_trains_by_the_strategy_of_its_script(patched, run_dir):
+    def script():
+        strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile("adam", "mse")
+        model.fit(_data(3), _data(1), shuffle=False, verbose=0)
+        assert model.distribute_strategy is strategy
+        return model.get_weights()
+
+    keras.utils.set_random_seed(1)
+    expected = script()
+    found = patched(script, tf.distribute.get_strategy())
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    assert (run_dir / "group_0" / "backup").is_dir()
 
 
 def test_what_is_only_asked_is_asked_by_keras_itself(as_in_a_group):
@@ -313,6 +344,7 @@ def _replaced():
         *(vars(m)["save_model"] for m in (keras.models, keras.saving)),
         tf.GradientTape.gradient,
         tf.distribute.MirroredStrategy.__init__,
+        tf.distribute.OneDeviceStrategy.__init__,
         "synchronized" in vars(keras.layers.BatchNormalization),
     )
 

@@ -1091,6 +1091,7 @@ def give_strategy(
 ) -> tuple[Callable[[], bool], Callable[[], None]]:
     """Has a program that makes a strategy of its own get this one.
 
+    One for a single device, or for hardware that this one has not, is refused.
     Returns what tells whether one knows of its workers, and what undoes it.
     """
     asked: list[Any] = []
@@ -1101,7 +1102,13 @@ def give_strategy(
     )
     if not isinstance(strategy, kinds):
         return lambda: False, lambda: None
-    before = [(kind, kind.__init__) for kind in kinds]
+    others = (
+        tf.distribute.OneDeviceStrategy,
+        tf.distribute.TPUStrategy,
+        tf.distribute.experimental.CentralStorageStrategy,
+        tf.distribute.experimental.TPUStrategy,
+    )
+    before = [(kind, kind.__init__) for kind in (*kinds, *others)]
     is_given = [True]
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -1110,13 +1117,26 @@ def give_strategy(
         asked.append(cls)
         return strategy
 
-    for kind, init in before:
+    for kind, init in before[: len(kinds)]:
 
         def first(self: Any, *args: Any, init: Any = init, **kw: Any) -> None:
             if self is not strategy:
                 init(self, *args, **kw)
 
         kind.__new__, kind.__init__ = new, first
+
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise ValueError(
+            "A script must not make a strategy other than that of its run on "
+            "several workers, servers or devices; received "
+            f"{type(self).__name__} where "
+            f"{type(strategy).__name__} is in force. Leave it out, or make a "
+            "tf.distribute.MirroredStrategy(), which gives the run's; or train "
+            "in one task that sees one device."
+        )
+
+    for kind in others:
+        kind.__init__ = refuse
 
     def undo() -> None:
         is_given.clear()  # Python cannot take a `__new__` away again.
