@@ -178,23 +178,24 @@ class _Patch:
             self._replace(name, functools.partial(_hand_over, name))
         for name in _WRITERS:
             self._replace(name, _write)
-        self._replace("load_weights", _read)
         self._undo.append(
             keras_internals.replace_functions(
-                clear_session=_clear,
-                load_model=_load,
-                load_weights=_read,
-                save_model=_save,
-                save_weights=_write,
+                clear_session=_clear, save_model=_save, save_weights=_write
             )
         )
+        self.files.find()
+        self._undo.append(self.files.leave)
         # Which TensorFlow puts in the place of another when first imported.
         saved_models = importlib.import_module("tensorflow.saved_model")
-        self._set(saved_models, "load", _load_exported)
+        self._undo.append(
+            keras_internals.replace(saved_models, "load", _load_exported)
+        )
         has_others = strategy.num_replicas_in_sync > 1
         has_others |= replicas.on_servers(strategy) or self.teaches(cluster)
         if has_others:
-            self._set(tf.GradientTape, "gradient", _gradient)
+            self._undo.append(
+                keras_internals.replace(tf.GradientTape, "gradient", _gradient)
+            )
 
     def enter(self) -> None:
         """Has all that is created from now on belong to the strategy."""
@@ -215,17 +216,7 @@ class _Patch:
     def _replace(self, name: str, by: Callable[..., Any]) -> None:
         # Where Keras has it: it looks whether `compile` is its own.
         home = next(kind for kind in keras.Model.__mro__ if name in vars(kind))
-        self._set(home, name, by)
-
-    def _set(self, home: Any, name: str, by: Callable[..., Any]) -> None:
-        own = vars(home)[name]  # Which `by` gets before its arguments.
-
-        @functools.wraps(own)
-        def method(*args: Any, **kwargs: Any) -> Any:
-            return by(own, *args, **kwargs)
-
-        setattr(home, name, method)
-        self._undo.append(lambda: setattr(home, name, own))
+        self._undo.append(keras_internals.replace(home, name, by))
 
     def teaches(self, cluster: identity.Cluster) -> bool:
         """Whether models learn from teachers."""
@@ -364,22 +355,9 @@ def _save(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
     return _write(own, model, filepath, *args, **kw)
 
 
-def _load(own: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    """Loads a whole model from where it was written."""
-    return own(_patched.files.read(filepath), *args, **kwargs)
-
-
-def _load_exported(own: Any, export_dir: Any, *args: Any, **kwargs: Any) -> Any:
+def _load_exported(own: Any, *args: Any, **kwargs: Any) -> Any:
     """Loads what was exported, for calls as in one process."""
-    place = _patched.files.read(export_dir)
-    return _outside(lambda: own(place, *args, **kwargs))
-
-
-def _read(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
-    """Reads weights where they were written."""
-    if not isinstance(model, model_lib.DistributedModel):
-        filepath = _patched.files.read(filepath)
-    return own(model, filepath, *args, **kw)
+    return _outside(lambda: own(*args, **kwargs))
 
 
 def _gradient(

@@ -1,5 +1,6 @@
 """An ordinary Keras script: it knows of no workers, servers or groups."""
 
+import csv
 import json
 import os
 
@@ -42,6 +43,8 @@ history = model.fit(
 best = keras.models.load_model("best.keras")
 model.save_weights("trained.weights.h5")
 inner = keras.Model(model.inputs, model.layers[1].output)
+with open("log.csv") as file:
+    logged = [float(row["loss"]) for row in csv.DictReader(file)]
 found = {
     "first": [float(np.abs(w).sum()) for w in first],
     "history": history.history,
@@ -49,6 +52,7 @@ found = {
     "best": best.evaluate(x, y, verbose=0),
     "predicted": model.predict(x, verbose=0).tolist(),
     "cut_out": inner.predict(x[:1], verbose=0).tolist(),
+    "logged": logged,
     "weights": [float(np.abs(w).sum()) for w in model.get_weights()],
 }
 with open(f"found_{os.getpid()}.json", "w") as file:

@@ -75,6 +75,7 @@ def test_groups_differ_and_learn_from_each_other(in_groups):
     for found in groups:
         staleness = found["history"]["teacher_staleness"]
         assert any(map(math.isfinite, staleness))
+        assert found["logged"] == found["history"]["loss"]  # A file of its own.
 
 
 def test_each_group_has_its_own_files(in_groups):

@@ -3,15 +3,22 @@
 All groups run the same script, so that a fixed path in it, such as
 `ModelCheckpoint("best.keras")`, would be one file for all, which each
 overwrites. The first group writes where the script says, each other one to the
-same name below its own directory.
+same name below its own directory, where what reads that name finds it.
 """
 
+import builtins
+import contextlib
 import functools
+import importlib
+import io
 import logging
 import os
 import pathlib
+from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
+
+import keras
 
 from tfdistill.cluster import identity
 from tfdistill.system import keras_internals
@@ -48,11 +55,13 @@ class GroupFiles:
     `out/group_1/best.keras`, is its own already.
     """
 
-    def __init__(self, own_directory: str | None) -> None:
+    def __init__(self, own_directory: str | None, *, is_chief: bool) -> None:
         """Moves nothing without a directory of the group's own."""
         self._own = own_directory
-        self._finds = False
+        self._level = logging.WARNING if is_chief else logging.DEBUG
+        self._finds = self._shares = False
         self._said: set[str] = set()
+        self._undo = contextlib.ExitStack()
 
     def written(self, path: Any) -> Any:
         """Returns where to write what a script would write to a path."""
@@ -61,10 +70,11 @@ class GroupFiles:
             return path
         if moved not in self._said:
             self._said.add(moved)
-            self._find_what_is_loaded()
+            self.find()
             if "://" not in moved:
                 os.makedirs(os.path.dirname(moved), exist_ok=True)
-            _log.warning(
+            _log.log(
+                self._level,
                 "This group writes %s to %s: group_0 has the place that the "
                 "script names.",
                 os.fspath(path),
@@ -85,18 +95,74 @@ class GroupFiles:
             here = whole.replace("://", "/").lstrip("/")
         return f"{self._own}/{_FILES}/{here}"
 
-    def _find_what_is_loaded(self) -> None:
-        """Has Keras load whole models from where they were written.
+    def find(self) -> None:
+        """Has what reads a file by its name get this group's, if it has one.
 
-        By any name for `load_model` that is bound from now on.
+        That is `open`, with all that is made of it in Python, and what Keras
+        and TensorFlow load by names that are bound from now on.
         """
-        if self._own is not None and not self._finds:
-            self._finds = True
+        if self._own is None or self._finds:
+            return
+        self._finds = True
+        undo = self._undo.callback
+        undo(setattr, self, "_finds", False)
+        of_model = self._reader(1, "filepath")
+        undo(
             keras_internals.replace_functions(
-                load_model=lambda own, path, *args, **kwargs: own(
-                    self.read(path), *args, **kwargs
-                )
+                load_model=self._reader(0, "filepath"), load_weights=of_model
             )
+        )
+        # Which TensorFlow puts in the place of another when first imported.
+        saved_models = importlib.import_module("tensorflow.saved_model")
+        for home, name, by in (
+            (keras.Model, "load_weights", of_model),
+            (saved_models, "load", self._reader(0, "export_dir")),
+            (builtins, "open", self._open),
+            (io, "open", self._open),
+        ):
+            undo(keras_internals.replace(home, name, by))
+
+    def leave(self) -> None:
+        """Has all read by the names that are given again."""
+        self._undo.close()
+
+    def _reader(self, index: int, name: str) -> Callable[..., Any]:
+        """Returns what calls a function with its path as this group's."""
+
+        def read(own: Any, *args: Any, **kwargs: Any) -> Any:
+            given = list(args)
+            if index < len(given):
+                given[index] = self.read(given[index])
+            elif name in kwargs:
+                kwargs[name] = self.read(kwargs[name])
+            return own(*given, **kwargs)
+
+        return read
+
+    def _open(
+        self, own: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any
+    ) -> Any:
+        """Opens a file; warns once of one that all groups write."""
+        place = self.read(file)
+        if place is file and not self._shares and set(mode) & set("wax+"):
+            self._shares = self._is_shared(file)
+            if self._shares:
+                _log.log(
+                    self._level,
+                    "This group writes %s to the place where other groups "
+                    "write theirs: only what Keras writes is kept apart. Put "
+                    "the group into the names of such files: "
+                    'os.environ["TFDISTILL_GROUP"].',
+                    os.fspath(file),
+                )
+        return own(place, mode, *args, **kwargs)
+
+    def _is_shared(self, path: Any) -> bool:
+        """Whether a script names it as its own: not absolute, nor the run's."""
+        if self._moved_to(path) is None or os.path.isabs(path):
+            return False
+        run = pathlib.Path(run_files.real(os.path.dirname(self._own or "")))
+        return run not in pathlib.Path(run_files.real(path)).parents
 
     def read(self, path: Any) -> Any:
         """Returns where to read what was written to a path."""
@@ -130,8 +196,8 @@ def _replace(callback: Any, path: str, by: str) -> None:
 
 
 @functools.cache
-def _of_directory(own_directory: str | None) -> GroupFiles:
-    return GroupFiles(own_directory)
+def _of_directory(own_directory: str | None, is_chief: bool) -> GroupFiles:
+    return GroupFiles(own_directory, is_chief=is_chief)
 
 
 def of(cluster: identity.Cluster) -> GroupFiles:
@@ -139,4 +205,5 @@ def of(cluster: identity.Cluster) -> GroupFiles:
 
     Nothing moves in a run of one group, or without a workdir.
     """
-    return _of_directory(cluster.group_dir if cluster.group else None)
+    own = cluster.group_dir if cluster.group else None
+    return _of_directory(own, cluster.is_chief)

@@ -1161,21 +1161,27 @@ def replace_functions(
         for home in homes
         if hasattr(package, home)
     ]
-    before = [
-        (module, name, getattr(module, name))
-        for module in places
-        for name in functions
-        if hasattr(module, name)
-    ]
-    for module, name, own in before:
-        new = functools.partial(functions[name], own)
-        setattr(module, name, functools.wraps(own)(new))
+    undo = contextlib.ExitStack()
+    for module in places:
+        for name, by in functions.items():
+            if hasattr(module, name):
+                undo.callback(replace(module, name, by))
+    return undo.close
 
-    def undo() -> None:
-        for place in before:
-            setattr(*place)
 
-    return undo
+def replace(home: Any, name: str, by: Callable[..., Any]) -> Callable[[], None]:
+    """Replaces a function of a module, or a method of a class.
+
+    The new one gets the old one before its arguments. Returns what undoes it.
+    """
+    own = vars(home)[name]
+
+    @functools.wraps(own)
+    def new(*args: Any, **kwargs: Any) -> Any:
+        return by(own, *args, **kwargs)
+
+    setattr(home, name, new)
+    return lambda: setattr(home, name, own)
 
 
 class _OverReplicas:
