@@ -16,6 +16,7 @@ import tfdistill
 from tests.cases import runs
 from tests.cases import servers as server_cases
 from tests.cases import training as cases
+from tfdistill.cluster import replicas
 
 
 def _model(inner=None, optimizer="adam", **compiled):
@@ -62,6 +63,52 @@ def test_a_backup_that_would_lack_an_optimizer_is_refused(tmp_path):
             *cases.regression(8),
             callbacks=[tfdistill.callbacks.Backup(tmp_path)],
         )
+
+
+class _OwnMetric(keras.metrics.Mean):
+    """One that says nothing of what it was made with."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self._scale = scale
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        return super().update_state(self._scale * tf.abs(y - y_pred))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        "CodistillModel",
+        pytest.param("DistributedModel", marks=pytest.mark.deep),
+    ],
+)
+def test_a_worker_evaluates_for_a_callback_by_itself(wrap, two_replicas):
+    x, y = cases.regression(22)
+    metrics = ["mae", keras.metrics.RootMeanSquaredError()]
+    with two_replicas.scope():
+        model = getattr(tfdistill, wrap)(cases.dense(keras.Model))
+        model.compile("sgd", "mse", metrics=metrics)
+    model.fit(x, y, batch_size=8, verbose=0)
+    alone = replicas.outside_scopes(model._as_alone)
+    assert alone.distribute_strategy.num_replicas_in_sync == 1
+    model.test_on_batch(x, y)
+    before = model.get_metrics_result()
+    found = alone.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
+    assert model.get_metrics_result() == before
+    expected = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, rel=1e-6)
+    np.testing.assert_allclose(
+        alone.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-6
+    )
+    # What only all workers know, and what no other can be made of.
+    for inner, given in (
+        (cases.OwnLosses, None),
+        (keras.Model, [_OwnMetric(2.0)]),
+    ):
+        other = tfdistill.DistributedModel(cases.dense(inner))
+        other.compile("sgd", "mse", metrics=given)
+        assert not other._as_alone().compiled
 
 
 def test_a_step_of_its_own_is_refused_on_servers(monkeypatch):

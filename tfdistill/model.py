@@ -466,18 +466,20 @@ class DistributedModel(
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the model as `keras.Model.evaluate` does.
 
-        Each example counts once; results are equal on all workers.
+        Each example counts once; results are equal on all workers. A callback
+        of `fit` may call it on any worker, which then evaluates by itself; of
+        a model with its own loss or steps, on all workers.
         """
         self._check_compiled()
-        self.average_statistics()
-        return self._loop(self.trainer.evaluate, super().evaluate, args, kwargs)
+        return self._loop("evaluate", super().evaluate, args, kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts by the model as `keras.Model.predict` does.
 
-        Every worker gets all predictions, in the order of the data.
+        Every worker gets all predictions, in the order of the data. A callback
+        of `fit` may call it on any worker, which then predicts by itself.
         """
-        return self._loop(self.trainer.predict, super().predict, args, kwargs)
+        return self._loop("predict", super().predict, args, kwargs)
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Makes one step, of a global batch; see `keras.Model`."""
@@ -487,6 +489,10 @@ class DistributedModel(
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates one global batch; see `keras.Model`."""
         self._check_on_batch("test_on_batch", "evaluate(x, y)")
+        if alone := self._alone("evaluate"):
+            return replicas.outside_scopes(
+                lambda: alone.test_on_batch(*args, **kwargs)
+            )
         return super().test_on_batch(*args, **kwargs)
 
     def predict_on_batch(self, x: Any) -> Any:
@@ -504,12 +510,53 @@ class DistributedModel(
                 f"read their data themselves. Call {remedy}."
             )
 
-    def _loop(self, run: Any, keras_own: Any, args: Any, kwargs: Any) -> Any:
+    def _loop(self, name: str, keras_own: Any, args: Any, kwargs: Any) -> Any:
         strategy = self.distribute_strategy
         arguments = fit_arguments.of_loop(keras_own, args, kwargs, strategy)
-        replicas.meet(strategy, run.__name__)
+        is_of_fit = arguments.get("_use_cached_eval_dataset")
+        alone = None if is_of_fit else self._alone(name)
+        if alone is not None:
+            if not replicas.is_chief(strategy):
+                arguments["verbose"] = 0
+            return replicas.outside_scopes(
+                lambda: getattr(alone, name)(**arguments)
+            )
+        replicas.meet(strategy, name)
+        if name == "evaluate":
+            self.average_statistics()
         with guards.reported(arguments):
-            return run(arguments, keras_own)
+            return getattr(self.trainer, name)(arguments, keras_own)
+
+    def _alone(self, name: str) -> Any:
+        """Returns what answers a callback of one of several workers.
+
+        Others may not have that callback, or be at their next step. None if
+        all workers make the call together, as in an evaluation by a loss or
+        steps of the model's own, whose metrics are theirs.
+        """
+        several = replicas.num_workers(self.distribute_strategy) > 1
+        if not several or not fits.is_under_way():
+            return None
+        if self.trainer.alone is None:
+            self.trainer.alone = replicas.outside_scopes(self._as_alone)
+        found = self.trainer.alone
+        return found if found.compiled or name == "predict" else None
+
+    def _as_alone(self) -> Any:
+        is_codistilled = isinstance(self, CodistillModel)
+        kind: Any = CodistillModel if is_codistilled else DistributedModel
+        made = type(kind.__name__, (kind,), {"_NEVER_RUN": ()})(self.model)
+        if not self.compiled or self._own.has_loss:
+            return made
+        asked = dict(self._compiled_with())
+        try:
+            for name in ("metrics", "weighted_metrics"):
+                asked[name] = keras.tree.map_structure(_again, asked.get(name))
+        except (TypeError, ValueError):
+            return made  # One's own metric, of which no other can be made.
+        made._learned = self._learned
+        made.compile(**{**asked, "optimizer": None})
+        return made
 
     def average_statistics(self) -> None:
         """Gives all replicas the mean of the batch statistics.
@@ -656,6 +703,13 @@ class DistributedModel(
         if self._own.is_compiled:
             return self.model.compute_metrics(*args, **kwargs)
         return super().compute_metrics(*args, **kwargs)
+
+
+def _again(metric: Any) -> Any:
+    """Returns a metric with variables of its own; what else it is stays."""
+    if not isinstance(metric, keras.Metric):
+        return metric
+    return type(metric).from_config(metric.get_config())
 
 
 def _check_inside(model: Any, inside: str, never_run: tuple[str, ...]) -> None:

@@ -308,7 +308,7 @@ def _write(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
 
     def write() -> Any:
         # Keras makes variables meanwhile, which no other worker would.
-        return _outside(lambda: own(model, path, *args, **kw))
+        return replicas.outside_scopes(lambda: own(model, path, *args, **kw))
 
     if replicas.num_workers(strategy) == 1 or _patched.is_scripts_own():
         return write()
@@ -335,13 +335,6 @@ def _is_missing(path: str | os.PathLike[str]) -> bool:
     )
 
 
-def _outside(make: Callable[[], Any]) -> Any:
-    """Does what creates variables where no strategy takes them."""
-    if tf.distribute.has_strategy():
-        return replicas.outside_scopes(make)
-    return make()
-
-
 def _clear(own: Any, *args: Any, **kwargs: Any) -> None:
     """Clears what Keras keeps, but not the strategy of the task."""
     own(*args, **kwargs)
@@ -357,7 +350,7 @@ def _save(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
 
 def _load_exported(own: Any, *args: Any, **kwargs: Any) -> Any:
     """Loads what was exported, for calls as in one process."""
-    return _outside(lambda: own(*args, **kwargs))
+    return replicas.outside_scopes(lambda: own(*args, **kwargs))
 
 
 def _gradient(
@@ -521,11 +514,11 @@ class _OfScript:
         history.set_model(self.model)
         return history
 
-    def _loop(self, run: Any, keras_own: Any, args: Any, kwargs: Any) -> Any:
+    def _loop(self, name: str, keras_own: Any, args: Any, kwargs: Any) -> Any:
         found: Any = super()
         arguments = fit_arguments.bind(keras_own, args, kwargs)
         with _shown(self.model, arguments.get("callbacks")):
-            return found._loop(run, keras_own, (), arguments)
+            return found._loop(name, keras_own, (), arguments)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,22 @@ import os
 import keras
 import numpy as np
 
+
+class Asks(keras.callbacks.Callback):
+    """Asks the model, and a part of it, on the chief only, as trackers do."""
+
+    chief_only = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch:
+            return
+        inner = keras.Model(self.model.inputs, self.model.layers[1].output)
+        asked.append(self.model.evaluate(x, y, batch_size=8, verbose=0))
+        asked.append(self.model.predict_on_batch(x).sum(axis=0).tolist())
+        asked.append(inner.predict(x, verbose=0).sum(axis=0)[:2].tolist())
+
+
+asked = []
 keras.utils.clear_session()
 keras.utils.set_random_seed(3)
 x = np.random.random((50, 6)).astype("float32")
@@ -38,6 +54,7 @@ history = model.fit(
         keras.callbacks.CSVLogger("log.csv"),
         keras.callbacks.EarlyStopping(patience=30, restore_best_weights=True),
         keras.callbacks.ReduceLROnPlateau(patience=5),
+        Asks(),
     ],
 )
 best = keras.models.load_model("best.keras")
@@ -46,6 +63,7 @@ inner = keras.Model(model.inputs, model.layers[1].output)
 with open("log.csv") as file:
     logged = [float(row["loss"]) for row in csv.DictReader(file)]
 found = {
+    "asked": asked,
     "first": [float(np.abs(w).sum()) for w in first],
     "history": history.history,
     "evaluated": model.evaluate(x, y, verbose=0),

@@ -138,6 +138,8 @@ def agree_on_seeds(strategy: tf.distribute.Strategy) -> None:
 
 # What all workers of a group do together; the end of the program is the first.
 _CALLS = ("leave", "fit", "evaluate", "predict", "fit to its end", "save")
+# Added to the codes of these, which no other number that is gathered equals.
+_CALL = 2**40
 # The strategies whose workers check that they are together.
 _MEETING: weakref.WeakSet[tf.distribute.Strategy] = weakref.WeakSet()
 
@@ -163,21 +165,29 @@ def meet(strategy: tf.distribute.Strategy, call: str) -> None:
     """
     if strategy not in _MEETING:
         return
-    codes = WorkerValues(strategy).gathered(_CALLS.index(call))
-    found = [_CALLS[code] for code in codes]
-    others = sorted({other for other in found if other != call})
+    try:
+        codes = WorkerValues(strategy).gathered(_CALL + _CALLS.index(call))
+    except (tf.errors.InternalError, tf.errors.InvalidArgumentError) as error:
+        raise _not_together(call, "were at another step") from error
+    others = {code - _CALL for code in codes} - {_CALLS.index(call)}
     if others:
         said = {
             "leave": "ended their program",
             "fit to its end": "came to the end of `fit`",
         }
-        raise NotTogetherError(
-            f"`{call}` must be called by all workers of a group together; this "
-            "worker called it while others "
-            f"{' or '.join(said.get(o, f'called `{o}`') for o in others)}. "
-            "Call it on every worker; only files should be written by the "
-            "chief alone."
+        found = sorted(
+            said.get(name, f"called `{name}`")
+            for name in (_CALLS[o] for o in others if o in range(len(_CALLS)))
         )
+        raise _not_together(call, " or ".join(found) or "were at another step")
+
+
+def _not_together(call: str, others: str) -> NotTogetherError:
+    return NotTogetherError(
+        f"`{call}` must be called by all workers of a group together; this "
+        f"worker called it while others {others}. Call it on every worker; "
+        "only files should be written by the chief alone."
+    )
 
 
 def local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
@@ -256,6 +266,8 @@ def outside_scopes(make: Callable[[], Made]) -> Made:
     variables would take them there for some that replicas share. Scopes are
     known to the thread that enters them, and there is no other way out.
     """
+    if not tf.distribute.has_strategy():
+        return make()
     with futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(make).result()
 

@@ -233,7 +233,9 @@ def select(
             raise ValueError(
                 "keras.callbacks.BackupAndRestore does not work on several "
                 "workers: each would overwrite the others' files and only one "
-                "would be restored. Use tfdistill.callbacks.Backup, which does."
+                "would be restored. Leave it out of an ordinary script, which "
+                "has a backup with TFDISTILL_WORKDIR; in code, use "
+                "tfdistill.callbacks.Backup."
             )
     if replicas.is_chief(strategy):
         return callbacks
@@ -434,6 +436,9 @@ class _DataWatch(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._has_begun and not self._num_steps:
             raise fit_arguments.no_batch(epoch)
+        if replicas.num_workers(self.model.distribute_strategy) > 1:
+            # For callbacks that predict, each worker by itself.
+            self.model.average_statistics()
         wanted = self.params.get("steps")
         if (
             wanted

@@ -53,6 +53,7 @@ class Trainer:
             finite.
         auto_steps: What finds `steps_per_execution="auto"`; None for a number.
         rows_ahead: How many batches ahead rows on servers are fetched.
+        alone: What evaluates and predicts for the callbacks of one worker.
         counts_done: Whether callbacks get the index of the last batch that was
             done. Keras gives them the last one that was asked for.
     """
@@ -69,6 +70,7 @@ class Trainer:
         self.not_finite: str | None = None
         self.auto_steps: auto_steps.AutoSteps | None = None
         self.rows_ahead = 0
+        self.alone: Any = None
         # What reads the rows beside the batches, if there are some; and the
         # step that gets its next ones.
         self._beside: tuple[Any, ...] = ()
@@ -174,6 +176,7 @@ class ReplicaTrainer(Trainer):
 
     def compiled(self) -> None:
         """Takes the sums of gradients away from the optimizer."""
+        self.alone = None
         self._metrics = metric_states.MetricStates(self._model)
         if self._model.optimizer is not None and self._has_replicas:
             keras_internals.leave_reduction_to_caller(self._model.optimizer)
