@@ -154,8 +154,31 @@ def _positions():
     return model.get_weights()
 
 
+def _own_evaluate():
+    """An evaluation of its own, which `fit` calls, too, and asks Keras'."""
+
+    class Doubled(keras.Model):
+        def fit(self, *args, **kwargs):
+            history = super().fit(*args, **kwargs).history
+            return {name: values * 2 for name, values in history.items()}
+
+        def evaluate(self, x, y=None, **kwargs):
+            found = super().evaluate(x, y, **kwargs)
+            return {"doubled": 2 * found["loss"]}
+
+    inputs = keras.Input((3,))
+    model = Doubled(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    x, y = _data(3), _data(1)
+    found = model.fit(
+        *(x, y), batch_size=5, validation_data=(x, y), shuffle=False, verbose=0
+    )
+    return found, model.evaluate(x, y, return_dict=True, verbose=0)
+
+
 @pytest.mark.parametrize(
-    "script", [_normalized, _own_function, _cut_out, _positions]
+    "script",
+    [_normalized, _own_function, _cut_out, _positions, _own_evaluate],
 )
 def test_two_replicas_do_what_keras_does_alone(
     script, patched, two_replicas, tmp_path, monkeypatch
@@ -173,6 +196,12 @@ def _own_loop():
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(_data(3)))
     tape.gradient(loss, layer.trainable_variables)
+
+
+def _own_functions():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.make_train_function()
 
 
 def _own_step():
@@ -220,6 +249,7 @@ def test_what_groups_cannot_learn_from_is_refused(
     ("script", "reason"),
     [
         (_own_loop, "training loop of the script's own"),
+        (_own_functions, "training loop of the.*`make_train_function`"),
         (
             lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
             "received OneDeviceStrategy where Mirrored.* is in",

@@ -193,6 +193,7 @@ class _Patch:
         has_others = strategy.num_replicas_in_sync > 1
         has_others |= replicas.on_servers(strategy) or self.teaches(cluster)
         if has_others:
+            self._replace("make_train_function", _make_train_function)
             self._undo.append(
                 keras_internals.replace(tf.GradientTape, "gradient", _gradient)
             )
@@ -362,14 +363,25 @@ def _gradient(
         isinstance(each, keras.Variable | tf.Variable) and each.trainable
         for each in keras.tree.flatten(sources)
     ):
-        raise ValueError(
-            "A training loop of the script's own, which calls `tape.gradient` "
-            "outside of `fit`, must not be run on several workers, servers or "
-            "groups: each would train all by itself. Move the step into the "
-            "`train_step` of a keras.Model and call `fit`; or train in one "
-            "task, or with --no-patch."
-        )
+        raise _own_loop("tape.gradient")
     return own(tape, target, sources, *a, **k)
+
+
+def _make_train_function(own: Any, model: Any, *args: Any, **kw: Any) -> Any:
+    """Refuses a loop over Keras' own step, which knows no other task."""
+    if not isinstance(model, model_lib.DistributedModel):
+        raise _own_loop("make_train_function")
+    return own(model, *args, **kw)
+
+
+def _own_loop(call: str) -> ValueError:
+    return ValueError(
+        f"A training loop of the script's own, which calls `{call}` outside of "
+        "Keras' `fit`, must not be run on several workers, servers or groups: "
+        "each would train all by itself. Move the step into the `train_step` "
+        "of a keras.Model and call `fit`; or train in one task, or with "
+        "--no-patch."
+    )
 
 
 def _state(model: keras.Model) -> "_State":
@@ -447,6 +459,7 @@ class _OfScript:
     """What models around a script's own do otherwise than any other."""
 
     model: Any
+    _is_validating = False
     # By these a script and its callbacks talk to Keras.
     history, stop_training, _initial_epoch = map(
         _of_script, ("history", "stop_training", "_initial_epoch")
@@ -513,6 +526,22 @@ class _OfScript:
             history = found.fit(**arguments)
         history.set_model(self.model)
         return history
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates as `keras.Model.evaluate`; within `fit` as the script does.
+
+        Keras' `fit` calls the `evaluate` that a class of its own may have,
+        which may call Keras' again.
+        """
+        found: Any = super()
+        is_of_fit = "_use_cached_eval_dataset" in kwargs
+        if not is_of_fit or self._is_validating:
+            return found.evaluate(*args, **kwargs)
+        self._is_validating = True
+        try:
+            return self.model.evaluate(*args, **kwargs)
+        finally:
+            self._is_validating = False
 
     def _loop(self, name: str, keras_own: Any, args: Any, kwargs: Any) -> Any:
         found: Any = super()
