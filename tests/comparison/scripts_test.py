@@ -1,5 +1,6 @@
 """What a script must show of the method that its environment named."""
 
+import dataclasses
 import json
 import re
 
@@ -11,6 +12,7 @@ from tfdistill.comparison import scripts
 from tfdistill.comparison import trials
 from tfdistill.held_out import predictions
 from tfdistill.recipes import outputs
+from tfdistill.recipes import recipes
 
 
 @pytest.fixture
@@ -55,6 +57,70 @@ def test_an_ordinary_script_is_run_as_it_stands(tmp_path):
     (run,) = trials.Variant(method="weight_decay").trial(setup, 0).runs
     assert run.recipe.environ["TFDISTILL_METHOD"] == "weight_decay"
     assert run.recipe.environ["TFDISTILL_WEIGHT_DECAY"] == "0.3"
+
+
+def _own_methods(tmp_path, *methods, text="import keras"):
+    path = tmp_path / "my_train.py"
+    path.write_text(text)
+    options = compare.PROGRAM.parse(
+        [str(path), "--distillation-weight=1", "--methods=independent"]
+        + [f"--method={each}" for each in methods]
+    )
+    return trials.Setup(recipe=compare._compared(options)), compare._variants(
+        options
+    )
+
+
+def test_a_method_of_ones_own_is_options_on_top_of_another(tmp_path):
+    setup, variants = _own_methods(
+        tmp_path,
+        "heavy:distillation_weight=2,every-steps=10",
+        "past:of=own_past,distillation_loss=values",
+    )
+    assert [each.name for each in variants] == ["independent", "heavy", "past"]
+    assert variants[1].describe == (
+        "codistill_shared with distillation_weight=2,every_steps=10"
+    )
+    script = str(tmp_path / "my_train.py")
+    for variant, method, options, every in (
+        (variants[1], "codistill_shared", ["--distillation-weight=2"], "10"),
+        (
+            variants[2],
+            "own_past",
+            ["--distillation-weight=1.0", "--distillation-loss=values"],
+            "",
+        ),
+    ):
+        (run,) = variant.trial(setup, 0).runs
+        assert run.recipe.program == ["-m", "tfdistill", *options, script]
+        assert run.recipe.environ["TFDISTILL_METHOD"] == method
+        assert run.recipe.environ["TFDISTILL_EVERY_STEPS"] == every
+        # As a comparison that is resumed finds it.
+        kept = json.loads(json.dumps(dataclasses.asdict(variant)))
+        assert trials.Variant(**kept) == variant
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("heavy", "NAME:OPTION=VALUE"),
+        ("codistill:every_steps=10", "my_codistill:of=codistill"),
+        ("heavy:distilation_weight=2", "Did you mean distillation_weight?"),
+        ("heavy:of=independent,every_steps=9", "received of=independent"),
+        ("heavy:every_steps=often", "often"),
+    ],
+)
+def test_what_no_method_of_ones_own_is(text, reason, tmp_path, capsys):
+    with pytest.raises((ValueError, SystemExit)) as found:
+        _own_methods(tmp_path, text)
+    assert reason in str(found.value) + capsys.readouterr().err
+
+
+def test_a_recipe_has_no_method_of_ones_own():
+    (variant,) = map(compare._own_method, ["heavy:every_steps=10"])
+    setup = trials.Setup(recipe=recipes.get("digits"))
+    with pytest.raises(ValueError, match="--sweep=METHOD:FIELD"):
+        variant.trial(setup, 0)
 
 
 def test_a_script_that_obeyed_has_results(script, tmp_path):

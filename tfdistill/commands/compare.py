@@ -7,6 +7,7 @@ The same command resumes where it was stopped, and adds more methods and trials
 to the same report.
 """
 
+import difflib
 import os
 import pathlib
 import signal
@@ -29,6 +30,9 @@ from tfdistill.system import programs
 _METHODS = "independent,codistill_shared"
 # Of an ordinary script, whose groups read the same batches.
 _METHODS_OF_SCRIPTS = f"{_METHODS},predictions"
+# Of a method of one's own: what it changes, and by what.
+_BASE = "codistill_shared"
+_OF_OWN = ("distillation_loss", "distillation_weight", "every_steps")
 # Where comparisons without --workdir go, and the link to the newest of them.
 _HERE, _LAST = "comparisons", "last_comparison"
 EXIT_FAILURE, EXIT_OPTIONS, EXIT_INTERRUPTED = 1, 2, 130
@@ -84,6 +88,14 @@ def _add_what(add: Callable[..., None]) -> None:
         "methods",
         f"<NAME,...>: default {_METHODS}, and for an ordinary script "
         "predictions",
+    )
+    add(
+        "method",
+        "<NAME:OPTION=VALUE,...>: a method of your own for an ordinary script, "
+        "such as heavy:distillation_weight=2,every_steps=10, beside --methods; "
+        f"options: {', '.join(_OF_OWN)}, and of=METHOD, which they change "
+        f"(default {_BASE})",
+        [],
     )
     add(
         "sweep",
@@ -192,8 +204,49 @@ def _variants(options: programs.Options) -> list[trials.Variant]:
         named = trials.parse_methods(
             _METHODS_OF_SCRIPTS if of_script else _METHODS
         )
+    named += map(_own_method, options.method)
     swept = [v for text in options.sweep for v in trials.parse_sweep(text)]
     return trials.unique([*named, *swept])
+
+
+def _own_method(text: str) -> trials.Variant:
+    """Returns the method of one's own that an option describes."""
+    name, _, rest = text.partition(":")
+    parts = [part.partition("=") for part in trials.split(rest)]
+    if not name.isidentifier() or not all(p[0] and p[2] for p in parts):
+        raise ValueError(
+            "--method must be NAME:OPTION=VALUE,..., such as heavy:"
+            f"distillation_weight=2,every_steps=10; received {text!r}."
+        )
+    if name in trials.DESCRIPTIONS:
+        raise ValueError(
+            f"--method must have a name of its own; received {name!r}, which "
+            f"is a method already. To change it: my_{name}:of={name},..."
+        )
+    given = {option.replace("-", "_"): value for option, _, value in parts}
+    base = given.pop("of", _BASE)
+    taught = [
+        n for n, m in method.METHODS.items() if m.teachers != method.NOBODY
+    ]
+    if base not in taught:
+        raise ValueError(
+            "--method must change a method with teachers, by of= one of "
+            f"{', '.join(taught)}; received of={base}."
+        )
+    for option in given:
+        if option not in _OF_OWN:
+            near = difflib.get_close_matches(option, (*_OF_OWN, "of"), n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise ValueError(
+                f"--method has no option {option!r}.{hint} Options: "
+                f"{', '.join(_OF_OWN)}, of."
+            )
+    # Which says what is wrong with a value.
+    keras_script.PROGRAM.parse(
+        [*(f"--{programs.dashed(n)}={v}" for n, v in given.items()), "x.py"]
+    )
+    options = ",".join(f"{option}={value}" for option, value in given.items())
+    return trials.Variant(method=base, label=name, options=options)
 
 
 def _tuning(options: programs.Options) -> Any:

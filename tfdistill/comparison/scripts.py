@@ -20,6 +20,7 @@ from tfdistill.held_out import predictions
 from tfdistill.recipes import outputs
 from tfdistill.recipes import recipes
 from tfdistill.system import fits
+from tfdistill.system import programs
 
 # An ensemble is several independent groups.
 METHODS = (*method_lib.METHODS, "ensemble")
@@ -90,6 +91,21 @@ class Script(recipes.Recipe):
         return dataclasses.replace(
             self, method=name, method_arguments=arguments
         )
+
+    def with_options(self, options: Mapping[str, str]) -> "Script":
+        """Returns the same ordinary script with other options."""
+        if self.arguments["held_out"]:
+            super().with_options(options)
+        given = dict(options)
+        every = given.pop("every_steps", None)
+        found = (
+            self if every is None else self.changed({"every_steps": int(every)})
+        )
+        flags = dict(x.split("=", 1) for x in self.arguments.get("options", ()))
+        flags |= {f"--{programs.dashed(n)}": v for n, v in given.items()}
+        written = [f"{name}={value}" for name, value in flags.items()]
+        arguments = {**found.arguments, "options": written}
+        return dataclasses.replace(found, arguments=arguments)
 
     def shortened(self, parts: int) -> "Script":
         """Refuses: a script takes the steps that it takes."""

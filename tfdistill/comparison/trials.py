@@ -259,15 +259,23 @@ NUM_GROUPS = "num_groups"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A method, and perhaps an argument and its value as they were written."""
+    """A method, and perhaps an argument and its value as they were written.
+
+    Or a method of one's own: `label` is its name, and `options` are those of an
+    ordinary script, `NAME=VALUE,...`, on top of `method`.
+    """
 
     method: str
     field: str | None = None
     value: str | None = None
+    label: str | None = None
+    options: str | None = None
 
     @property
     def name(self) -> str:
         """A name unique in a comparison."""
+        if self.label is not None:
+            return self.label
         if self.field is None:
             return self.method
         return f"{self.method}[{self.field}={self.value}]"
@@ -275,6 +283,8 @@ class Variant:
     @property
     def describe(self) -> str:
         """What it is, in a line."""
+        if self.options is not None:
+            return f"{self.method} with {self.options}"
         return DESCRIPTIONS[self.method]
 
     def trial(self, setup: Setup, seed: int) -> Trial:
@@ -288,6 +298,9 @@ class Variant:
         return _SHAPES[self.method](self._setup(setup), seed, self.method)
 
     def _setup(self, setup: Setup) -> Setup:
+        if self.options is not None:
+            recipe = setup.recipe.with_options(pairs(self.options))
+            return dataclasses.replace(setup, recipe=recipe)
         if self.field is None:
             return setup
         if self.field == NUM_GROUPS:
@@ -350,6 +363,11 @@ def split(text: str) -> list[str]:
         else:
             values[-1] += character
     return [value.strip() for value in values]
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Returns the values of `NAME=VALUE,NAME=VALUE` by name."""
+    return dict(x.split("=", 1) for x in split(text))
 
 
 def _checked(name: str) -> str:

@@ -110,6 +110,14 @@ class Recipe:
             self, method=name, method_arguments=arguments
         )
 
+    def with_options(self, options: Mapping[str, str]) -> "Recipe":
+        """Refuses: these are options of ordinary scripts."""
+        raise ValueError(
+            "--method is for ordinary Keras scripts, whose options it changes: "
+            f"{', '.join(options)}; received {self.recipe}. To vary a field of "
+            "a recipe, use --sweep=METHOD:FIELD=VALUE,VALUE."
+        )
+
     def shortened(self, parts: int) -> "Recipe":
         """Returns the same training in a part of the steps.
 
