@@ -50,8 +50,6 @@ _FIRST_PAUSE_SECS = 1.0
 _LONGEST_PAUSE_SECS = 30.0
 # Longest wait for the last export at the end of training.
 _FINISH_SECS = 600.0
-# How long groups that are compared wait for each other.
-_TOGETHER_SECS = 300.0
 # Steps that have certainly ended when so many later ones were begun.
 _MOST_UNCOUNTED = 64
 # Of a group that has taken its first step, in its directory.
@@ -112,12 +110,12 @@ def defaults(
         TeacherLoader(every_steps=looks),
     ]
     if chosen := method.chosen():  # Runs of a comparison are short.
-        found.insert(0, WaitForGroups(cluster, limit_secs=_TOGETHER_SECS))
+        found.insert(0, WaitForGroups(cluster, limit_secs=method.TOGETHER_SECS))
         if chosen.mixes:
             found[-1] = mixer.WeightMixer(
                 rules.ModelAveraging(),
                 every_steps=method.every_steps(every_steps),
-                wait_secs=_TOGETHER_SECS,
+                wait_secs=method.TOGETHER_SECS,
             )
     if cluster.group_dir is not None:
         found.append(Backup(f"{cluster.group_dir}/backup"))

@@ -306,7 +306,7 @@ class DistributedModel(
                 "With use_ema=True `fit` leaves the averages at its end."
             )
         if self._own.has_loss and not self._own.is_compiled:
-            keras_internals.lend_compiled_loss(self, self.model)
+            keras_internals.lend_compiled(self, self.model, metrics=False)
         self.trainer.compiled()
         self.trainer.rows_ahead = rows_ahead
         is_auto = num_steps is None and replicas.on_servers(strategy)

@@ -82,8 +82,6 @@ _WRITERS = ("export", "save", "save_weights")
 _OF_GROUPS = method.PEERS, method.PREDICTIONS
 # Rows of the validation data that are compared.
 _MOST_HELD_OUT, _HELD_OUT_BATCH = 4096, 256
-# How long the first step of a group waits for those of others.
-_TOGETHER_SECS = 300.0
 # Attribute of a script's model, of which Keras knows nothing.
 _STATE = "_tfdistill_patch"
 
@@ -479,7 +477,7 @@ class _OfScript:
             # Keras has made of it what it makes for the dtype.
             own = {"optimizer": model.optimizer, "auto_scale_loss": False}
             this.compile(**{**arguments, **own})
-            keras_internals.lend_compiled(this, model)
+            keras_internals.lend_compiled(this, model, metrics=True)
         else:
             this.compile(jit_compile=arguments.get("jit_compile", "auto"))
 
@@ -655,7 +653,7 @@ class _Codistilled(_OfScript, model_lib.CodistillModel):
             # A script may be done before another group has begun.
             found.append(
                 callbacks_lib.WaitForGroups(
-                    self._cluster, limit_secs=_TOGETHER_SECS
+                    self._cluster, limit_secs=method.TOGETHER_SECS
                 )
             )
         return [

@@ -66,9 +66,8 @@ def _own_methods(tmp_path, *methods, text="import keras"):
         [str(path), "--distillation-weight=1", "--methods=independent"]
         + [f"--method={each}" for each in methods]
     )
-    return trials.Setup(recipe=compare._compared(options)), compare._variants(
-        options
-    )
+    recipe = compare._compared(options)
+    return trials.Setup(recipe=recipe), compare._variants(options, recipe)
 
 
 def test_a_method_of_ones_own_is_options_on_top_of_another(tmp_path):

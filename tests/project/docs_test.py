@@ -106,8 +106,8 @@ def _check_program(name, arguments, block):
         found = found.by_method(method) if method else found
         recipes.override(found, changes)
         if name.endswith(".compare"):
-            compare._setup(options)
-            assert compare._variants(options)
+            setup = compare._setup(options)
+            assert compare._variants(options, setup.recipe)
 
 
 def _check_script(path, block):

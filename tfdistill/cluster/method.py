@@ -51,6 +51,8 @@ TEACHERS = ("peers", "own-past", "predictions", "none")
 DISTILLATION_LOSSES = ("classes", "binary", "values")
 # Steps between the mixes of weights where nobody says how many.
 MIX_EVERY_STEPS = 50
+# How long groups of a comparison, or of an ordinary script, wait for others.
+TOGETHER_SECS = 300.0
 # What this process has obeyed so far, by name.
 obeyed: dict[str, Any] = {}
 # The names of the `callbacks.HeldOutPredictions` that this process has made.

@@ -136,12 +136,6 @@ def _add_what(add: Callable[..., None]) -> None:
     )
 
 
-def _is_ordinary(options: programs.Options) -> bool:
-    """Whether an ordinary script is compared, as it stands."""
-    file = options.file
-    return file is not None and not keras_script.imports_tfdistill(file)
-
-
 def _compared(options: programs.Options) -> recipes.Recipe:
     """Returns what is compared: a recipe, a file of one, or a script."""
     file, name = options.file, options.recipe
@@ -151,7 +145,8 @@ def _compared(options: programs.Options) -> recipes.Recipe:
             "expected a Keras script, a file with a function `workload`, or "
             f"--recipe=NAME; received {received}"
         )
-    if options.held_out is None and not _is_ordinary(options):
+    is_ordinary = file is not None and not keras_script.imports_tfdistill(file)
+    if options.held_out is None and not is_ordinary:
         if options.command:
             raise ValueError(
                 "arguments after -- are for a training script, which needs "
@@ -194,15 +189,19 @@ def _setup(options: programs.Options) -> trials.Setup:
     return trials.Setup(recipe=recipe, **fields.chosen(trials.Setup, options))
 
 
-def _variants(options: programs.Options) -> list[trials.Variant]:
+def _variants(
+    options: programs.Options, recipe: recipes.Recipe
+) -> list[trials.Variant]:
     named: list[trials.Variant] = []
     # --report-only adds no method that was not asked for.
     if options.methods is not None:
         named = trials.parse_methods(options.methods)
     elif not options.report_only:
-        of_script = _is_ordinary(options) and not options.ps_per_group
+        is_ordinary = recipe.arguments.get("held_out", "") is None
         named = trials.parse_methods(
-            _METHODS_OF_SCRIPTS if of_script else _METHODS
+            _METHODS_OF_SCRIPTS
+            if is_ordinary and not options.ps_per_group
+            else _METHODS
         )
     named += map(_own_method, options.method)
     swept = [v for text in options.sweep for v in trials.parse_sweep(text)]
@@ -281,7 +280,7 @@ def _run(options: programs.Options) -> int:
         setup = _setup(options)
         planned: dict[str, Any] = {
             "setup": setup,
-            "variants": _variants(options),
+            "variants": _variants(options, setup.recipe),
             "num_trials": 0 if options.report_only else options.trials,
             "tune": _tuning(options),
         }

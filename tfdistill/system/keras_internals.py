@@ -349,14 +349,6 @@ def loss_of(identifier: Any) -> keras.losses.Loss:
     return loss
 
 
-def lend_compiled_loss(model: keras.Model, inner: keras.Model) -> None:
-    """Has Keras' `compute_loss` of `inner` use what `model` was compiled with.
-
-    The losses of single outputs are then metrics of `model`, which logs them.
-    """
-    inner._compile_loss = model._compile_loss
-
-
 def has_losses_or_metrics(model: keras.Model) -> bool:
     """Whether a model was compiled with some, which Keras builds by its data.
 
@@ -1048,13 +1040,18 @@ class EpochData:
             yield begin + batch, end + batch, source
 
 
-def lend_compiled(model: keras.Model, inner: keras.Model) -> None:
-    """Lends what `model` was compiled with to a model that Keras compiled.
+def lend_compiled(
+    model: keras.Model, inner: keras.Model, *, metrics: bool
+) -> None:
+    """Has Keras' `compute_loss` of `inner` use what `model` was compiled with.
 
-    So `inner.metrics` are those that are counted.
+    The losses of single outputs are then metrics of `model`, which logs them.
+    With its metrics, `inner.metrics` are those that are counted.
     """
+    names = ["_compile_loss"]
+    names += ["_compile_metrics", "_loss_tracker"] if metrics else []
     with tracking.DotNotTrackScope():
-        for name in ("_compile_loss", "_compile_metrics", "_loss_tracker"):
+        for name in names:
             setattr(inner, name, getattr(model, name))
 
 
