@@ -219,7 +219,7 @@ def _own_method(text: str) -> trials.Variant:
         )
     if name in trials.DESCRIPTIONS:
         raise ValueError(
-            f"--method must have a name of its own; received {name!r}, which "
+            f"--method must have a new name; received {name!r}, which "
             f"is a method already. To change it: my_{name}:of={name},..."
         )
     given = {option.replace("-", "_"): value for option, _, value in parts}

@@ -1124,7 +1124,7 @@ def give_strategy(
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
         raise ValueError(
-            "A script must not make a strategy other than that of its run on "
+            "A script must not make another strategy than its run has, on "
             "several workers, servers or devices; received "
             f"{type(self).__name__} where "
             f"{type(strategy).__name__} is in force. Leave it out, or make a "
