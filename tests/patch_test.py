@@ -143,7 +143,8 @@ def _positions():
             self.embed = keras.layers.Embedding(*shape[1:])
 
         def call(self, x):
-            return x + self.embed(keras.ops.arange(keras.ops.shape(x)[1]))
+            places = keras.ops.arange(keras.ops.shape(x)[1])
+            return x + self.embed(keras.ops.expand_dims(places, 0))
 
     model = keras.Sequential(
         [keras.Input((3, 2)), Placed(), keras.layers.Flatten()]
@@ -176,9 +177,108 @@ def _own_evaluate():
     return found, model.evaluate(x, y, return_dict=True, verbose=0)
 
 
+def _built_by_its_step():
+    """A step that alone knows its layers, with losses of each row."""
+
+    class Sorted(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+            self.optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def learn(self, x):
+            with tf.GradientTape() as tape:
+                loss = keras.ops.sum(self(x) ** 2, -1)
+            variables = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.encoder = keras.Sequential([keras.layers.Dense(4)])
+            self.sorted = Sorted()
+
+        def train_step(self, x):
+            with tf.GradientTape() as tape:
+                loss = keras.losses.mean_squared_error(x, self.encoder(x))
+            variables = self.encoder.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            self.optimizer.apply_gradients(
+                zip(gradients, variables, strict=True)
+            )
+            self.sorted.learn(x)
+            return {"loss": keras.ops.mean(loss)}
+
+    model = Own()
+    model.compile(keras.optimizers.SGD(0.05))
+    data = tf.data.Dataset.from_tensor_slices(_data(4)).batch(5)
+    model.fit(data, epochs=2, shuffle=False, verbose=0)
+    return model.encoder.get_weights(), model.sorted.get_weights()
+
+
+def _added_losses():
+    """Losses by `add_loss`: a sum over rows, one of each row, and a mean."""
+
+    class Adds(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(0.1 * keras.ops.sum(x))
+            self.add_loss(keras.ops.sum(x**2, -1, keepdims=True))
+            self.add_loss(keras.ops.mean(x**2))
+            return x
+
+    class Counts(keras.Model):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.tracker = keras.metrics.Mean("loss")
+
+        def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+            loss = keras.ops.mean((y - y_pred) ** 2)
+            self.tracker.update_state(loss)
+            return loss
+
+        @property
+        def metrics(self):
+            return [self.tracker]
+
+    found = []
+    for kind, layers in (
+        (keras.Model, [keras.layers.Dense(2, kernel_regularizer="l2"), Adds()]),
+        (Counts, [keras.layers.Dense(1)]),
+    ):
+        outputs = inputs = keras.Input((3,))
+        for layer in layers:
+            outputs = layer(outputs)
+        model = kind(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        # The last batch has two rows.
+        history = model.fit(
+            *(_data(3), _data(1)),
+            batch_size=5,
+            epochs=2,
+            shuffle=False,
+            verbose=0,
+        )
+        found += [model.get_weights(), history.history]
+    return found
+
+
+def _volumes():
+    """A convolution of any size, of one row: a replica has none."""
+    model = keras.Sequential(
+        [keras.Input((None, 4, 4, 3)), keras.layers.Conv3D(1, 3)]
+    )
+    return model.predict(_data(5, 4, 4, 3)[:1], verbose=0)
+
+
 @pytest.mark.parametrize(
     "script",
-    [_normalized, _own_function, _cut_out, _positions, _own_evaluate],
+    [
+        *(_normalized, _own_function, _cut_out, _positions, _own_evaluate),
+        *(_built_by_its_step, _added_losses, _volumes),
+    ],
 )
 def test_two_replicas_do_what_keras_does_alone(
     script, patched, two_replicas, tmp_path, monkeypatch

@@ -583,7 +583,7 @@ class DistributedModel(
         self, iterator: Any = None, data_batch: Any = None
     ) -> None:
         super()._symbolic_build(iterator, data_batch)
-        is_own = self._own.is_compiled
+        is_own = self._own.is_compiled and own_steps.has_call(self.model)
         if is_own and keras_internals.has_losses_or_metrics(self.model):
             self.model._symbolic_build(data_batch=data_batch)
 
@@ -621,7 +621,7 @@ class DistributedModel(
             scaled = self.optimizer.scale_loss(loss)
         logs = self._weight_logs()
         self.trainer.apply(tape, scaled, batch)
-        batch.record(self.metrics, {"loss": loss})
+        batch.record(self._recorded, {"loss": loss})
         metrics = self.compute_metrics(x, y, y_pred, sample_weight)
         return {**metrics, **logs, steps.EXAMPLES: batch.total}
 
@@ -644,7 +644,7 @@ class DistributedModel(
             loss = self._own.share_of_loss(
                 self, batch, x, y, y_pred, sample_weight, training=False
             )
-        batch.record(self.metrics, {"loss": loss})
+        batch.record(self._recorded, {"loss": loss})
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def predict_step(self, data: Any) -> Any:
@@ -679,6 +679,12 @@ class DistributedModel(
         scale.check_student(self.loss, y_pred)
         return super().compute_loss(*given, training=training)
 
+    def _aggregate_additional_loss(self, loss: Any) -> Any:
+        batch = global_batch.GlobalBatch.here()
+        if batch is None or batch.is_alone or not replicas.in_replica():
+            return super()._aggregate_additional_loss(loss)
+        return batch.share_of_added(tf.convert_to_tensor(loss))
+
     @property
     def metrics(self) -> list[keras.Metric]:
         """The metrics of `compile`, and those of the model's own loss."""
@@ -689,6 +695,14 @@ class DistributedModel(
             return found
         known = set(map(id, found))
         return [*found, *(m for m in self.model.metrics if id(m) not in known)]
+
+    @property
+    def _recorded(self) -> list[keras.Metric]:
+        """What counts losses for Keras, of which a loss's own may be unlike."""
+        if not self._own.is_compiled:
+            return self.metrics
+        own = keras_internals.loss_tracker(self.model)
+        return [metric for metric in self.metrics if metric is own]
 
     def get_metrics_result(self) -> Logs:
         """Returns the metrics' results; between steps, over all replicas."""

@@ -161,6 +161,7 @@ class _Patch:
     def apply(self, **settings: Any) -> None:
         """Makes the strategy, and replaces what a script calls."""
         self.settings = settings
+        keras_internals.prepare()  # What it replaces stays.
         strategy = self.strategy
         if strategy is None:
             strategy = self.strategy = strategy_lib.make_strategy()

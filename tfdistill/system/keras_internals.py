@@ -6,12 +6,14 @@ Nothing else in the package touches a private name of Keras or TensorFlow.
 
 import contextlib
 import functools
+import inspect
 import itertools
 import os
 import random
 import threading
 import warnings
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
@@ -79,6 +81,7 @@ def prepare() -> None:
     _copy_arrays_of_python()
     _start_variables_of_all_dtypes()
     _count_by_share()
+    _add_up_rows()
     _shape_empty_convolutions()
     _pass_data_sets_through()
     for name in (
@@ -242,6 +245,45 @@ def _count_by_share() -> None:
     keras.metrics.Mean.update_state = update_state
 
 
+def _add_up_rows() -> None:
+    """Has gradients of losses by row add up over all replicas' rows.
+
+    TensorFlow adds up a target that is no scalar. What a step of one replica
+    gives its optimizer is averaged by shares of the rows, so a loss of each row
+    is divided by the share.
+    """
+    original = tf.GradientTape.gradient
+
+    @functools.wraps(original)
+    def gradient(
+        self: Any,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        is_update = _scaling.share is not None and any(
+            isinstance(source, keras.Variable | tf.Variable)
+            for source in tf.nest.flatten(sources)
+        )
+        if is_update and output_gradients is None:
+            output_gradients = tf.nest.map_structure(_over_share, target)
+        return original(
+            self, target, sources, output_gradients, *args, **kwargs
+        )
+
+    tf.GradientTape.gradient = gradient
+
+
+def _over_share(target: Any) -> Any:
+    target = tf.convert_to_tensor(target)
+    ones = tf.ones_like(target)
+    if not target.shape.rank or target.shape[0] == 1:
+        return ones
+    return tf.math.divide_no_nan(ones, tf.cast(_scaling.share, ones.dtype))
+
+
 def in_replica() -> bool:
     """Whether this code runs for one of several replicas."""
     strategy = tf.distribute.get_strategy()
@@ -266,8 +308,19 @@ def _shaped(original: Callable[..., Any]) -> Callable[..., Any]:
         outputs = original(inputs, *args, **kwargs)
         shape = outputs.shape[1:]
         may_be_empty = not inputs.shape[0] and in_replica()
-        if not may_be_empty or not shape.is_fully_defined():
+        if not may_be_empty:
             return outputs
+        if not shape.is_fully_defined():
+            # As of images of any size: a row of zeros has the other sizes.
+            size = tf.shape(inputs)
+            row = tf.concat([[1], size[1:]], 0)
+            rows = tf.cond(
+                size[0] > 0,
+                lambda: tf.identity(inputs),
+                lambda: tf.zeros(row, inputs.dtype),
+            )
+            rows.set_shape(inputs.shape)
+            return original(rows, *args, **kwargs)[: size[0]]
         # TensorFlow leaves out what it takes to change nothing.
         unknown = [None] * outputs.shape.rank
         outputs = tf.compat.v1.placeholder_with_default(outputs, unknown)
@@ -414,6 +467,7 @@ def build_from_spec(
     scope: Callable[[], Any],
     optimized: Callable[[keras.Model], list[Any]] | None = None,
     predicts: bool = False,
+    by_own_step: Callable[[], None] | None = None,
 ) -> Any:
     """Builds model, metrics, loss and optimizer from a data set's spec.
 
@@ -422,7 +476,8 @@ def build_from_spec(
     the same without reading any data; that of its inputs `x` is returned.
     The optimizer keeps slots for the variables that `optimized` returns of the
     built model, by default all trainable ones. Data that a model `predicts` for
-    may lack what metrics and losses are built by.
+    may lack what metrics and losses are built by. Layers that only a step of
+    the model's own calls are built `by_own_step`.
     """
     batch = keras.tree.map_structure(_first_replica, element_spec)
     optimizer = model.optimizer
@@ -436,7 +491,10 @@ def build_from_spec(
                 _build_for_inference(model, batch)
             else:
                 model._symbolic_build(data_batch=batch)
-                _build_for_training(model, batch)
+                if by_own_step is None:
+                    _build_for_training(model, batch)
+                else:
+                    by_own_step()
         finally:
             if build_optimizer:
                 optimizer.built = False
@@ -485,6 +543,48 @@ def _build_for_training(model: keras.Model, batch: Any) -> None:
         model(_symbols(batch), training=True)
 
 
+def build_by_own_step(
+    model: keras.Model, element_spec: Any, optimizers: Iterable[keras.Optimizer]
+) -> None:
+    """Builds layers that only a training step of the model's own calls.
+
+    In one process Keras leaves them to the first step, where on replicas it is
+    too late. Here the step is traced, and nothing of it ever runs: gradients
+    are zeros, and optimizers are built without an update.
+    """
+    batch = keras.tree.map_structure(_first_replica, element_spec)
+    data = keras.tree.map_structure(_symbol, batch)
+    step = inspect.getattr_static(model, "train_step")
+    step = getattr(step, "python_function", step)
+
+    def gradient(
+        tape: Any, target: Any, sources: Any, *a: Any, **k: Any
+    ) -> Any:
+        return tf.nest.map_structure(
+            lambda source: tf.zeros_like(tf.convert_to_tensor(source)), sources
+        )
+
+    def apply(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    with contextlib.ExitStack() as stack:
+        homes = (
+            (tf.GradientTape, "gradient", gradient),
+            *(
+                (home, "apply", apply)
+                for home in (keras.Optimizer, *optimizers)
+            ),
+        )
+        for home, name, by in homes:
+            before = vars(home).get(name)
+            setattr(home, name, by)
+            if before is None:
+                stack.callback(delattr, home, name)
+            else:
+                stack.callback(setattr, home, name, before)
+        backend.compute_output_spec(lambda data: step(model, data), data)
+
+
 def _build_for_inference(model: keras.Model, batch: Any) -> None:
     """Builds no more than `predict` needs, of whatever the model returns."""
     if not all(layer.built for layer in all_layers(model)):
@@ -494,14 +594,12 @@ def _build_for_inference(model: keras.Model, batch: Any) -> None:
 def _symbols(batch: Any) -> Any:
     """Returns what stands for the inputs of a batch's spec."""
     x = keras.utils.unpack_x_y_sample_weight(batch)[0]
-    return keras.tree.map_structure(
-        lambda v: (
-            v
-            and keras.KerasTensor(
-                v.shape, keras.backend.standardize_dtype(v.dtype)
-            )
-        ),
-        x,
+    return keras.tree.map_structure(_symbol, x)
+
+
+def _symbol(value: Any) -> Any:
+    return value and keras.KerasTensor(
+        value.shape, keras.backend.standardize_dtype(value.dtype)
     )
 
 
@@ -617,6 +715,11 @@ def jobs_of(strategy: tf.distribute.Strategy) -> dict[str, list[str]]:
         strategy, "_cluster_resolver", None
     )
     return dict(resolver.cluster_spec().as_dict()) if resolver else {}
+
+
+def loss_tracker(model: keras.Model) -> keras.Metric | None:
+    """Returns the metric by which Keras counts the losses of a model."""
+    return getattr(model, "_loss_tracker", None)
 
 
 def all_layers(layer: keras.Layer) -> list[keras.Layer]:

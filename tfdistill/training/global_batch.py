@@ -101,6 +101,22 @@ class GlobalBatch:
         cleaned = self.cleaned(values)
         return replicas.summed([_times(v, self.share) for v in cleaned])
 
+    def share_of_added(self, loss: tf.Tensor) -> tf.Tensor:
+        """This replica's share of what a layer has given `add_loss`.
+
+        Keras adds up a loss of each row. Any other is a mean over rows, or of
+        weights, which all replicas have; or it is a sum over rows.
+        """
+        total = tf.reduce_sum(loss)
+        if loss.shape.rank or _is_sum_of_rows(loss):
+            return total
+        return tf.math.multiply_no_nan(total, tf.cast(self.share, total.dtype))
+
+    @staticmethod
+    def here() -> "GlobalBatch | None":
+        """The batch in whose `scope` the code here runs, if there is one."""
+        return _active.batch
+
     @staticmethod
     def alone_here() -> "GlobalBatch | None":
         """The batch whose `alone` the code here runs in, if it does."""
@@ -142,7 +158,9 @@ class GlobalBatch:
         """
         found = self.cleaned(list(shares.values()))
         for name, share in zip(shares, found, strict=True):
-            mean = next(metric for metric in metrics if metric.name == name)
+            mean = next((m for m in metrics if m.name == name), None)
+            if mean is None:  # The model counts its loss itself.
+                continue
             if share.shape.rank:  # Of `reduction=None`: a value a prediction.
                 size = tf.cast(tf.reduce_prod(tf.shape(share)[1:]), share.dtype)
                 total = tf.cast(self.total, share.dtype) * size
@@ -260,6 +278,30 @@ def _is_of_whole_batch(loss: keras.losses.Loss, given: list[tf.Tensor]) -> bool:
         return False
     after = metric_joins.operations_after(given)
     return any(_mixes_rows(operation, after) for operation in after)
+
+
+def _is_sum_of_rows(loss: tf.Tensor) -> bool:
+    """Whether a number is a sum over rows, perhaps times another number.
+
+    By the graph. Numbers of rows are not known there, those of weights are.
+    """
+    if tf.executing_eagerly():
+        return False
+    operation = loss.op
+    while operation.type != "Sum":
+        left = [v for v in operation.inputs if tf.get_static_value(v) is None]
+        is_division = operation.type == "RealDiv"
+        if is_division and left[:1] != list(operation.inputs)[:1]:
+            return False
+        if operation.type in ("Cast", "Identity", "Neg", "Reshape"):
+            left = list(operation.inputs)[:1]
+        elif operation.type not in ("Mul", "RealDiv") or len(left) != 1:
+            return False
+        operation = left[0].op
+    value, axes = operation.inputs[0], tf.get_static_value(operation.inputs[1])
+    if axes is None or not value.shape.rank:
+        return False
+    return value.shape[0] is None and 0 in np.ravel(axes) % value.shape.rank
 
 
 def _mixes_rows(operation: tf.Operation, after: set[tf.Operation]) -> bool:

@@ -4,7 +4,7 @@ They are written for one device: losses are means over the rows at hand, and the
 gradients go to the optimizer. Here each replica runs them on its own rows, and
 gradients are averaged by rows on their way into the optimizer, before it clips
 them. So several replicas update as one device does, if each loss is a mean over
-the rows of its batch.
+the rows of its batch, or one of each row, which TensorFlow's tape adds up.
 """
 
 import inspect
@@ -112,6 +112,8 @@ class Own:
         self._check_weights(weights)
         with batch.alone():
             loss = model.compute_loss(x, y, y_pred, weights, training=training)
+        if loss.shape.rank:  # A loss of each row, which all add up.
+            return loss
         return loss * tf.cast(batch.share, loss.dtype)
 
     def step_of(self, model: keras.Model, name: str) -> Step:
@@ -207,13 +209,41 @@ def mark_built(model: keras.Model) -> None:
             model.built = True
 
 
+def build(model: keras.Model, element_spec: Any) -> None:
+    """Builds what only the model's own `train_step` calls, if anything."""
+    parts = keras_internals.all_layers(model)
+    if all(part.built for part in parts if part is not model):
+        return
+    optimizers = optimizers_of(model).values()
+    keras_internals.build_by_own_step(model, element_spec, optimizers)
+    model.built = True
+
+
+def has_call(model: keras.Model) -> bool:
+    """Whether Keras can build a model by calling it; a GAN has no `call`."""
+    home = next(k for k in type(model).__mro__ if "call" in vars(k))
+    return home not in keras.Model.__mro__
+
+
 def optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
-    """Returns the optimizers that a model's own step may use, by attribute."""
-    return {
-        name: value
-        for name, value in vars(model).items()
-        if isinstance(value, keras.Optimizer)
-    }
+    """Returns the optimizers that a model's own step may use, by attribute.
+
+    Its layers may have some, too, such as those that train by themselves.
+    """
+    found: dict[str, keras.Optimizer] = {}
+    for layer in keras_internals.all_layers(model):
+        prefix = "" if layer is model else f"{layer.name}."
+        for name, value in vars(layer).items():
+            if isinstance(value, keras.Optimizer):
+                found[prefix + name] = value
+            elif isinstance(value, list | tuple | dict):
+                parts = value.values() if isinstance(value, dict) else value
+                found |= {
+                    f"{prefix}{name}.{i}": part
+                    for i, part in enumerate(parts)
+                    if isinstance(part, keras.Optimizer)
+                }
+    return found
 
 
 def _averaged(gradients: list[Any]) -> list[Any]:

@@ -11,12 +11,14 @@ before an export, an evaluation and a file.
 """
 
 import contextlib
+import functools
 import types
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdistill import data
@@ -28,6 +30,7 @@ from tfdistill.training import auto_steps
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
 from tfdistill.training import metric_states
+from tfdistill.training import own_steps
 from tfdistill.training import same_data
 from tfdistill.training import steps
 from tfdistill.training import stragglers
@@ -183,9 +186,17 @@ class ReplicaTrainer(Trainer):
 
     def build(self, element_spec: Any, iterator: Any = None) -> None:
         """Builds from a spec: Keras' own way fails on several workers."""
+        by_own_step = None
         if self._has_replicas:
             check_scope(self._model)
             check_stateful(self._model)
+            model, spec = self._model.model, self._model.bare(element_spec)
+            if own_steps.is_own(model, "train_step"):
+                by_own_step = functools.partial(own_steps.build, model, spec)
+            if by_own_step and not own_steps.has_call(model):
+                with self._strategy.scope():
+                    by_own_step()
+                self._model.built = True
         elif not self._model.model.built:
             keras_internals.build_by_a_step(
                 self._model, self._model.bare(element_spec)
@@ -195,6 +206,7 @@ class ReplicaTrainer(Trainer):
             self._model.bare(element_spec),
             scope=self._strategy.scope,
             optimized=updates.dense_variables,
+            by_own_step=by_own_step,
         )
         if self._has_replicas:
             adopt_metrics(self._model)
@@ -612,8 +624,12 @@ def _has_distinct_rows(gradient: Any) -> bool:
     if not isinstance(gradient, tf.IndexedSlices) or tf.executing_eagerly():
         return False
     operation = gradient.indices.op
+    known = tf.get_static_value(gradient.indices)
+    if known is not None:
+        return len(np.unique(known)) == known.size
     # The last input of a choice is what is not counted from the end.
-    inputs = {"Cast": 0, "Identity": 0, "Reshape": 0, "SelectV2": 2}
+    inputs = dict.fromkeys(("Cast", "ExpandDims", "Identity", "Reshape"), 0)
+    inputs |= {"SelectV2": 2, "Squeeze": 0}
     while operation.type in inputs:
         operation = operation.inputs[inputs[operation.type]].op
     return operation.type.startswith(("Range", "Unique"))
