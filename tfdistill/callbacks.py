@@ -62,6 +62,8 @@ _MARGIN = 1.5
 # So often a group looks for the first versions of others once its burn-in is
 # over, for so many of its intervals.
 _SOON_STEPS, _SOON_INTERVALS = 5, 2
+# Where groups wait for each other: for so long, however short the burn-in was.
+_LEAST_WAIT_SECS = 10.0
 # Of a manifest's `extras`: an early step and the loss of the steps until then.
 _BEGAN_FIELD = "began"
 _log = logging.getLogger(__name__)
@@ -588,6 +590,10 @@ class TeacherLoader(steps.Loader):
     A background thread looks for versions and reads them, from the start of
     `fit` to its end. Between steps, training pays only for one small
     collective and, when a version is ready on all workers, for its assignment.
+
+    Beside a `WaitForGroups`, training waits once more, where the burn-in ends:
+    until the first version of each other group is in use, or for as long as it
+    has trained so far.
     """
 
     def __init__(self, *, every_steps: int) -> None:
@@ -602,13 +608,17 @@ class TeacherLoader(steps.Loader):
         self._schedule = steps.EverySteps(min(own, method.every_steps(own)))
         self.num_refreshes = self._refreshed = 0
         self._burn_in: Any = None
+        self._exporter: Any = None
+        self._waits: WaitForGroups | None = None
         self.blocked = background.WorkTimes()
         # Of the last refresh, and from the one before.
         self._last_time, self._pause_secs = time.monotonic(), 0.0
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds what ends the burn-in."""
+        """Finds what ends the burn-in, and whether groups then wait."""
         self._burn_in = steps.first(callbacks, steps.BurnIn)
+        self._exporter = steps.first(callbacks, steps.Exporter)
+        self._waits = steps.first(callbacks, WaitForGroups)
 
     def manifest_extras(self) -> dict[str, Any]:
         """Returns how long this group takes to hear a version of each peer."""
@@ -624,6 +634,8 @@ class TeacherLoader(steps.Loader):
         self._schedule.start(self.step)
         model = self.codistilled
         teachers = model.teachers
+        self._began = time.monotonic()
+        self._values = replicas.WorkerValues(model.distribute_strategy)
         cluster = strategy_lib.cluster_of(model.distribute_strategy)
         num_peers = len(cluster.peers)
         if num_peers and not teachers.follows_peers:
@@ -642,8 +654,39 @@ class TeacherLoader(steps.Loader):
         teachers = self.model.teachers
         # Fixed teachers bring no news, but may have to be dropped.
         is_due = self._schedule.due(self.step) or self._waits_for_first
-        if not len(teachers) or not is_due:
+        if len(teachers) and is_due:
+            self._refresh()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Waits for the other groups where the burn-in has just ended."""
+        super().on_train_batch_begin(batch, logs)
+        # By now this group's exporter has seen the same step.
+        if self._waits and self._burn_in and self._burn_in.end == self.step > 0:
+            self._wait_for_first(self._waits)
+
+    def _wait_for_first(self, waits: "WaitForGroups") -> None:
+        """Publishes this step, and waits for the others' first versions."""
+        if not self.model.teachers.lacks_versions:
             return
+        start = time.monotonic()
+        limit = max(_LEAST_WAIT_SECS, start - self._began)
+        deadline = start + min(limit, waits.limit_secs)
+        if self._exporter is not None:
+            self._exporter.ensure_published(limit)
+        is_over = False
+        while not is_over:
+            self._refresh()
+            late = time.monotonic() > deadline
+            is_over = late or not self.model.teachers.lacks_versions
+            # All workers refresh as often as the chief.
+            is_over = bool(self._values.gathered(int(is_over))[0])
+            if not is_over:
+                time.sleep(_LOOK_SECS)
+        waits.waited_secs += time.monotonic() - start
+
+    def _refresh(self) -> None:
+        """Lets all workers agree on versions, and swaps in what all have."""
+        teachers = self.model.teachers
         self._refreshed = self.step
         now, then = time.monotonic(), self._last_time
         self._last_time, self._pause_secs = now, now - then
@@ -717,7 +760,7 @@ class WaitForGroups(keras.callbacks.Callback):
                 "Set TFDISTILL_WORKDIR, or pass tfdistill.Cluster(workdir=...)."
             )
         self._cluster = cluster
-        self._limit_secs = limit_secs
+        self.limit_secs = limit_secs
         self._marker, self._number, self._has_started = _STARTED, 1, False
         self.waited_secs = 0.0
 
@@ -752,13 +795,13 @@ class WaitForGroups(keras.callbacks.Callback):
                 "This group could not report that it started: %s", error
             )
         while missing := [path for path in markers if not path.exists()]:
-            if time.monotonic() - start > self._limit_secs:
+            if time.monotonic() - start > self.limit_secs:
                 _log.warning(
                     "Waited %.0f s for the first step of %s; training "
                     "continues.",
-                    self._limit_secs,
+                    self.limit_secs,
                     ", ".join(path.parent.name for path in missing),
                 )
                 break
             time.sleep(_LOOK_SECS)
-        self.waited_secs = time.monotonic() - start
+        self.waited_secs += time.monotonic() - start

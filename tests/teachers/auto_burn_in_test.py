@@ -1,5 +1,6 @@
 """When the burn-in ends by itself."""
 
+import threading
 import time
 
 import keras
@@ -16,7 +17,7 @@ from tfdistill.teachers import auto_burn_in
 _LONG, _RATE = 400, 0.05
 
 
-def _fit(model, x, y, *callbacks, loader=None, **kwargs):
+def _fit(model, x, y, *callbacks, loader=None, data=None, **kwargs):
     """Trains; returns the weight in force at each step."""
     weights = []
     with model.distribute_strategy.scope():
@@ -32,7 +33,7 @@ def _fit(model, x, y, *callbacks, loader=None, **kwargs):
         )
     )
     kwargs = {"steps_per_epoch": _LONG, "epochs": 1, **kwargs}
-    data = tf.data.Dataset.from_tensors((x, y)).repeat()
+    data = data or tf.data.Dataset.from_tensors((x, y)).repeat()
     loader = loader or cases.never()
     cases.fit(model, data, callbacks=[loader, each, *callbacks], **kwargs)
     return weights
@@ -121,7 +122,64 @@ def test_it_ends_in_a_loop_of_short_trainings(tmp_path):
     _fit(model, x, y, steps_per_epoch=2)
     for _ in range(3):
         cases.fit(model, x, y, batch_size=8)
-    assert model.teachers.weight.end == 5
+    assert model.teachers.weight.end == 1
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_a_few_steps_end_it_also_where_no_length_is_known(tmp_path):
+    x, y = cases.data(16)
+    weights = _fit(_model(tmp_path), x, y, steps_per_epoch=8)
+    assert weights == [0.0] * 3 + [1.0] * 5
+    batches = tf.data.Dataset.from_tensors((x, y)).repeat(6)
+    unknown = batches.filter(lambda x, y: True)
+    weights = _fit(
+        *(_model(tmp_path), x, y), data=unknown, steps_per_epoch=None, epochs=3
+    )
+    # Known after an epoch of 6, and looked at every five steps.
+    assert weights == [0.0] * 10 + [1.0] * 8
+
+
+@pytest.mark.parametrize("place", ["one_device", "replicas"])
+def test_groups_that_wait_teach_each_other_from_its_end(
+    place, tmp_path, two_replicas
+):
+    """However long another group takes; one that is gone costs the limit."""
+    x, y = cases.data(16)
+    strategy = two_replicas if place == "replicas" else None
+    for is_there in (True, False):
+        workdir = tmp_path / f"{is_there}"
+        exchange = tfdistill.Exchange(workdir / "exchange")
+        cluster = tfdistill.Cluster(
+            group=0, num_groups=2, workdir=str(workdir), exchange=exchange.root
+        )
+        (workdir / "group_1").mkdir(parents=True)
+        (workdir / "group_1" / "started").touch()
+
+        def publish(exchange=exchange):
+            while exchange.latest(0) is None:
+                time.sleep(0.01)
+            cases.publish(exchange, cases.linear(1), step=3)
+
+        other = threading.Thread(target=publish)
+        if is_there:
+            other.start()
+        model = _model(workdir / "exchange", strategy)
+        _fit(
+            model,
+            *(x, y),
+            tfdistill.callbacks.WaitForGroups(
+                cluster, limit_secs=600.0 if is_there else 0.1
+            ),
+            tfdistill.callbacks.StudentExporter(
+                every_steps=50, exchange=exchange, group=0
+            ),
+            loader=tfdistill.callbacks.TeacherLoader(every_steps=50),
+            steps_per_epoch=8,
+        )
+        (peer,) = model.teachers
+        assert exchange.steps(0) == [3, 8]
+        assert peer.num_due == 5
+        assert peer.num_taught == (5 if is_there else 0)
 
 
 def test_it_ends_on_parameter_servers_too(tmp_path, monkeypatch):

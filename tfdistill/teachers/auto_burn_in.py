@@ -62,6 +62,8 @@ class AutoBurnIn(steps.BurnIn):
         # then, and the sum of their losses.
         self._losses: list[float] = []
         self._looked = 0
+        # Where this epoch began, and the length of the one before.
+        self._epoch_began, self._epoch_steps = 0, 0
         self._before = [0, 0.0]
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
@@ -88,10 +90,18 @@ class AutoBurnIn(steps.BurnIn):
             self.end = 0
         self._variable.assign(self.end)
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Learns how long an epoch is where Keras doesn't know it."""
+        super().on_epoch_begin(epoch, logs)
+        self._epoch_steps = self.step - self._epoch_began
+        self._epoch_began = self.step
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Looks at the loss when it is time, until the burn-in is over."""
         super().on_train_batch_end(batch, logs)
-        if self.end < _NEVER or self.step - self._looked < _EVERY_STEPS:
+        # A training of a few steps is looked at as often as it needs.
+        every = min(_EVERY_STEPS, math.ceil(self._longest) or _EVERY_STEPS)
+        if self.end < _NEVER or self.step - self._looked < every:
             return
         self._looked = self.step
         found = 0
@@ -114,9 +124,14 @@ class AutoBurnIn(steps.BurnIn):
         self._before = [count, mean * count]
         self._losses.append((mean * count - total) / (count - before))
 
+    @property
+    def _longest(self) -> float:
+        """Steps of the longest burn-in; 0 if the training's aren't known."""
+        known = self.planned_steps or self._epoch_steps * self.params["epochs"]
+        return _LONGEST * known
+
     def _is_over(self) -> bool:
-        longest = _LONGEST * self.planned_steps
-        return has_fallen(self._losses) or 0 < longest <= self.step
+        return has_fallen(self._losses) or 0 < self._longest <= self.step
 
     # ---- for a backup ----
 
