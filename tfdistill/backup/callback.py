@@ -169,7 +169,7 @@ class Backup(steps.SteppedCallback):
 
     @property
     def directory(self) -> str:
-        """Where backups lie: those of the last `fit`."""
+        """Where the backups of the last `fit` are."""
         return self._backups.root
 
     @property
@@ -206,9 +206,9 @@ class Backup(steps.SteppedCallback):
         return chosen.point if chosen else None
 
     def opened(self, iterator: Any) -> None:
-        """Sets Keras' iterator over the epochs of the data to where to begin.
+        """Moves Keras' iterator over the training data to where `fit` begins.
 
-        The first that a `fit` opens is that of its training data.
+        The first iterator that a `fit` opens is over its training data.
         """
         if self._data is not None:
             return

@@ -55,7 +55,7 @@ class ReplicaState:
     ) -> None:
         """Names the variables of a model that `fit` has prepared.
 
-        And those of what else is `kept`, by name.
+        `kept` has other objects with variables to keep, by name.
         """
         self._model = model
         self._strategy = model.distribute_strategy
@@ -208,10 +208,10 @@ class ReplicaState:
         )
 
     def assign(self, snapshot: Snapshot) -> None:
-        """Gives this worker's replicas their values, but for the metrics.
+        """Assigns this worker's replicas their values, except metrics.
 
-        If there are more or fewer replicas than there were, floats become the
-        mean over the replicas, and what is no float the first one's.
+        If the number of replicas has changed, floats become the mean over the
+        old replicas, and other values become the first replica's.
         """
         for key, variable in self._shared.items():
             for copy in self._copies(variable):
@@ -389,8 +389,8 @@ class FitBackup(keras.callbacks.Callback):
     ) -> None:
         """Chooses the backup to resume from; every worker calls it.
 
-        Of the `others`, some have a state and variables to keep. Without a
-        backup, training begins with the newest one of `warm_start_dir`.
+        Some of the `others` have a state and variables to keep. Without a
+        backup, training begins with the newest one in `warm_start_dir`.
         """
         super().__init__()
         self._store, self._strategy, self._others = store, strategy, others

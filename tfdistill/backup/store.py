@@ -140,7 +140,7 @@ class BackupStore(publisher.Exchange):
     ) -> None:
         """Writes a backup, then prunes the oldest; counts and logs a failure.
 
-        `host` is what is no variable, as JSON.
+        `host` is the state kept outside of variables, as JSON.
         """
         step = point.step
         # Not in the manifest, which no checksum guards.

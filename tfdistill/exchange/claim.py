@@ -38,8 +38,8 @@ class GroupClaim:
     ) -> None:
         """Takes the group, from an earlier process of this run if need be.
 
-        `run` is equal for all attempts of one run. If the storage is out of
-        reach, `confirm` tries again.
+        `run` is equal for all attempts of one run. If the storage can't be
+        reached, `confirm` tries again.
         """
         self._files = files
         self._own = {

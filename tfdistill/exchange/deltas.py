@@ -1,10 +1,10 @@
 """Deltas: the rows that changed since a key frame, and how they are put in.
 
-A key frame is a whole version. A delta belongs to one and holds, of each
-variable, the rows that have changed since: what they are now, not by how much.
-Written over those of the frame, or of any version between, they give the
-delta's version. So a reader needs one delta, and one that was lost costs
-nothing. A row that changed back is sent as well: a reader may hold what it was.
+A key frame is a whole version. A delta belongs to one key frame and holds the
+rows of each variable that have changed since: their values, not the changes.
+Written over the rows of the frame, or of any version between, they give the
+delta's version. So a reader needs one delta, and a lost delta costs nothing. A
+row that changed back is sent as well: a reader may hold what it was.
 
 A delta may have a base instead: the values of the variables that it does not
 name, which never change; exchange/bases.py. It then is one from zeros, and
@@ -85,8 +85,9 @@ class Encoder:
     ) -> None:
         """Takes the frame's step and its values, which must not change.
 
-        Of the variables in `chosen` only the elements go that `choose` picks.
-        The others stay as they were published. Without it every change goes.
+        Deltas of the variables in `chosen` hold only the elements that `choose`
+        picks; other elements stay as published. Without `choose`, every change
+        is sent.
         """
         self.num_deltas = 0
         self.frame, self._choose = frame, choose

@@ -125,8 +125,8 @@ class ObjectStore:
     """Any URL that fsspec reads: the same operations on whole objects.
 
     Directories are the beginnings of names: none has to be made, and the last
-    file takes its directory along. The store's address and the credentials are
-    those of fsspec and of the store's own client: environment variables and
+    file takes its directory along. fsspec and the store's own client find the
+    store's address and the credentials: in environment variables and
     configuration files.
     """
 

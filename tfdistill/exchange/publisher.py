@@ -57,9 +57,9 @@ class Exchange:
     called from several threads.
 
     Attributes:
-      root: Where it is; empty without one. That of a process's second
-        training is below that of its first, see `turn_to`.
-      base: Where that of the first is.
+      root: Where it is; empty without one. The root of a process's second
+        training is below the root of its first, see `turn_to`.
+      base: Root of the process's first training.
       enabled: Whether it has a root. Without one nothing is ever found.
       signer: What signs and checks with this run's key. None without a key:
         then no signature is checked.
@@ -113,8 +113,8 @@ class Exchange:
     def turn_to(self, number: int) -> None:
         """Turns to what the n-th training of its processes publishes.
 
-        A second training has steps, and maybe examples held out, of its own:
-        what groups published in their first must not teach in it.
+        A second training has its own steps, and maybe its own held-out
+        examples: versions of the first training must not teach in it.
         """
         root = fits.below(self.base, number)
         if root == self.root or not self.enabled:
@@ -143,10 +143,11 @@ class Exchange:
 
     @functools.cached_property
     def outer_gradients(self) -> "Exchange":
-        """What groups mix by fragments: an exchange below it, as of deltas.
+        """The exchange of outer gradients, which groups mix by fragments.
 
-        They are a small part of a version each, so many are kept, for a group
-        that goes on from a backup.
+        It is below this one, as the exchange of deltas is. Each gradient is a
+        small part of a version, so many are kept, for a group that resumes from
+        a backup.
         """
         keep = _OUTER_GRADIENTS_PER_VERSION * self._retention.max_to_keep
         return self._below("outer_gradients", keep)

@@ -110,7 +110,7 @@ def signer_for(
         environ: Variables to read. Default `os.environ`.
 
     Raises:
-        ValueError: It is no key, its file cannot be read, or the environment
+        ValueError: It isn't a key, its file cannot be read, or the environment
             names two.
     """
     if key is None:

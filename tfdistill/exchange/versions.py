@@ -24,7 +24,7 @@ class VersionExistsError(ExportError):
 
 
 class VersionNotFoundError(RuntimeError):
-    """There is no such version, or there is none any more."""
+    """There is no such version, or it was deleted."""
 
 
 class CorruptVersionError(RuntimeError):

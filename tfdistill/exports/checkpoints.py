@@ -34,7 +34,7 @@ def contents(directory: str) -> dict[str, tuple[tf.TensorShape, tf.DType]]:
 
 
 def read(directory: str, dtypes: Mapping[str, tf.DType]) -> list[tf.Tensor]:
-    """Reads the tensors with these keys, while other threads go on."""
+    """Reads the tensors with these keys, without blocking other threads."""
     if not dtypes:
         return []
     with _refusing(directory), tf.device("CPU:0"):
@@ -74,7 +74,7 @@ def _refusing(directory: str) -> Iterator[None]:
 
 
 def _read_through(directory: str) -> None:
-    """Reads all files once more: if it is the storage that fails, OSError."""
+    """Reads all files again; raises OSError if it is the storage that fails."""
     file_system, root = filesystem.for_root(f"{directory}/variables")
     file_system.stat(f"{root}/variables.index")
     for name in file_system.list_dir(root):

@@ -6,7 +6,7 @@ Left out, besides all that is not named here: files (ReadFile, WriteFile,
 MatchingFiles, readers, summaries), printing (PrintV2 writes to any file),
 Python (PyFunc, EagerPyFunc), debugging (DebugIdentityV2 opens sockets), data
 sets, queues, barriers, collectives, remote calls, custom calls of compilers,
-variables by name (VarHandleOp reaches those of other models in the process),
+variables by name (VarHandleOp reaches other models' variables in the process),
 and the loops of TensorFlow 1, made of Enter and NextIteration.
 """
 

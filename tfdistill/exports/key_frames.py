@@ -203,10 +203,10 @@ def read_delta(
     place: bases.Bases,
     namer: frozen.Namer,
 ) -> saved_model.Snapshot:
-    """Returns a delta's values, from those of a version of its frame.
+    """Returns a delta's values, from the values of a version of its frame.
 
     `delta` is as `Exchange.readable` gives it, and values are in the order of
-    `variables`, the student's. Of a delta with a base, from anything; None
+    `variables`, the student's. A delta with a base needs no held values; None
     stands for a variable of which `held` has the base's values. ValueError if
     it does not fit the student's, or is not finite; DeltaError if it does not
     fit what is held; CorruptVersionError if its base is missing or another.

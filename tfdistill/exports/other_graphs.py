@@ -157,9 +157,9 @@ def match(
 
 
 def in_flat_order(names: Iterable[str]) -> list[str]:
-    """Sorts outputs by name as `keras.tree.flatten` does those of a student.
+    """Sorts outputs as `keras.tree.flatten` sorts a student's outputs.
 
-    By name, and those that differ in a number at their end by that.
+    By name; names that differ only in a number at the end, by this number.
     """
 
     def place(name: str) -> tuple[str, int, str]:

@@ -124,7 +124,7 @@ class SavedModelWriter:
 
         With `variables_dtype="bfloat16"` half as much travels: float
         variables are stored as bfloat16 and widened inside the graph. "int8"
-        and "int4" are for those of two axes or more; see `quantized`.
+        and "int4" apply to variables with two axes or more; see `quantized`.
         """
         if variables_dtype not in (None, "bfloat16", *quantized.DTYPES):
             raise ValueError(
@@ -280,11 +280,11 @@ def export_for_inference(
     input_signature: Any = None,
     **kwargs: Any,
 ) -> None:
-    """Exports a student as `keras.Model.export` does, but for inference.
+    """Exports a student as `keras.Model.export` does, in inference mode.
 
-    Keras 3.15 says nothing of training when it calls the model, so that layers
-    whose default is training, which are those that augment images, go on
-    augmenting what they serve. Formats other than a SavedModel are Keras' own.
+    Keras 3.15 passes no `training` when it calls the model, so layers whose
+    default is training, namely the layers that augment images, still augment
+    what they serve. Formats other than a SavedModel are Keras' own.
     """
     if format != "tf_saved_model":
         student.export(
@@ -356,7 +356,7 @@ def joined(
 ) -> list[Any]:
     """Joins what was read by key, in the order of the variables expected.
 
-    Scales that are expected as variables of their own are such.
+    Scales that are expected as separate variables are returned as such.
     """
     scales = {k: v for k, v in parts.items() if k not in variables}
     return [

@@ -1,8 +1,8 @@
 """A checkpoint written and read by the servers that hold the pieces of it.
 
 The rows of a table never pass through the coordinator: each parameter server
-writes its own to a part of its own, block by block, and the parts are merged
-into one TensorFlow checkpoint in which the table is a single tensor.
+writes its rows to its own part, block by block, and the parts are merged into
+one TensorFlow checkpoint in which the table is a single tensor.
 """
 
 from collections.abc import Callable
