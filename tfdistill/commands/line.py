@@ -84,7 +84,7 @@ def _retrain(options: programs.Options) -> int:
 
 
 def _newest(line: store.Line, number: int | None) -> int:
-    """Returns a number, or that of the newest candidate."""
+    """Returns a number, or the newest candidate's number."""
     if number is None:
         begun = line.events("retrain")
         if not begun:

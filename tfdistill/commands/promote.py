@@ -3,7 +3,7 @@
 tfdistill promote RUN --group=0 --to=DIR
 
 The server watches DIR for subdirectories whose names are numbers, and loads
-the largest. A version is therefore copied and checked under a name that is no
+the largest. A version is therefore copied and checked under a name that isn't a
 number, and gets its number by one rename, together with a model card.
 """
 

@@ -148,8 +148,8 @@ def quote(path: pathlib.Path) -> list[str]:
 def last_lines(path: pathlib.Path) -> list[str]:
     """Returns the last lines of a log, at most twenty, as plain text.
 
-    Of a line that was overwritten in place, as progress bars are, only what
-    was visible in the end is returned; of a log that cannot be read, nothing.
+    If a line was overwritten in place, as progress bars are, only the text that
+    was visible in the end is returned; if a log cannot be read, nothing.
     """
     try:
         text = logs.tail(path, _TAIL_BYTES)

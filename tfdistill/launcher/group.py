@@ -5,11 +5,11 @@ and a group with parameter servers does not outlive its chief or a ps. So what
 is left of a failed attempt is killed, and all of the group is started again, at
 other ports and after a delay; the program resumes from its own backup.
 
-A task that fails ends the attempt, but for the workers of a group with
-parameter servers: what a dead one has left undone, its coordinator gives to the
-others, and once it is started again at its old address it takes part again. It
-takes dead workers back once all of them are back, so once one worker is given
-up no other is started again.
+A task that fails ends the attempt, except for a worker of a group with
+parameter servers: the coordinator gives its unfinished work to other workers,
+and a worker that is started again at its old address takes part again. The
+coordinator takes dead workers back once all of them are back, so once one
+worker is given up no other is started again.
 
 `advance` takes in the news of the processes, judges them once (`_judge`), and
 does what follows from how the attempt ends (`_End`).

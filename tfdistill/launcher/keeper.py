@@ -7,7 +7,7 @@ it needs nothing but the standard library. Launcher and keeper hold the two ends
 of a socket pair. A byte from the launcher asks the task to end; the end of
 file, which the kernel delivers however the launcher dies (SIGKILL too), makes
 the keeper kill the task, the task's whole process group and, on Linux, every
-process descended from it, even one that moved to a session of its own.
+process descended from it, even one that moved to its own session.
 
 A keeper is used rather than `preexec_fn` in the launcher: that hook may
 deadlock if the launcher has threads, and the kernel's parent-death signal

@@ -7,8 +7,8 @@ program, only later:
 
 - Modules that are nothing but a way to such a package run when a task first
   looks into them.
-- The others don't find the package. They look again, by running once more, once
-  the task has imported it: they need it only for objects that it has made.
+- The others don't find the package. They run again, and look again, once the
+  task has imported it: they need it only for objects that it has made.
 
 Needs the standard library only, as fork_server.py.
 """

@@ -205,7 +205,7 @@ class StartedGroups(Topology):
 class LocalCluster(StartedGroups):
     """A command to be run as groups of tasks on this machine.
 
-    Its options are those of `tfdistill run` and of `tfdistill.launch`.
+    It has the options of `tfdistill run` and of `tfdistill.launch`.
 
     Attributes:
         command: Program and arguments, the same for each task.

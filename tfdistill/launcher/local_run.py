@@ -420,7 +420,7 @@ def launch(
     Raises:
         TypeError: There is no such option.
         ValueError: An argument is of a wrong type or out of range, the command
-            is no program, or the workdir is in use.
+            isn't a program, or the workdir is in use.
         RuntimeError: A group has failed. `error.launched` is the run, and
             `error.exit_code` what `tfdistill run` would have returned.
         KeyboardInterrupt: All tasks were stopped by Ctrl-C.

@@ -46,8 +46,9 @@ _Program = tuple[tuple[str, ...], tuple[str, ...]]
 def _parse(command: Sequence[str]) -> _Program | None:
     """Takes a command apart, without its arguments; None if it is not forked.
 
-    That is what is no call of Python, has options which a parent cannot be
-    sure to share, or is a script that is not there or no SCRIPT.py.
+    A command is not forked if it isn't a call of Python, has options which a
+    parent cannot be sure to share, or names a script that is missing or isn't
+    a .py file.
     """
     if not _PYTHON.fullmatch(os.path.basename(command[0])):
         return None
@@ -126,7 +127,7 @@ class Parent:
 
     @property
     def failure(self) -> str:
-        """Why it can start no task any more, in words; empty if it can."""
+        """Why it can no longer start tasks, in words; empty if it can."""
         code = self._process.poll()
         if code is None or self._why:
             return self._why
@@ -180,7 +181,7 @@ def _shared(env: Mapping[str, str]) -> dict[str, str]:
 class _Kept(threading.local):
     """The parent of the outermost `keep` in progress.
 
-    Of this thread: the kernel ends a parent with the thread that started it.
+    One per thread: the kernel ends a parent with the thread that started it.
     """
 
     depth = 0

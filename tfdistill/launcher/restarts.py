@@ -69,7 +69,8 @@ class Restarts:
     ) -> tuple[float | None, str]:
         """Plans the next restart of a group by the reason of its failure.
 
-        A start on a port that somebody else held (`port_taken`) does not count.
+        The first starts that fail on an occupied port (`port_taken`) use up no
+        restart.
         Returns the seconds until the next start, or None if there is none; and
         a text for the user, which may be empty.
         """

@@ -27,7 +27,7 @@ class TaskProcess:
     """The launcher's handle of one task.
 
     Attributes:
-        pid: The task's process id, also that of its process group; None until
+        pid: The id of the task's process and of its process group; None until
             `read` has seen the keeper's first report.
         method: `"fork"` or `"spawn"`: how it was, or is to be, started.
         exit_code: The task's exit code, minus the signal's number if a signal

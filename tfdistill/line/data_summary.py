@@ -201,12 +201,12 @@ def weight_summary(
     parent: Mapping[str, np.ndarray],
     before: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Any]:
-    """Returns how far a candidate's weights are from those they began with.
+    """Returns how far a candidate's weights are from the weights it began with.
 
-    By name, of weights with many entries: the Euclidean distance to the
-    promoted version's, and to those of the version before that, as a share of
-    the length of the former. A table that was taken from elsewhere is as good
-    as any in the first days, and shows here.
+    By name, for weights with many entries: the Euclidean distances to the
+    promoted version's weights and to its predecessor's, as a share of the norm
+    of the promoted version's. A table that was taken from elsewhere predicts as
+    well as any in the first days, but shows here.
     """
     others = {"parent": parent, "before": before or {}}
     return {
@@ -230,10 +230,11 @@ def compare(
 ) -> list[str]:
     """Returns what is wrong with a candidate's rows and weights.
 
-    Its lineage has `data` of the new rows of its last span, `training` and
-    `held_out`, which are alike but for chance if they were drawn at random, and
-    the `weights` of a warm start; `earlier` those of the versions promoted
-    before, the oldest first. Of a column one sentence is enough.
+    Its `lineage` has `data`, which summarizes the new rows of its last span,
+    `training` and `held_out`, which differ only by chance if they were drawn at
+    random; and the `weights` of a warm start. `earlier` are the lineages of the
+    versions promoted before, the oldest first. Each column gets one sentence at
+    most.
     """
     found = []
     past = [one["data"]["training"] for one in earlier if "data" in one]
@@ -292,9 +293,10 @@ def _faults(
 ) -> Iterator[str]:
     """Yields what is wrong with a column of the rows trained on.
 
-    Beside it are the rows held out of the same span, and those of earlier spans
-    in turn. At most at `level` are good rows found wrong: three gaps and
-    swapped labels share twelfths of it, as they need no more.
+    It is compared with `beside`, the rows held out of the same span, and with
+    `past`, the rows of earlier spans in turn. The probability that good rows
+    are found wrong is `level` at most: three gaps and swapped labels share
+    twelfths of it, as they need no more.
     """
     # Ids, also hashed ones, have no mean that says anything.
     has_mean = column["is_float"] or name == "labels"
@@ -363,7 +365,7 @@ def _mean(column: Summary) -> str:
 def _effect(score: float, freedom: int, size: float, *, level: float) -> float:
     """Returns a gap in standard deviations; 0 if it may be chance.
 
-    Of a chi-square, and how many rows of each side would tell as much.
+    From a chi-square `score`, and the rows per side that would show as much.
     """
     from scipy import stats
 

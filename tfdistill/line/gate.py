@@ -123,10 +123,10 @@ def verdict(
 ) -> dict[str, Any]:
     """Returns the report on a candidate, for JSON.
 
-    Of `held_out.predictions`: the candidate's, one for each retrain, and the
-    promoted version's, for the same rows. If there is none, the candidate has
-    to be better than the share of each label. Slices are bool `[rows]`. Of the
-    lineages, `data_summary.compare` says what is compared.
+    `candidate` has one of `held_out.predictions` for each retrain, `promoted`
+    is the promoted version's, for the same rows. If there is none, the
+    candidate has to be better than the share of each label. Slices are bool
+    `[rows]`. See `data_summary.compare` for what is compared of lineages.
     """
     masks = {k: np.asarray(rows, bool) for k, rows in (slices or {}).items()}
     labels = np.asarray(candidate[0].labels)
@@ -304,7 +304,7 @@ def _passed(
 def judge(line: "store.Line", number: int) -> dict[str, Any]:
     """Returns the report on a trained candidate, and writes it beside it.
 
-    The gate is that of the workload that it was trained by.
+    The gate comes from the workload that the candidate was trained with.
     """
     path = pathlib.Path(line.candidate_path(number))
     lineage = line.lineage(number)

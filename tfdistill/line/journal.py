@@ -43,7 +43,7 @@ _WAIT_SECS = 10.0
 
 
 class Journal:
-    """The files of a line but for its versions and candidates."""
+    """The files of a line, except its versions and candidates."""
 
     def __init__(self, files: filesystem.FileSystem, root: str) -> None:
         self._files, self.root = files, root
@@ -65,7 +65,7 @@ class Journal:
                 add(version=None, before=[], why="")
 
     def settings(self) -> dict[str, Any]:
-        """Returns what line.json says; ValueError if this is no line."""
+        """Returns the content of line.json; ValueError if this isn't a line."""
         path = f"{self.root}/{_SETTINGS}"
         found = self._json(path)
         if found is None or found.get("format") != _FORMAT:

@@ -1,8 +1,8 @@
 """Makes a candidate: tests the promoted version on a new span, then trains.
 
-A candidate is an ordinary run, of the recipe of the line by the method
-`retrain`, and what the gate reads of it. Killed anywhere, the same call goes on
-from the backups of the run.
+A candidate is an ordinary run of the line's recipe by the method `retrain`, and
+what the gate reads of it. If it is killed anywhere, the same call resumes from
+the backups of the run.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ def run(
         with_own_past: Whether its own last version teaches it, too.
         teacher_weight: The distillation weight if there is no churn budget; 0
             is a warm start alone. Default: the workload's.
-        overrides: Arguments of the recipe, beside those of the line.
+        overrides: Arguments of the recipe, besides the line's own.
         again: Whether to make another candidate of a span that has one.
         controls: Whether to train the controls, too; see `train_controls`.
         **topology: Further options of `tfdistill run`.
@@ -165,7 +165,7 @@ class _Candidate:
 
     @property
     def _spans(self) -> list[str]:
-        """All that it has seen: those of its parent, and its own."""
+        """All spans that it was trained on: its parent's, then its own."""
         new = self.span.split(",")
         if self.parent is None:
             return new
@@ -377,7 +377,7 @@ def train_controls(
 def _in_steps(
     recipe: recipes.Recipe, num_steps: int, num_evaluations: int = 1
 ) -> recipes.Recipe:
-    """Returns a recipe of these steps, but for what evaluations leave over."""
+    """Returns a recipe of these steps, less a remainder after evaluations."""
     every = max(1, num_steps // num_evaluations)
     return recipe.changed(
         {

@@ -104,7 +104,7 @@ class Line:
         return line
 
     def settings(self) -> dict[str, Any]:
-        """Returns what line.json says; ValueError if this is no line."""
+        """Returns the content of line.json; ValueError if this isn't a line."""
         return self._journal.settings()
 
     def pointer(self) -> dict[str, Any]:

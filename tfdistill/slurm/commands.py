@@ -3,8 +3,8 @@
 All of them raise RuntimeError if Slurm refuses or does not answer.
 
 An element of a job array is named by the array and its index, such as `40_1`.
-Its own number (SLURM_JOB_ID) will not do: one element has that of the array,
-and a command with that number concerns all of them.
+Its own number (SLURM_JOB_ID) will not do: one element has the array's number,
+and a command with that number applies to all elements.
 """
 
 import re

@@ -56,7 +56,7 @@ class SlurmGroup:
     def __init__(self, options: job.Job, command: Sequence[str]) -> None:
         """Reads which job this is, and on which nodes.
 
-        A ValueError if this is no job of an array; a RuntimeError if Slurm
+        A ValueError if this job isn't part of an array; a RuntimeError if Slurm
         does not answer.
         """
         self._options = options

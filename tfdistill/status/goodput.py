@@ -11,7 +11,7 @@ docs/monitoring.md defines it. It is computed from the events of launchers
     advancing   a step was made that no earlier attempt had made
     ended       training has ended
 
-These lines are never rewritten; those of `metrics.jsonl` are, at a resume.
+These lines are never rewritten; the lines of `metrics.jsonl` are, at a resume.
 """
 
 import collections
@@ -145,7 +145,7 @@ class Marks:
     ) -> None:
         """Notes that training begins; `last` is the last line of its log.
 
-        Of the steps of another `fit` of the process none is repeated.
+        Only steps of the same `fit` of the process count as repeated.
         """
         before = last or {"step": 0, "time": None}
         self._fit = {"fit": fit} if fit > 1 else {}

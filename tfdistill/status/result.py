@@ -96,7 +96,7 @@ def _results(directory: pathlib.Path, key: str) -> dict[str, float]:
 def _metrics(
     status: group.GroupStatus, workdir: pathlib.Path
 ) -> dict[str, float]:
-    """Returns the metrics of a recipe's results; else those of the logs."""
+    """Returns the metrics of a recipe's results, or else of the logs."""
     found = _results(workdir / run_files.group_name(status.group), "metrics")
     if not found:
         found = {f"val_{n}": x for n, x in status.validation.items()}

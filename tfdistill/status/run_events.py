@@ -1,7 +1,7 @@
 """What happened in a run: written line by line, and what the lines show.
 
 `logs/events.jsonl` in the run's directory grows by one JSON object a line and
-is never rewritten; that of an earlier run is renamed before the next begins.
+is never rewritten; an earlier run's file is renamed before the next run begins.
 Each line has
 
     time        Unix seconds
@@ -33,9 +33,9 @@ and what belongs to the event:
     stopped     the group was told to end                         reason
     end         the whole run has ended                           exit_code
 
-If each group has a launcher of its own, as under Slurm, each keeps its own
-file, `events_group_<g>.jsonl`, and `start` stands for all of its tasks. Such a
-file is continued when the group is started again.
+If each group has its own launcher, as under Slurm, each group has its own file,
+`events_group_<g>.jsonl`, and `start` stands for all of its tasks. Such a file
+is continued when the group is started again.
 
 `exit_code` is minus the number of the signal for a task that a signal ended.
 If `failed` names a task, it is the one to blame.
@@ -57,7 +57,7 @@ ENDED = ("done", "failed", "stopped")
 
 
 def group_path(logs_dir: pathlib.Path, group: int) -> pathlib.Path:
-    """Returns the file of a group that has a launcher of its own."""
+    """Returns the file of a group that has its own launcher."""
     return logs_dir / f"events_{run_files.group_name(group)}.jsonl"
 
 

@@ -1,9 +1,9 @@
 """Which `fit` of this process uses a place on disk: the first, or a later one.
 
 A script may call `fit` several times, on one model or on many, with callbacks
-that name one place. What the second leaves there is not that of the first. A
-process that is started again runs its script again: its second `fit` finds what
-its second one left before.
+that name one place. Files of the second `fit` must not be mistaken for files of
+the first. A process that is started again runs its script again: its second
+`fit` finds what the second `fit` left before.
 """
 
 import contextlib
@@ -49,11 +49,12 @@ _known: weakref.WeakKeyDictionary[Any, dict[str, int]] = (
 
 @contextlib.contextmanager
 def one(model: Any) -> Iterator[None]:
-    """Counts a `fit` of a model, where it asked for a number.
+    """Counts a `fit` of a model, at the places where it asked for a number.
 
-    After one that fails, the next of the same model is that one, tried again,
-    and that of another model is another. One that was interrupted, or made no
-    step, is not counted: whichever model comes next tries it again.
+    After a `fit` that fails, the next `fit` of the same model is a retry with
+    the same number; a `fit` of another model gets the next number. A `fit` that
+    was interrupted, or made no step, is not counted: the next `fit`, of any
+    model, gets its number.
     """
     present = _Fit(model)
     token = _present.set(present)
@@ -88,7 +89,7 @@ def number(place: str | os.PathLike[str], *, of: Any = None) -> int:
     """Returns which `fit` the present one is that uses a place: 1, 2 and so on.
 
     With `of`, the model's optimizer, all `fit`s of one training count once: a
-    training goes on with its optimizer, and begins with another one.
+    training keeps its optimizer, and a new optimizer begins another training.
     """
     key = run_files.real(place)
     known = {} if of is None else _known.setdefault(of, {})

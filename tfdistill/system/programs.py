@@ -299,12 +299,12 @@ class Commands:
         program.start()
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """As that of the program that the first argument names."""
+        """Runs the program that the first argument names."""
         argv = sys.argv[1:] if argv is None else argv
         return self._chosen(argv).main(argv[1:])
 
     def parse(self, argv: Sequence[str]) -> Options:
-        """As that of the program that the first argument names."""
+        """Returns the options of the program that the first argument names."""
         return self._chosen(argv).parse(argv[1:])
 
     def help(self) -> str:
