@@ -1,4 +1,4 @@
-"""Neighbors of codistillation, each in a file of its own.
+"""Neighbors of codistillation, each in its own file.
 
 They stand on the library's own names, nothing in the library knows of them,
 and they may change, or leave, with any release.

@@ -42,10 +42,10 @@ def next_size(
 ) -> int:
     """Returns the batch size at which a group updates as often as its peers.
 
-    Of the `start` x (number of groups) examples that all groups together take
-    in a step, the group takes the part that is its speed's part of all speeds.
-    Where a step has costs of its own, speeds change with the sizes, and the
-    sizes meet after a few changes.
+    All groups together take `start` x (number of groups) examples in a step;
+    this group's share of them is its share of the sum of all speeds. If a step
+    also has a fixed cost, speeds change with the sizes, and the sizes settle
+    after a few changes.
 
     Args:
         size: The current batch size.
@@ -103,11 +103,11 @@ class BatchScaler(steps.SteppedCallback):
     Each group looks at its peers' versions, whose manifests say how many
     examples a second a group trains on, without waits for others. It takes
     larger batches if it is faster than the mean of all groups, smaller ones if
-    it is slower; the examples of all groups together stay about the same. The
-    aim is that of batch size scaling in Adaptive SGD (Ma et al. 2021,
-    arXiv:2110.07029), where one scheduler counts all updates; here every group
-    decides for itself. The learning rate follows the batch size. A peer that
-    has published nothing for four blocks is left out.
+    it is slower; the examples of all groups together stay about the same. Batch
+    size scaling in Adaptive SGD (Ma et al. 2021, arXiv:2110.07029) has the same
+    aim, but one scheduler counts all updates; here every group decides for
+    itself. The learning rate follows the batch size. A peer that has published
+    nothing for four blocks is left out.
 
     Every `every_steps` steps, the group's workers agree on the size of a block
     of as many batches, which begins `every_steps` later: by then no pipeline
@@ -377,7 +377,7 @@ class BatchScaler(steps.SteppedCallback):
         return size
 
     def _speeds(self, done: int) -> list[float]:
-        """This group's speed and those of its peers, as far as known."""
+        """Returns the speeds of this group and its peers, as far as known."""
         before, then = self._measured or (done, 0.0)
         self._measured = done, self._worked_secs
         secs = self._measured[1] - then
@@ -425,7 +425,7 @@ class BatchScaler(steps.SteppedCallback):
     # ---- kept by `tfdistill.callbacks.Backup` ----
 
     def state(self) -> dict[str, Any]:
-        """Returns what a resumed training goes on with, as JSON has it."""
+        """Returns what a resumed training continues with, as JSON has it."""
         return {"sizes": self._sizes, "start": self._start}
 
     def restore(self, state: Mapping[str, Any]) -> None:

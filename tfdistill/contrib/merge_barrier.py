@@ -38,12 +38,12 @@ class MergeBarrier(mixing.WeightMixer):
         model.fit(..., callbacks=[exporter, barrier, loader])
 
     While it is closed, the weight is 0 and the group mixes its weights with
-    those of its peers. At each mix the chief computes in the background, on
+    its peers' weights. At each mix the chief computes in the background, on
     the held-out batch, the loss of the mean of the versions and the mean of
     their losses. Once their difference exceeds the margin, all workers open
     the barrier at their next mix, which no longer takes place. From
-    then on the weight is that of the given schedule. The barrier stays open;
-    so does that of any group that mixes with this one.
+    then on the weight follows the given schedule. The barrier stays open, and
+    so do the barriers of the groups that mix with this one.
 
     Attributes:
         is_over: Whether the barrier is open, so that weights are no longer
@@ -221,7 +221,7 @@ class MergeBarrier(mixing.WeightMixer):
 
 
 def _mean(versions: Sequence[Sequence[Any]]) -> list[Any]:
-    """Returns the mean of floats; what is no float is that of the first."""
+    """Returns the mean of floats, and the first of any other values."""
     found = []
     for values in zip(*versions, strict=True):
         first = tf.convert_to_tensor(values[0])

@@ -17,7 +17,7 @@ from tfdistill.teachers import teacher
 class OtherStudents(teacher.Teacher):
     """Lets students that are outputs of one model teach each other.
 
-    The model returns the outputs of its first student, then those of the next.
+    The model returns its first student's outputs, then the next student's.
     Each learns from all the others: the students stand in a circle, and for
     each distance in it there is one teacher, the student so far ahead.
 
@@ -55,7 +55,7 @@ class OtherStudents(teacher.Teacher):
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
         """Returns the outputs of the step, each student's at another's place.
 
-        Of a training forward pass, as of peers that send their predictions.
+        They come from a training forward pass, as predictions from peers do.
         """
         own, size = batch.flat, self._num_students
         if len(own) % size:

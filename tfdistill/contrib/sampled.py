@@ -22,8 +22,8 @@ class SampledOutput(keras.layers.Layer):
 
     So compile such a model without a loss, metrics or a distillation loss: they
     would treat its features as logits, and training with them is refused. The
-    model has a `compute_loss` of its own, which `CodistillModel`,
-    `DistributedModel` and plain Keras call:
+    model overrides `compute_loss`, which `CodistillModel`, `DistributedModel`
+    and plain Keras call:
 
     Example:
         >>> import numpy as np
@@ -228,8 +228,8 @@ class SampledOutput(keras.layers.Layer):
     def _look_up(self, variable: Any, classes: tf.Tensor) -> tf.Tensor:
         """Returns rows, with one gradient row for each distinct class.
 
-        Keras' optimizers take a row that comes twice for two rows, which is
-        another update than that of a dense gradient.
+        Keras' optimizers treat a row that comes twice as two rows, which gives
+        another update than a dense gradient.
         """
         return rows_lib.look_up(
             [variable.value],

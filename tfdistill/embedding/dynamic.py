@@ -138,8 +138,8 @@ def _packed(
 class DynamicEmbedding(layer.ShardedEmbedding):
     """Looks up a vector for each id, for ids that aren't known in advance.
 
-    An id gets a row of its own when it is used in training, as long as there
-    are rows; no two ids ever share one, as they would by hashing. The ids of a
+    An id gets its own row when it is used in training, as long as there are
+    rows; no two ids ever share one, as they would by hashing. The ids of a
     field that have no row share one vector, which is trained, too, and which
     their rows begin with. The ids lie in a column beside the table and go
     wherever that goes: into files, exports, versions, backups. So a teacher

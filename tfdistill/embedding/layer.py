@@ -273,8 +273,8 @@ class TableValues:
 def _seed_of(initializer: Any) -> int:
     """Returns the seed of a table, in [0, 2**31): the initializer's own.
 
-    Keras gives it one when it is made, from that of
-    `keras.utils.set_random_seed`.
+    Keras gives the initializer a seed when it is made, derived from the seed
+    of `keras.utils.set_random_seed`.
     """
     own = getattr(initializer, "seed", None)
     # As Keras draws if it is given no seed.
@@ -469,7 +469,7 @@ class ShardedEmbedding(keras.layers.Layer):
             training: Only False skips the work that the gradient needs.
 
         Returns:
-            Floats of the layer's compute dtype. The shape is that of the ids
+            Floats of the layer's compute dtype. The shape is the ids' shape
             (with a combiner, without the axis that it reduces), then `dim`,
             or 1 with `"fm"`. A bag without ids gives zeros.
 

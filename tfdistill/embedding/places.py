@@ -66,7 +66,7 @@ class Regions:
     ) -> tf.Tensor:
         """Returns where else to look for keys, int64 `[n, count]`.
 
-        From probe number `first` on; that of number 0 is at home.
+        From probe number `first` on; probe number 0 looks at home.
         """
         # An odd stride comes by all rows of a region.
         stride = _bits_from(32, keys * tf.constant(_FACTORS[1], tf.int64)) * 2

@@ -318,9 +318,9 @@ def combined(total: tf.Tensor, sizes: tf.Tensor, combiner: str) -> tf.Tensor:
 
     Zeros for a bag without ids. `"sum"`, `[..., dim]`, or divided by the number
     of ids (`"mean"`) or its square root (`"sqrtn"`); `sizes` are these numbers.
-    `"fm"`, `[..., 1]`, the second-order term of a factorization machine, of
-    sums `[..., dim + 1]` that end with that of the squared norms (Rendle 2010,
-    lemma 3.1).
+    `"fm"`, `[..., 1]`, the second-order term of a factorization machine, from
+    sums `[..., dim + 1]` whose last element is the sum of the squared norms
+    (Rendle 2010, lemma 3.1).
     """
     if combiner == "sum":
         return total

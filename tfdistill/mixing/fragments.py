@@ -1,6 +1,6 @@
 """FragmentMixer: groups mix parts of their weights in turn, while they train.
 
-With a the weights that all groups have in common, w those of one group, and c
+With a the weights that all groups have in common, w one group's weights, and c
 what it sends of the outer gradient g = a - w of a fragment,
 
     a <- optimizer(a, mean of all groups' c),   w <- w + (new a - old a) + c
@@ -11,10 +11,10 @@ in the meantime, stays in its own weights, and is in its next outer gradient:
 w - a is all that was never sent. That is the error feedback, and needs no
 memory. With one fragment of all numbers, and no delay, it would be DiLoCo.
 
-Douillard et al. 2025, arXiv:2501.18512 (fragments, in turn, while training goes
-on); Sarfi et al. 2025, arXiv:2508.15706 (chosen numbers of few bits). Both were
-read in summaries of others only. Their groups go on from the common weights,
-mixed with their own, and keep what they did not send apart.
+Douillard et al. 2025, arXiv:2501.18512 (fragments, in turn, during training);
+Sarfi et al. 2025, arXiv:2508.15706 (chosen numbers of few bits). Both were read
+only in summaries by others. Their groups continue from the common weights,
+mixed with their own, and keep what they did not send separately.
 """
 
 import itertools
@@ -261,9 +261,9 @@ class FragmentMixer(mixer.WeightMixer):
             self._made.settle()
 
     def _send(self, step: int) -> None:
-        """Has what was taken at a step encoded, and published by the chief.
+        """Encodes what was taken at a step; the chief publishes it.
 
-        Of a training that goes on from a backup, what is in the backup.
+        When a training resumes, the backup holds what was taken.
         """
         own: _Own = futures.Future()
         before = [*self._own.items()][-1:]
@@ -392,7 +392,7 @@ class FragmentMixer(mixer.WeightMixer):
         return self._weights.variables
 
     def state(self) -> dict[str, Any]:
-        """Returns what else a resumed training goes on with."""
+        """Returns what else a resumed training continues with."""
         if self._sent_step is not None:
             # What is on its way is in its variable then.
             self._own[self._sent_step].result()
@@ -471,8 +471,8 @@ class Fragments(weights.Floats):
     def taken(self, index: int) -> tuple[list[np.ndarray], str]:
         """Returns the outer gradient, flat, and the SHA-256 of the anchor.
 
-        Of what `take` holds, or else of what the variable has. In any thread,
-        until the part is mixed or another is taken.
+        Computed from what `take` holds, or else read from the variable. In any
+        thread, until the part is mixed or another is taken.
         """
         self.settle()
         common = self._state[index][: len(self._parts[index])]

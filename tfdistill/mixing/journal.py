@@ -24,9 +24,9 @@ class Journal:
     """Lines of JSON; without a backup it neither keeps nor repeats anything."""
 
     def __init__(self, backup: Any = None, *, is_chief: bool = True) -> None:
-        """Opens that of a training with this `Backup`.
+        """Opens the journal of a training with this `Backup`.
 
-        One that starts at step 0 begins a new one.
+        A training that starts at step 0 begins a new journal.
         """
         self._lines: run_files.LineFile | None = None
         self._known: dict[int, Mixed] = {}

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class WeightMixer(steps.Mixer):
-    """Mixes the weights with those of other groups at regular steps.
+    """Mixes the weights with other groups' weights at regular steps.
 
     Groups publish versions as for codistillation, by a `StudentExporter` that
     comes before it among the callbacks, and read each other's in the
@@ -37,7 +37,7 @@ class WeightMixer(steps.Mixer):
 
     By default training never waits: a mix takes the versions that have been
     read, and is skipped if there are none. With `wait_secs` it waits until all
-    peers have published their version of its own step, so that the result does
+    peers have published their version of the same step, so that the result does
     not depend on the groups' speeds. A peer that was missing then is not waited
     for again until it publishes.
 
@@ -391,7 +391,7 @@ class WeightMixer(steps.Mixer):
         return self._weights.state
 
     def state(self) -> dict[str, Any]:
-        """Returns what else a resumed training goes on with."""
+        """Returns what else a resumed training continues with."""
         return {
             "initial_weights": self._began,
             "is_over": self.is_over,

@@ -66,7 +66,7 @@ def followers_of(
     """Returns followers of the groups' weights, by group.
 
     They read where the `exporter` of this group publishes. `extras` returns
-    those of its manifests.
+    the extras of its manifests.
     """
     expected = saved_model.SavedModelWriter(graph).variables
 

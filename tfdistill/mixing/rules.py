@@ -1,4 +1,4 @@
-"""How a group's weights change when it mixes them with those of its peers.
+"""How a group's weights change when it mixes them with its peers' weights.
 
 A rule is a pure function of arrays or tensors, element by element. It sees
 the others only in the mean of all that take part, so that what it costs does
@@ -9,9 +9,9 @@ not grow with their number. It is for weights that are trained; of the rest,
   what a momentum would do to a variance has no meaning;
 * integers, counters and states of random generators stay as they are.
 
-The papers' full texts were out of reach, so that only the numbers of well known
+The papers' full texts were not available, so only the numbers of well-known
 equations and algorithms are cited. The formulas were compared with programs:
-those of PAPA's authors and CNTK's BlockMomentumSGD.
+PAPA's, by its authors, and CNTK's BlockMomentumSGD.
 """
 
 import dataclasses

@@ -32,7 +32,7 @@ class Floats:
     ) -> None:
         """Takes a built student, and its graph.
 
-        ValueError if rows of a table are not those of the same ids elsewhere.
+        ValueError if rows of a table belong to other ids in other groups.
         """
         if dynamic.columns_of(student):
             raise ValueError(

@@ -1,11 +1,11 @@
-"""Rows fetched ahead: those of later batches travel while a step computes.
+"""Rows fetched ahead: later batches' rows travel while a step computes.
 
 A step on servers waits for the rows of its batch and for the dense variables
 (ScaleFreeCTR hides the same wait: Guo et al., arXiv:2104.08542). Here they are
-asked for before the steps ahead of it have been computed, together with the
-optimizer's slots. What these steps change of them is changed in the copies at
-hand by the same operations as on the servers. So one worker trains exactly as
-if it had waited; what other workers write is seen so many steps later.
+requested before the steps ahead of it have been computed, together with the
+optimizer's slots. Whatever these steps change is also changed in the worker's
+copies, by the same operations as on the servers. So one worker trains exactly
+as if it had waited; it sees other workers' changes that many steps later.
 """
 
 import collections
@@ -223,9 +223,9 @@ class RowsAhead:
         shards: Mapping[int, tf.IndexedSlices | None],
         hyper: rules.Hyperparameters,
     ) -> None:
-        """Changes what is pending as a step's gradients change the servers'.
+        """Applies a step's gradients to what is pending, as the servers do.
 
-        `shards` has those of shards by the id of the variable.
+        `shards` has the gradients of shards, by the id of the variable.
         """
         for index, gradient in enumerate(dense):
             if gradient is None:

@@ -142,9 +142,8 @@ def _concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 class RemoteVariables:
     """A model's variables, sorted by how a worker comes by their values.
 
-    `trainable` are those that are no shards of tables; `others` are not
-    trained, such as moving statistics; `optimizer` are its scalars but the step
-    counter.
+    `trainable` excludes shards of tables; `others` are not trained, such as
+    moving statistics; `optimizer` are its scalars except the step counter.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -194,9 +193,9 @@ class RemoteVariables:
     ) -> list[tf.Tensor | None]:
         """Writes back, and returns, what a step assigned to `variables`.
 
-        And to those that are not known here, as that of Keras' random numbers.
-        `before` is what `read` gave. Values are in the order of that, None for
-        what was not assigned.
+        Variables not known here, such as the state of Keras' random numbers,
+        are written too. `before` is what `read` returned. Values are in its
+        order, None for variables that were not assigned.
         """
         dense = [*self.trainable, *self.others]
         chosen = scope.assigned.keys() & {id(v) for v in variables}

@@ -144,9 +144,10 @@ class TravellingDataset:
     def _made_alike(
         self, context: tf.distribute.InputContext, epoch: tf.Tensor | None
     ) -> tf.data.Dataset:
-        """Calls the function, once more if workers must draw one order.
+        """Calls the function, and again if workers must draw one order.
 
-        They must if it cuts what it has shuffled, or if this is cut here.
+        They must if it shards what it has shuffled, or if its result is sharded
+        here.
         """
         made = made_by(self._source, context)
         is_whole = context.num_input_pipelines == 1
@@ -168,7 +169,7 @@ class TravellingDataset:
     ) -> tf.data.Dataset:
         """Makes one of `count` shares that together hold each batch once.
 
-        Of the first `num_batches` of the whole, if they are given.
+        Only the first `num_batches` of the whole are shared, if given.
         """
         # A function that does not shard, or not by what it is told, must not
         # make an example count twice: it makes everything and we cut.
