@@ -1,8 +1,8 @@
 """What a workload is trained for, and by which figures it is judged.
 
-The controls of Anil et al. 2018 (arXiv:1804.03235): what a teacher gives beyond
-any smoother target shows against the uniform distribution and against that of
-the labels.
+The controls of Anil et al. 2018 (arXiv:1804.03235): comparison with the uniform
+distribution and with the labels' distribution shows what a teacher adds to any
+smoother target.
 """
 
 import functools
@@ -96,7 +96,7 @@ def label_counts(dataset: tf.data.Dataset) -> np.ndarray:
 
 
 def distribution(counts: np.ndarray, num_classes: int) -> np.ndarray:
-    """Returns the labels' distribution, as if each had come once more.
+    """Returns the labels' distribution, with one added to each count.
 
     float64 `[num_classes]`, all positive: some classes may not have come.
     """

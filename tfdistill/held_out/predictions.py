@@ -86,8 +86,8 @@ class LabelProbabilities(Predictions):
     """The probability of the true label only, and the likeliest label.
 
     For vocabularies too large to keep a probability of each word. All arrays
-    are `[examples]`. An ensemble has no `predicted_labels`: its likeliest label
-    is not known from those of its members.
+    are `[examples]`. An ensemble has no `predicted_labels`: its members'
+    likeliest labels do not determine its own.
     """
 
     _compared = "label_probabilities"
@@ -142,9 +142,10 @@ def click_figures(
 ) -> dict[str, float]:
     """Returns how well a model of clicks ranks, and how well calibrated it is.
 
-    Normalized entropy is the log loss over that of always predicting the mean
-    label, calibration the mean prediction over the mean label (He et al. 2014,
-    "Practical Lessons from Predicting Clicks on Ads at Facebook").
+    Normalized entropy is the log loss divided by the log loss of always
+    predicting the mean label; calibration is the mean prediction divided by the
+    mean label (He et al. 2014, "Practical Lessons from Predicting Clicks on Ads
+    at Facebook").
 
     Example:
         >>> found = click_figures(np.array([0, 1]), np.array([0.5, 0.25]))

@@ -1,8 +1,8 @@
 """How a teacher's output is kept and sent: whole, or its top classes.
 
 What comes back from `decode` has the shape and the meaning of the output
-itself, so that every distillation loss takes it. Of the classes left out it
-knows only what they have in common: see `Form`.
+itself, so that every distillation loss takes it. The classes left out come back
+as equally likely: see `Form`.
 """
 
 import dataclasses

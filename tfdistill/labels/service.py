@@ -96,8 +96,8 @@ class Teachers:
             model: The model's name at the servers.
             timeout_secs: Longest time for one batch, tries at other servers
                 included, > 0. Default 0.5.
-            max_age_steps: A label does not count once the student's step is so
-                many beyond the version that answered. Default: no bound.
+            max_age_steps: Labels aren't used once the student's step is more
+                than this beyond the version that answered. Default: no bound.
             credentials: `grpc.ChannelCredentials` for TLS. Default: none.
 
         Raises:

@@ -1,1 +1,1 @@
-"""Predictions of one batch, for those of peers: mailboxes and messages."""
+"""Exchange of predictions for one batch with peers: mailboxes and messages."""

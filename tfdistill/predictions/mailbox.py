@@ -120,7 +120,7 @@ class Peer:
         self.num_silent, self.trouble = 0, ""
 
     def take(self, step: int, replica: int) -> message_lib.Message | None:
-        """Hands out a step's message, and lets go of those of older steps."""
+        """Returns a step's message, and drops the messages of older steps."""
         box = self.boxes.get(replica, {})
         for old in [s for s in box if s < step]:
             del box[old]
@@ -133,7 +133,7 @@ class Peer:
         self.num_silent = 0
 
     def refuse(self, kind: str, reason: str, step: int) -> None:
-        """Counts a message that does not count, and keeps why."""
+        """Counts a message that isn't used, and keeps the reason."""
         self.num_refused[kind] += 1
         self.refused[step] = f"{reason}."
         if len(self.refused) > _MAX_LISTED:
@@ -203,7 +203,7 @@ class Mailbox:
     # ---- open and closed ----
 
     def start(self) -> None:
-        """Opens the mailbox, and looks for those of the peers."""
+        """Opens the mailbox, and looks for the peers' mailboxes."""
         if self._is_open or not self._exchange.enabled:
             return
         listener = processes.listener(0)
@@ -221,7 +221,7 @@ class Mailbox:
         self._thread.start()
 
     def stop(self) -> None:
-        """Closes the mailbox; a step that waits for it goes on at once."""
+        """Closes the mailbox; a step that waits for it continues at once."""
         with self._arrived:
             if not self._is_open:
                 return
@@ -301,9 +301,9 @@ class Mailbox:
     def answers(
         self, own: message_lib.Own
     ) -> list[tuple[np.ndarray, ...] | None]:
-        """Waits for what peers say of the batch of one's own message.
+        """Waits for the peers' predictions for the batch of this message.
 
-        In the order of the peers; None for one that does not answer.
+        In the order of the peers; None for a peer that does not answer.
         """
         end = self._clock() + self._wait_secs
         with self._arrived:
@@ -340,7 +340,7 @@ class Mailbox:
     def _awaited(
         self, peer: Peer, own: message_lib.Message, end: float
     ) -> message_lib.Message | None:
-        """Waits for a message of one's own step, if that is worth it."""
+        """Waits for a peer's message of the same step, if that is worth it."""
         while True:
             received = peer.take(own.step, own.replica)
             left = end - self._clock()

@@ -28,11 +28,11 @@ _MAC_BYTES = 32
 
 
 class MessageError(ValueError):
-    """What arrived is no message of this run."""
+    """What arrived isn't a message of this run."""
 
 
 class RefusedError(ValueError):
-    """A message that is no answer to one's own: of what kind, and why."""
+    """A message that doesn't fit this group's own: of what kind, and why."""
 
     def __init__(self, kind: str, reason: str) -> None:
         """`kind` is what it is counted as."""
@@ -63,7 +63,7 @@ class Message(NamedTuple):
 
 
 class Own(NamedTuple):
-    """A message of one's own, and what it was made of: see `layout`."""
+    """A message to send, and what it was made of: see `layout`."""
 
     message: Message
     classes: Sequence[int]
@@ -122,9 +122,9 @@ def proof(body: bytes | memoryview, signer: signing.Signer | None) -> bytes:
 
 
 def answer(received: Message, own: Own) -> tuple[np.ndarray, ...]:
-    """Returns the arrays of a message about the batch of one's own.
+    """Returns the arrays of a message about the same batch as this task's own.
 
-    RefusedError if it is no answer to that.
+    RefusedError if the message doesn't fit.
     """
     ours = own.message
     if received.layout != ours.layout:

@@ -35,11 +35,11 @@ class AutoBurnIn(steps.BurnIn):
 
     While losses fall steeply, a version of another group that is some steps old
     is much worse than the student, and pulls it back. So every five steps the
-    chief notes the mean task loss since the look before. The fall is over once
-    the later half of the steps so far has at most a quarter of it. Where no
-    fall is clear, as in a training that goes on, that is so after 40 looks. At
-    the latest, it is so after three tenths of the training, if its length is
-    known. The weight is in force from the next step on, on all workers alike.
+    chief notes the mean task loss since the previous look. The fall is over
+    once the later half of the steps so far has at most a quarter of it. If no
+    fall is clear, as in a continued training, it ends after 40 looks. At the
+    latest, it ends after three tenths of the training, if its length is known.
+    The weight applies from the next step, on all workers alike.
 
     Teachers that don't train, such as fixed ones, are worth hearing from the
     first step on: with these alone the weight is 1 throughout.
@@ -117,7 +117,7 @@ class AutoBurnIn(steps.BurnIn):
         return {screen.BURN_IN_FIELD: True} if self.end == _NEVER else {}
 
     def _look(self, count: int, mean: float) -> None:
-        """Notes the mean since the last look, of that of an epoch so far."""
+        """Notes the mean since the last look, from the epoch's mean so far."""
         before, total = self._before
         if count <= before:  # Another epoch.
             before, total = 0, 0.0
@@ -136,7 +136,7 @@ class AutoBurnIn(steps.BurnIn):
     # ---- for a backup ----
 
     def state(self) -> dict[str, Any]:
-        """Returns what a resumed training goes on with."""
+        """Returns what a resumed training continues with."""
         # Copies: a backup is written while the next steps are made.
         return {name: copy.copy(vars(self)[name]) for name in _STATE}
 

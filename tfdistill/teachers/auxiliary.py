@@ -34,8 +34,8 @@ class AuxiliaryHeads(keras.layers.Layer):
 def student_of(model: Any, heads: Mapping[str, str]) -> keras.Model:
     """Returns a model without its heads; both have the same layers.
 
-    `heads` has by the name of each head that of the output for which it learns.
-    ValueError if they are no outputs of a functional model.
+    `heads` maps the name of each head to the name of the output that it learns
+    for. ValueError if these are not outputs of a functional model.
     """
     outputs = getattr(model, "output", None)
     if not isinstance(outputs, dict):

@@ -85,7 +85,7 @@ class Canary:
 def of_validation(data: Any) -> Canary | None:
     """Returns the canary in `validation_data` of `fit`, if it can be read.
 
-    It cannot where each worker, or a function, has data of its own.
+    It cannot if each worker has its own data, or a function makes them.
     """
     if not isinstance(data, tf.data.Dataset | tuple | list):
         return None

@@ -83,7 +83,7 @@ class ChurnBudget(steps.SteppedCallback):
     parameter servers the coordinator measures, tables as they are by then, and
     workers use a weight from when they read it on. `fit`
     logs `churn` and `churn_budget`, and warns at the end if the budget was
-    not kept. With other teachers besides, the weight is that of their mean.
+    not kept. With several teachers, the weight applies to their mean.
 
     Attributes:
         target: The budget.
@@ -373,7 +373,7 @@ class ChurnBudget(steps.SteppedCallback):
     # ---- for a backup ----
 
     def state(self) -> dict[str, Any]:
-        """Returns what a resumed training goes on with."""
+        """Returns what a resumed training continues with."""
         if self._pending is not None:
             self._finished()
         return {name: vars(self)[name] for name in _STATE}

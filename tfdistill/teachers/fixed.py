@@ -43,7 +43,7 @@ class FixedTeacher(teacher.Teacher):
         """Loads nothing yet.
 
         Args:
-            model: A built Keras model, such as those of KerasHub; the path of
+            model: A built Keras model, such as a KerasHub model; the path of
                 a `.keras` file, which is loaded in Keras' safe mode; or the
                 directory of a SavedModel.
             name: For logs. Default: the model's name, or the path.
@@ -174,8 +174,8 @@ def _traced(
 ) -> tuple[student_graph.StudentGraph, list[int]]:
     """Traces a model's inference for the student's inputs.
 
-    Returns also the places of the student's outputs among the model's.
-    ValueError if inputs or outputs are not those of the student.
+    Also returns the places of the student's outputs among the model's.
+    ValueError if its inputs or outputs don't fit the student's.
     """
     try:
         graph = student_graph.StudentGraph(model, student.graph.input_spec)

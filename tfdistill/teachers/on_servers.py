@@ -101,7 +101,7 @@ class Rows(rows.OwnRows):
 
 
 class _Between(rows.OwnRows):
-    """Rows a share of the way from those of a shard to those of another."""
+    """Interpolates between the rows of two shards, `share` of the way."""
 
     def __init__(self, start: Rows, end: Rows, share: tf.Tensor) -> None:
         self._ends, self._share = (start, end), share
@@ -134,9 +134,9 @@ class ServerCopy:
     ) -> None:
         """Makes an empty place. Call it in the strategy's scope.
 
-        With `values`, those of a model that never changes: its tables are used
-        where they are, and the rest is copied. `wait_until_free` waits until
-        no execution in flight uses the half that was swapped out last.
+        `values` are given for a model that never changes: its tables are used
+        in place, and the rest is copied. `wait_until_free` waits until no
+        execution in flight uses the half that was swapped out last.
         """
         self._graph = graph
         self._num_halves = 2 if values is None else 1
@@ -240,7 +240,7 @@ class ServerCopy:
     ) -> saved_model.Snapshot:
         """Reads a version into the half that is not in use.
 
-        Of a group that publishes deltas it returns the values, for `prepared`.
+        If the group publishes deltas, it returns the values, for `prepared`.
         """
         if deltas.frame_of(version.manifest) is not None:
             return saved_model.read_variables(
@@ -399,7 +399,7 @@ class RemoteTeachers:
         return student_runner(graph)
 
     def publish(self) -> None:
-        """Makes the teachers' present state that of executions from now on."""
+        """Passes the teachers' present state to executions from now on."""
         copies = [self._copies.get(each.name) for each in self._teachers]
         installs = [[copy.num_installs if copy else 0] for copy in copies]
         found = soft_targets.standings(self._teachers)

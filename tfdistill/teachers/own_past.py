@@ -81,7 +81,7 @@ class OwnPast(teacher.Teacher):
     def exported(self, step: int, averages: Mapping[int, Any]) -> None:
         """Takes the student's values as a version; see `Teacher.exported`.
 
-        What is no float is never averaged.
+        Only floats are averaged.
         """
         if step == self._step or self._student.in_burn_in(step):
             return

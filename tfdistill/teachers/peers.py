@@ -328,9 +328,10 @@ class Peer(teacher.Teacher):
     ) -> list[Callable[[], saved_model.Snapshot]]:
         """Returns what reads the values that a delta may be put over.
 
-        Those in place, if they are of its key frame; then this as it is. It
-        may hold more than the delta of its step, with a `choose`: a training
-        ended there, and the exporter's next one goes on from it.
+        First the values in place, if they are of its key frame; then the key
+        frame as it is. With a `choose`, the frame may hold more than the delta
+        of its step: a training ended there, and the exporter's next training
+        continues from the frame.
         """
         frame: Any = deltas.frame_of(delta.manifest)
         if deltas.base_of(delta.manifest) is not None:
@@ -405,7 +406,7 @@ class Peer(teacher.Teacher):
         """Refuses a version that is clearly worse than the student was then.
 
         Models with batch normalization may be much worse for the time of one
-        version: the losses of the version before are averaged in.
+        version: the previous version's losses are averaged in.
         """
         known, losses = self._losses, held_out.losses(output)
         before = known[max(known)] if known else losses

@@ -56,8 +56,8 @@ class PeerPredictions(teacher.Teacher):
         """Opens nothing yet.
 
         Args:
-            exchange: Where groups find each other's addresses. Default: that
-                of the environment.
+            exchange: Where groups find each other's addresses. Default: the
+                environment's.
             peers: Groups to learn from, which must learn from this one.
                 Default: all others of the run.
             weight: Weight of each peer, >= 0. Default 1.

@@ -153,7 +153,7 @@ def asked(
 def mixed(inputs: Any, step: tf.Tensor) -> Any:
     """Returns one row for each two neighbors of a batch.
 
-    Each column is that of one of the two: each of a table's features, each
+    Each column comes from one of the two: each of a table's features, each
     position of a text. Pictures, which are all of four axes or more, and
     sequences of floats are a weighted sum of both.
 

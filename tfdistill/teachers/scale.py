@@ -119,9 +119,9 @@ def _remedy(metric: Any, loss: Any, logits: bool | None) -> str | None:
 
 
 def check_student(loss: Any, y_pred: Any) -> None:
-    """Warns of logits for a loss of probabilities, while a step is traced.
+    """Warns if a loss of probabilities gets logits, while a step is traced.
 
-    Of the reverse Keras warns.
+    Keras warns of the reverse.
     """
     losses, outputs = keras.tree.flatten(loss), keras.tree.flatten(y_pred)
     is_traced = all(map(tf.is_symbolic_tensor, outputs))
@@ -172,8 +172,8 @@ def checked(
 ) -> list[tf.Tensor]:
     """Returns a teacher's outputs; the step fails if they are another scale.
 
-    Of each batch it looks at a few rows. Rows of probabilities add up to 1,
-    as those of logits never do; one number a row may be either, unless it is
+    A few rows of each batch are examined. Rows of probabilities add up to 1,
+    and rows of logits never do; a row of one number may be either, unless it is
     below 0 or above 1.
     """
     return [

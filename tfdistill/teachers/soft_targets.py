@@ -130,7 +130,7 @@ def _ask(
 ) -> list[tf.Tensor]:
     """Asks one teacher, or nothing at all while it is not in use.
 
-    For an output that is no plain tensor there are zeros.
+    Outputs that aren't plain tensors get zeros.
     """
     like = list(itertools.compress(batch.flat, is_plain))
 

@@ -1,9 +1,9 @@
-"""What the version of a peer still counts, by its age: the one rule of it.
+"""The weight of a peer's version by its age: the only rule for it.
 
-The age of a version is the student's step minus its own. By default a version
-counts in full for as long as its group goes on to publish, whatever its age:
-a slow peer is not a silent one. A group that has published nothing for ten of
-its own intervals fades, over ten more.
+The age of a version is the student's step minus the version's step. By default
+a version keeps its full weight as long as its group keeps publishing, whatever
+the age: a slow peer is not a silent peer. The weight of a group that has
+published nothing for ten of its intervals fades, over ten more.
 """
 
 import math

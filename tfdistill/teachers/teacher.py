@@ -1,7 +1,7 @@
 """What every teacher is: something that answers about a batch.
 
 `Peers`, `PeerPredictions`, `FixedTeacher`, `OwnPast` and `LabelTeacher` are
-teachers, each in a file of its own; yours is another subclass of `Teacher`.
+teachers, each in its own file; yours is another subclass of `Teacher`.
 """
 
 import dataclasses
@@ -201,13 +201,13 @@ class Teacher:
     Teachers are asked about the student's own rows, in inference mode, and no
     gradient reaches them. Their answers are averaged by their weights, times
     the shares in their standings, before the distillation loss compares them
-    with the student's. A row with NaN or infinity is no answer: the student
-    learns there from the other teachers, or from the labels only. A teacher
+    with the student's. A row with NaN or infinity isn't used: for it, the
+    student learns from the other teachers, or from the labels only. A teacher
     that gives such rows before three refreshes in a row is dropped.
 
     Attributes:
         name: For logs, unique among a student's teachers.
-        weight: What its answers count beside those of others, a float >= 0.
+        weight: Weight of its answers beside other teachers', a float >= 0.
         answers_every_row: False for a kind that often has no answer, and is
             never dropped for that. Default True.
         is_attached: Whether it has a student, which it keeps.
@@ -247,7 +247,7 @@ class Teacher:
         Args:
             name: For logs, unique among a student's teachers. Default: the
                 class's name in snake case.
-            weight: What its answers count beside those of others, >= 0.
+            weight: Weight of its answers beside other teachers', >= 0.
                 Default 1.
 
         Raises:

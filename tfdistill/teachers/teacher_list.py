@@ -211,7 +211,8 @@ class TeacherList:
     def attach(self, student: teacher_lib.Student) -> None:
         """Makes the teachers and their variables for one student, once.
 
-        Of the same one, compiled again, it takes the weight and what is frozen.
+        If the same student was compiled again, only its weight and what is
+        frozen are updated.
         """
         if self._student is not None:
             if student.graph is not self._student.graph:
@@ -281,9 +282,9 @@ class TeacherList:
         """Asks the teachers about one replica's batch, and compares.
 
         Returns this replica's share of the term, unweighted, and what the step
-        logs of its teachers, `distillation_weight` among it: what the term
-        counts. None without teachers. `agree_on` and `run` are those of
-        `rows.asked`, `dtype` is that of the loss, and `labels` are teachers'
+        logs of its teachers, including `distillation_weight`, the term's
+        weight. None without teachers. `agree_on` and `run` are passed to
+        `rows.asked`, `dtype` is the loss's, and `labels` are teachers'
         predictions that came with the batch. The teachers run in inference
         mode, and no gradient reaches them.
         """
@@ -510,11 +511,11 @@ class TeacherList:
             self.remote.swapped()
 
     def note_export(self, step: int, averages: Mapping[int, Any]) -> None:
-        """Makes the student's present values a version of its own past.
+        """Passes the student's present values to the teachers, as a version.
 
         Every worker calls it at the same step, whether or not the version is
-        written. `averages` are what it holds in place of weights, by the `id`
-        of these.
+        written. `averages` are the values it holds in place of weights, by the
+        `id` of the weights.
         """
         self.count(step)
         for each in self._teachers:
@@ -534,12 +535,12 @@ class TeacherList:
         """Describes each teacher, for logs.
 
         Returns:
-            For each teacher what its `Teacher.status` returned. Of peers that
-            send predictions, `step` is that of the last answer, refused
-            messages count as quarantined, and there are `num_answers`,
-            `num_missed` (batches without one), `num_unsent`, `num_forged`,
-            `sent_bytes`, and the number `refused` by kind. Of labels, `share`
-            is the share of the last step's rows that had one that counts.
+            For each teacher what its `Teacher.status` returned. For peers that
+            send predictions, `step` is the last answer's, refused messages are
+            counted as quarantined, and there are `num_answers`, `num_missed`
+            (batches without an answer), `num_unsent`, `num_forged`,
+            `sent_bytes`, and the number `refused` by kind. For labels, `share`
+            is the share of the last step's rows that had a usable label.
         """
         if self._student is None:
             return []

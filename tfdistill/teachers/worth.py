@@ -53,7 +53,7 @@ def is_worse(
     least_share: float = _LEAST_SHARE,
     num_errors: float = _NUM_ERRORS,
 ) -> bool:
-    """Whether a mean loss is worse; `error` is that of `theirs - own`."""
+    """Whether a mean loss is worse; `theirs - own` has the error `error`."""
     saved = base - own
     if saved < _LEAST_SKILL * base:
         return theirs > _WORSE_THAN_GUESS * base > 0
@@ -61,7 +61,7 @@ def is_worse(
 
 
 class OwnLosses:
-    """The student's losses by its steps, and those of a guess beside them."""
+    """The student's losses by step, and a guess's losses for comparison."""
 
     def __init__(self) -> None:
         """Knows none yet."""
@@ -122,7 +122,7 @@ class HeldOut:
         self.own = OwnLosses()
 
     def take(self, step: int | None = None) -> None:
-        """Takes the student's values, at a step of its own, for `look`."""
+        """Takes the student's values, at the student's step, for `look`."""
         if self.can_compare:
             self._taken = step or 0, self._writer.snapshot()
 
@@ -162,7 +162,7 @@ class Reports:
         self._has_failed = False
 
     def _losses(self, labels: Any, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Of the guess, the student and its teachers: `[2 + teachers, n]`."""
+        """Losses of the guess, student and teachers: `[2 + teachers, n]`."""
         given = self._yardstick.guess(outputs[0]), *outputs
         return tf.stack([self._yardstick.losses(labels, o) for o in given])
 

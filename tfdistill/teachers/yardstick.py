@@ -1,4 +1,4 @@
-"""How good predictions are: their task loss, beside that of a guess."""
+"""How good predictions are: their task loss, compared with a guess's."""
 
 from typing import Any
 
