@@ -136,7 +136,7 @@ class StudentExporter(steps.Exporter):
 
     During training the chief holds the claim of its group: a chief of another
     run fails at the start of its training with a `GroupClaimedError`, and one
-    that a newer process of its own run has replaced ends its training with a
+    that a newer process of the same run has replaced ends its training with a
     `ClaimLostError`.
 
     Attributes:

@@ -41,7 +41,7 @@ def group_shard(
 ) -> Any:
     """Returns the part of the examples that this group trains on.
 
-    Example i goes to group `i % num_groups`. Of a data set, every group still
+    Example i goes to group `i % num_groups`. With a data set, every group still
     reads (and skips) the others' elements; with many files, shard the file
     names.
 

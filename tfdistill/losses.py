@@ -180,7 +180,7 @@ class DistillationLoss(keras.losses.Loss):
 
     @property
     def temperature(self) -> Any:
-        """A float; of a schedule a scalar tensor, that of the traced step."""
+        """A float; with a schedule, its scalar tensor at the traced step."""
         if not callable(self._temperature):
             return self._temperature
         found = self._temperature(getattr(_traced, "step", 0))

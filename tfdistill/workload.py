@@ -44,15 +44,15 @@ class Workload:
         optimizer: Returns a new optimizer.
         loss: `SparseCategoricalCrossentropy` or `BinaryCrossentropy`, or a
             loss derived from one. Or a function of the training data that
-            returns it. Or a dict of losses by output, of which the first is
-            that of the output that a run is judged by.
+            returns it. Or a dict of losses by output; a run is judged by the
+            first output.
         metrics: Returns what `compile` takes; with a dict of losses, a dict of
             lists. `log_loss` is added.
         loss_weights: As `CodistillModel.compile` takes it.
         schema: Returns what inputs and outputs mean, to compare between
             groups. Default: nothing is compared.
         evaluate_every_steps: Steps between two evaluations. Default: ten
-            evaluations, or one if `num_steps` is no multiple of ten.
+            evaluations, or one if `num_steps` isn't a multiple of ten.
         steps_per_execution: As `compile` takes it. Default: as there.
         dtype_policy: Dtype policy of the student.
         seed: Seed for initial weights, dropout and the order of the examples.

@@ -211,7 +211,7 @@ def of_tensorflow() -> Iterator[Result]:
 def of_group(
     cluster: identity.Cluster, *, wait_secs: float
 ) -> Iterator[Result]:
-    """Checks this task's own address, and those of its group."""
+    """Checks this task's own address and its group's addresses."""
     if cluster.address is None:
         yield skipped(ADDRESS, "one task, without TF_CONFIG")
         return

@@ -116,8 +116,8 @@ class CodistillTensorBoard(steps.SteppedCallback):
     TensorBoard's own writer writes in the background. If storage fails, points
     are lost, but training continues. If a training resumes from a
     `callbacks.Backup`, TensorBoard drops the points of the steps that are
-    repeated. A second training of the process, with an optimizer of its own, is
-    a TensorBoard run of its own, `fit_2` in the directory.
+    repeated. A second training of the process, with another optimizer, is a
+    separate TensorBoard run, `fit_2` in the directory.
 
     Example:
         ```python

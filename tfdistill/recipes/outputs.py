@@ -1,9 +1,9 @@
 """The files of a run of a recipe: its configuration and its results.
 
-Each group's chief writes its own files; whoever finds those of all groups
-writes the results of the run. Every file appears complete or not at all, by a
-rename. Imports neither TensorFlow nor Keras, and NumPy late: programs answer
---help without it.
+Each group's chief writes its own files; a chief that finds the files of all
+groups writes the results of the run. Every file appears complete or not at all,
+by a rename. Imports neither TensorFlow nor Keras, and NumPy late: programs
+print --help without it.
 """
 
 import json

@@ -150,7 +150,7 @@ def task_loss(workload: Workload, train: tf.data.Dataset) -> Any:
 
 
 def _by_output(loss: Any) -> Mapping[str, keras.losses.Loss]:
-    """Returns losses by output; the loss of an only one is that of ""."""
+    """Returns losses by output; the only output of a model is named ""."""
     return loss if isinstance(loss, Mapping) else {"": loss}
 
 
@@ -413,7 +413,7 @@ class _Pace(keras.callbacks.Callback):
 
     @property
     def examples_per_second(self) -> float:
-        """Of the whole group; of all epochs but the first, which traces.
+        """The whole group's, in all epochs except the first, which traces.
 
         0 if nothing was left to train.
         """

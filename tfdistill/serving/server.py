@@ -161,7 +161,7 @@ class Server(protocol.Servicer):
     ) -> None:
         """Listens, on any free port if it is 0; OSError if it is taken.
 
-        `credentials` are those of TLS.
+        `credentials` are for TLS.
         """
         self.counts = collections.Counter(requests=0, failed=0)
         self._followed = followed

@@ -1,9 +1,9 @@
 """Finds how many steps an execution should have, while `fit` trains.
 
-An execution costs time of its own: Keras' loop and its callbacks, the call of
-a graph, on servers a message there and back. More steps share it. What a step
-computes is the same, and where executions end is for callbacks to say, so the
-number changes nothing but the speed.
+Each execution costs some fixed time: Keras' loop and its callbacks, the call of
+a graph, on servers a message there and back. More steps share this cost. A step
+computes the same, and callbacks determine where executions end, so the number
+changes only the speed.
 """
 
 import logging
@@ -38,10 +38,10 @@ _BATCH_HOOKS = (
 def acts_by_batches(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback acts by batches, and does not say at which.
 
-    A callback of the user's may say so by `next_due(step)`, the next step after
-    which it acts, as callbacks of this package do. What Keras' own count is
-    known, but for the batches of a `BackupAndRestore`, which counts one less an
-    epoch when executions are longer.
+    A user's callback may define `next_due(step)`, the next step after which it
+    acts, as callbacks of this package do. The counts of Keras' own callbacks
+    are known, except for the batches of a `BackupAndRestore`, which counts one
+    less an epoch when executions are longer.
     """
     if hasattr(callback, "next_due"):
         return False

@@ -1,6 +1,6 @@
 """The arguments of `fit`, by name, and checked before anything is trained.
 
-Keras goes on with a warning, or without one, if data hold nothing or end too
+Keras continues with a warning, or without one, if data hold nothing or end too
 early, and leaves out arguments that do not fit the others.
 """
 

@@ -50,7 +50,7 @@ def of_variables(
 ) -> list[str | None]:
     """Returns how variables join by all that a graph assigns to them.
 
-    `handles` are those of the variables, outside of the graph.
+    `handles` are the variables' handles outside of the graph.
     """
     inner = {id(o): i for o, i in getattr(graph, "captures", ())}
     places = {
@@ -137,7 +137,7 @@ def _both(one: str | None, other: str | None) -> str | None:
 
 
 def warn_of_other(variable: keras.Variable, *, parts: str) -> None:
-    """Warns that what `parts` make of a metric's variable are no sums."""
+    """Warns that `parts` don't keep sums in a metric's variable."""
     warnings.warn(
         "A metric must keep sums, a maximum or a minimum, because each of "
         f"several {parts} updates it with its own rows; received an update of "

@@ -1,8 +1,8 @@
 """Metric states of several replicas: all read in one collective, reset in none.
 
-Keras reads each variable of a metric by an all-reduce of its own, and again
-where it resets it: TensorFlow's assignment asks for the sum before it is lost.
-Eight variables cost two workers 16 rounds between two epochs, while all wait.
+Keras reads each variable of a metric by a separate all-reduce, and again when
+it resets it: TensorFlow's assignment fetches the sum before it is lost. Eight
+variables cost two workers 16 rounds between two epochs, while all wait.
 """
 
 from collections.abc import Callable

@@ -43,7 +43,7 @@ def is_own(model: keras.Model, name: str) -> bool:
 
 
 class Own:
-    """What a model inside of another does by methods of its own.
+    """The methods that a model inside of another defines itself.
 
     Attributes:
         is_compiled: Whether it is compiled itself.
@@ -62,9 +62,10 @@ class Own:
         return name in self._names
 
     def step(self, name: str, data: Any) -> Any:
-        """Calls a step of its own.
+        """Calls one of its steps.
 
-        In a `tf.function` of its own, as some are, replicas could not meet.
+        A step that is itself a `tf.function` is called as plain Python: inside
+        the function, replicas could not meet.
         """
         found = inspect.getattr_static(self._model, name)
         function = getattr(found, "python_function", None)

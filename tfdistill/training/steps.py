@@ -203,7 +203,7 @@ class SteppedCallback(keras.callbacks.Callback):
 
     @property
     def planned_steps(self) -> int:
-        """Of the whole `fit`, by its arguments; 0 if that is not known."""
+        """Steps of the whole `fit`, by its arguments; 0 if not known."""
         return (self.params.get("steps") or 0) * self.params["epochs"]
 
     @property

@@ -28,12 +28,12 @@ _TOLERANCE = 1e-5
 
 
 class Together(keras.callbacks.Callback):
-    """The last of the callbacks that decide: all workers go on alike.
+    """The last of the callbacks that decide: all workers continue alike.
 
-    One that stops stops all. They do where an epoch begins or ends; within one,
-    after each execution, only if there is a callback whose code has
-    `stop_training`: a gather takes as long as a small step. One that stops
-    otherwise does so at the epoch's end. All begin an epoch with the chief's
+    If one worker stops, all stop. They do so when an epoch begins or ends;
+    within an epoch, after each execution, only if there is a callback whose
+    code has `stop_training`: a gather takes as long as a small step. Otherwise
+    a worker stops at the epoch's end. All begin an epoch with the chief's
     learning rate, and end it with the same weights.
     """
 
@@ -113,7 +113,7 @@ def _rate(optimizer: Any) -> float:
 
 
 def _sum_of_squares(model: keras.Model) -> float:
-    """Adds up what workers update alike, but for large tables."""
+    """Adds up what workers update alike, except large tables."""
     sums = [
         tf.reduce_sum(tf.square(tf.cast(variable.value, tf.float64)))
         for variable in model.trainable_variables

@@ -1,9 +1,9 @@
 """Weights of losses that are learned, by the uncertainty of each output.
 
-Losses of several outputs have scales of their own, and fixed weights must be
+Losses of several outputs have different scales, and fixed weights must be
 searched for. Kendall, Gal & Cipolla (CVPR 2018, equation 10) take the loss of
 an output for the negative logarithm of a likelihood whose variance is trained
-with the model: an output that is hard to predict counts less.
+with the model: an output that is hard to predict gets less weight.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class LearnedWeight(keras.layers.Layer):
     """The weight of one loss, exp(-s), at the price of s / 2.
 
     s is the logarithm of the variance, 0 at first. Keras multiplies a loss by
-    this as it does by a number. Of a squared error, the paper halves the first
+    this as it does by a number. For a squared error, the paper halves the first
     term, which only shifts s.
     """
 
@@ -73,9 +73,9 @@ def by_output(
 ) -> Any:
     """Returns the weights of losses by output: a dict or list, as these are.
 
-    `names` are those of the outputs, if known; `make` returns the weight of an
-    output. `argument` is what the losses are of `compile`. A ValueError if they
-    are not by output, or in a list without names.
+    `names` are the outputs' names, if known; `make` returns the weight of an
+    output. `argument` is the argument of `compile` that has the losses. A
+    ValueError if they are not by output, or in a list without names.
     """
     if isinstance(losses, Mapping):
         return {key: loss and make(key) for key, loss in losses.items()}
