@@ -182,7 +182,7 @@ def of_days(
 ) -> tuple[Log, Log]:
     """Returns the rows of some days to train on, and those held out.
 
-    Of each day every nth row is held out; those of the last day are returned.
+    Every nth row of each day is held out; the last day's are returned.
     """
     in_its_day = np.arange(len(log.days)) - np.searchsorted(log.days, log.days)
     is_held_out = in_its_day % round(1 / held_out_share) == 0

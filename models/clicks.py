@@ -82,7 +82,7 @@ def two_tasks(
     the same rows, in training as in serving. With `auxiliary_heads`, teachers
     teach two further outputs in the place of these, which stay calibrated; with
     `learned_weights`, uncertainty weighs the losses of labels and of teachers.
-    Further arguments are those of `workload`.
+    Further arguments are passed to `workload`.
     """
     made = workload(
         log_seed=log_seed,
@@ -182,7 +182,7 @@ def dcn(
     """Returns the run of `clicks` with a DLRM that crosses, and Adagrad.
 
     DCN-v2, Wang et al. 2021 (arXiv:2008.13535), in `models.dlrm`. The rate was
-    chosen as that of `workload` was. Further arguments are those of `workload`.
+    chosen as in `workload`. Further arguments are passed to `workload`.
     """
     rate = keras.optimizers.schedules.CosineDecay(learning_rate, num_steps)
     return dataclasses.replace(
@@ -313,7 +313,7 @@ def build_dcn(
         top_units: Units of the hidden layers above. Default (64, 32).
 
     Returns:
-        A model as that of `build_model`.
+        A model with the inputs and outputs of `build_model`.
     """
     inputs = _inputs()
     crossed = dlrm.crossed(

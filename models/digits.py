@@ -22,8 +22,8 @@ def load() -> tuple[Arrays, Arrays]:
     """Returns the images and labels of the training and of the test split.
 
     The split is always the same, and both parts have the same mix of classes
-    (to rounding): that of scikit-learn's `train_test_split` with
-    `random_state=0`. To import that takes longer than all the rest.
+    (to rounding): it equals scikit-learn's `train_test_split` with
+    `random_state=0`. Importing that takes longer than all the rest.
 
     Returns:
         `(x_train, y_train), (x_test, y_test)`: images float32

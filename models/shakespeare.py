@@ -47,9 +47,8 @@ def workload(
 ) -> tfdistill.Workload:
     """Returns a run on 200,000 characters of Shakespeare: seconds on 2 cores.
 
-    A doubled batch does not help here any more: training is limited by
-    overfitting. Set `path` for any other text. docs/results.md has the
-    comparison.
+    A doubled batch does not help here: training is limited by overfitting. Set
+    `path` for any other text. docs/results.md has the comparison.
     """
     schema = functools.partial(
         make_schema, path=path, vocabulary_size=vocabulary_size

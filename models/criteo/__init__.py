@@ -41,7 +41,7 @@ def workload(
     The network of Anil et al. 2018 (arXiv:1804.03235): 2560, 1024 and 256
     units, Adagrad. For the 45.8 million rows of the whole log: about one
     epoch of a group's half, on parameter servers. Further arguments, such as
-    `path`, are those of `make_datasets`.
+    `path`, are passed to `make_datasets`.
     """
     options = {
         **data_options,
@@ -98,7 +98,7 @@ def dlrm(
 
     The network of Naumov et al. 2019 (arXiv:1906.00091), of keras-rs' layers:
     `pip install tfdistill[recommenders]`. With `num_crosses`, cross layers are
-    in the place of products. Further arguments are those of `workload`.
+    in the place of products. Further arguments are passed to `workload`.
     """
     return dataclasses.replace(
         workload(
@@ -129,7 +129,7 @@ def dcn(
     """Returns the run of `criteo_dlrm` with the cross layers of DCN-v2.
 
     Wang et al. 2021 (arXiv:2008.13535), in `models.dlrm`: no further package
-    is needed. Further arguments are those of `dlrm`.
+    is needed. Further arguments are passed to `dlrm`.
     """
     return dlrm(
         num_steps=num_steps,
@@ -162,7 +162,7 @@ def small(
 ) -> tfdistill.Workload:
     """Returns a run on some thousand rows of clicks: a minute on 2 cores.
 
-    Further arguments are those of `workload`.
+    Further arguments are passed to `workload`.
     """
     given = dict(locals())
     return workload(**given.pop("others"), **given)

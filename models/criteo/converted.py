@@ -117,7 +117,7 @@ def convert(
 ) -> dict[str, Any]:
     """Fills a directory: one pass over the text, two over numbers.
 
-    Memory is bounded but for some bytes per row, most of them while rare
+    Memory is bounded except for some bytes per row, most of them while rare
     categories are looked for.
 
     Returns the rows of each split.

@@ -18,7 +18,7 @@ def build_model(
 ) -> keras.Model:
     """Returns a tower over the integers and an embedding of each category.
 
-    The default layers are those of Anil et al. 2018 (arXiv:1804.03235) for
+    The default layers are from Anil et al. 2018 (arXiv:1804.03235) for
     this data: 2560, 1024 and 256 ReLU units, and one logit.
 
     Args:

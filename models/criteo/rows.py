@@ -32,7 +32,7 @@ def records(batch: pa.RecordBatch) -> np.ndarray:
     """Returns rows with fingerprints for categories, int32 `[rows, 40]`.
 
     The label and `sign(v) * log(1 + |v|)` of the integers, NaN if missing, are
-    float32; the fingerprints are those of `fingerprints`.
+    float32; the fingerprints are made by `fingerprints`.
     """
     columns = batch.columns
     floats = np.empty((len(batch), FIRST_CATEGORY), "<f4")

@@ -132,7 +132,7 @@ def make_datasets(
     decode only their own training images if the batch size is a multiple of
     their number; only `fit` can read such data. A training image is a random
     part of a photograph, by chance mirrored; which depends on the seed, the
-    group and the step. Of a validation image it is the middle.
+    group and the step. A validation image is the middle of its photograph.
 
     Further arguments:
         path: A directory with `train/<class>/<image>` and

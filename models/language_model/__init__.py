@@ -49,7 +49,7 @@ def workload(
     set `batch_size` to 128 times the workers of a group. For more text set
     `path`, to `tfds:c4/en` for example, and how much of it by
     `num_train_tokens` and `num_validation_tokens`. With `top_k`, teachers are
-    compared by their likeliest sub-words only. Further arguments are those of
+    compared by their likeliest sub-words only. Further arguments are passed to
     `open_tokens`.
     """
     options = {
@@ -118,7 +118,7 @@ def small(
     A group sees its half three times: a constant learning rate, so that runs
     can be compared at any step; with `decays`, one that falls to zero by a
     cosine. Set `num_train_tokens` for more or less text.
-    Further arguments are those of `workload`.
+    Further arguments are passed to `workload`.
     """
     given = dict(locals())
     del given["weight_decay"], given["decays"]
@@ -230,7 +230,7 @@ def build_model(
 ) -> keras.Model:
     """Returns LSTMs over an embedding, with logits for each next token.
 
-    The default sizes are those of Anil et al. 2018 (arXiv:1804.03235), section
+    The default sizes are from Anil et al. 2018 (arXiv:1804.03235), section
     3.1: an embedding of 256, two layers of 1024 units with layer
     normalization, and 24,000 sub-words. The state is zero at the beginning of
     each window.

@@ -18,7 +18,7 @@ class LayerNormLSTMCell(keras.layers.Layer):
         c' = sigmoid(f) * c + sigmoid(i) * tanh(g)
         h' = sigmoid(o) * tanh(LN(c'))
 
-    where LN has a gain, and that of c' a bias too. The inputs are what the
+    where LN has a gain, and the LN of c' a bias too. The inputs are what the
     token gives to the gates, `LN(x @ W) + b`: it does not depend on the state,
     so `LayerNormLSTM` computes it for all steps at once.
     """
@@ -55,7 +55,7 @@ class LayerNormLSTMCell(keras.layers.Layer):
     ) -> tuple[Any, list[Any]]:
         """Returns the output `[batch, units]`, and the two new states.
 
-        The inputs are those of the gates, `[batch, 4 * units]`.
+        `inputs` are the gates' inputs, `[batch, 4 * units]`.
         """
         ops = keras.ops
         hidden, cell = states
@@ -79,7 +79,7 @@ class LayerNormLSTM(keras.layers.Layer):
     """A layer of layer-normalized LSTM cells over whole sequences.
 
     Its state is zero at the beginning of each sequence. The forget gate's
-    bias begins at one, as that of `keras.layers.LSTM`.
+    bias begins at one, as in `keras.layers.LSTM`.
     """
 
     def __init__(self, units: int, **kwargs: Any) -> None:

@@ -8,7 +8,7 @@ github.com/google-research/google-research/tree/master/codistillation links to
 the ids: CSV files of a file's name and its paragraphs, each id less the one
 before it. It does not say what a paragraph is. Here it is a line of text that
 is not blank, counted from 0 over all records of a WET file. Tested with files
-as described; the 392 MB of the original were out of reach.
+as described; the 392 MB of the original were not available.
 """
 
 import csv

@@ -6,7 +6,7 @@ the rest. Which documents validate is drawn by their text: the order does not
 matter, and equal documents always fall on the same side.
 
 SentencePiece makes the vocabulary from training documents only. A character
-that is no sub-word becomes the bytes of its UTF-8, so that no token is
+that isn't a sub-word becomes the bytes of its UTF-8, so that no token is
 unknown. Before that, text is normalized by NFKC, runs of white space become one
 space, and control characters and U+FFFD are dropped.
 """
@@ -245,7 +245,7 @@ class Tokens:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of a token on file."""
+        """The dtype of a token on file."""
         return dtype_of(self.vocabulary_size)
 
     def path(self, split: str) -> pathlib.Path:
