@@ -30,10 +30,10 @@ import tensorflow as tf
 
 Path = str | os.PathLike[str]
 Paths = Path | Sequence[Path]
-# Of a `path` that names a prepared data set instead of files.
+# Prefix of a `path` that names a prepared data set instead of files.
 PREFIX = "tfds:"
 _HEADER = "header.json"
-# Of the beginning and the end of a file, to know it again by.
+# Bytes at the beginning and the end of a file by which it is recognized.
 _SAMPLE_BYTES = 1 << 16
 _REPORT_SECS = 10.0
 
@@ -243,7 +243,7 @@ def made_once(
         is_locked = _lock(filelock.FileLock(place), stack, wait_secs)
         if final.is_dir():
             return final
-        if is_locked:  # What a killed process of this machine left.
+        if is_locked:  # Left by a killed process of this machine.
             for path in final.parent.glob(f"{prefix}*"):
                 shutil.rmtree(path, ignore_errors=True)
         aside = pathlib.Path(tempfile.mkdtemp(dir=final.parent, prefix=prefix))

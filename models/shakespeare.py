@@ -17,14 +17,14 @@ import tfdistill
 from models import files as data_files
 from tfdistill import data as tfdistill_data
 
-_VOCABULARY_SIZE = 65  # Of tiny Shakespeare.
+_VOCABULARY_SIZE = 65  # Tiny Shakespeare's.
 _SEQUENCE_LENGTH = 8
 # Characters at the end of the text that are held out, and as many before them
 # for choosing settings.
 _NUM_HELD_OUT = 110_000
 # What is held out, from the end of the text.
 _PARTS = ("report", "tuning")
-# Of the positions that are asked about: not the seed of a run.
+# Seed for the positions that are evaluated: not the seed of a run.
 _POSITIONS_SEED = 0
 
 

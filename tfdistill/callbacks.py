@@ -52,11 +52,11 @@ _LONGEST_PAUSE_SECS = 30.0
 _FINISH_SECS = 600.0
 # Steps that have certainly ended when so many later ones were begun.
 _MOST_UNCOUNTED = 64
-# Of a group that has taken its first step, in its directory.
+# File in a group's directory once the group has taken its first step.
 _STARTED = "started"
 _LOOK_SECS = 0.01
-# The interval that adapts: its first and least steps, those of a refresh beside
-# it, and how much longer it is than the others take to hear a version.
+# The interval that adapts: its first and least steps, the steps of a refresh
+# beside it, and how much longer it is than other groups take to read a version.
 _AUTO, _FIRST_STEPS, _LEAST_STEPS, _REFRESH_STEPS = "auto", 100, 20, 5
 _MARGIN = 1.5
 # So often a group looks for the first versions of others once its burn-in is
@@ -64,7 +64,7 @@ _MARGIN = 1.5
 _SOON_STEPS, _SOON_INTERVALS = 5, 2
 # Where groups wait for each other: for so long, however short the burn-in was.
 _LEAST_WAIT_SECS = 10.0
-# Of a manifest's `extras`: an early step and the loss of the steps until then.
+# In a manifest's `extras`: an early step and the loss of the steps until then.
 _BEGAN_FIELD = "began"
 _log = logging.getLogger(__name__)
 __all__ = [
@@ -229,8 +229,8 @@ class StudentExporter(steps.Exporter):
         self._began: list[float] | None = None
         self._burn_in: Any = None
         self._others: list[steps.SteppedCallback] = []
-        # Of the training, whoever began it: what was counted, and what the
-        # device may still be at.
+        # For the whole training, whoever began it: the examples counted, and
+        # counts that the device may still be computing.
         self._num_examples = 0.0
         self._uncounted: list[Any] = []
         self.published: int | None = None
@@ -438,7 +438,7 @@ class StudentExporter(steps.Exporter):
         if self._worker is None or not self.exchange.enabled:
             return
         model = self.codistilled
-        # What is waited for is whole, also if a delta of the step went before.
+        # It waits for a whole version, even after a delta of the step.
         whole = wait_secs > 0
         may_be_delta = self._key_frames.every > 1
         if self.step == self._last_step and not (whole and may_be_delta):
@@ -611,7 +611,7 @@ class TeacherLoader(steps.Loader):
         self._exporter: Any = None
         self._waits: WaitForGroups | None = None
         self.blocked = background.WorkTimes()
-        # Of the last refresh, and from the one before.
+        # Time of the last refresh, and the pause before it.
         self._last_time, self._pause_secs = time.monotonic(), 0.0
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:

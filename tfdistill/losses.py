@@ -295,7 +295,7 @@ class SoftTargetCrossEntropy(DistillationLoss):
         last: tf.Tensor,
     ) -> tf.Tensor:
         """Returns the cost of the rest; `least` is the last one's target."""
-        # Of equal classes `top_k` takes the first ones.
+        # `top_k` takes the first of equal classes.
         is_later = tf.range(tf.shape(target)[-1]) > last
         in_rest = (target < least) | ((target == least) & is_later)
         mass = tf.reduce_sum(tf.where(in_rest, target, 0.0), axis=-1)

@@ -11,7 +11,7 @@ import tensorflow as tf
 __all__ = ["with_kernel_decay"]
 
 _Schedule = keras.optimizers.schedules.LearningRateSchedule
-# Names of what normalization layers learn, and biases; those of attention and
+# Names of what normalization layers learn, and biases; biases of attention and
 # of recurrent layers have more than one dimension.
 _NOT_KERNELS = ("beta", "bias", "gamma", "scale")
 

@@ -20,7 +20,7 @@ INPUT_SHAPE = files.IMAGE_SHAPE
 NUM_CLASSES = len(files.CLASSES)
 load = files.load
 
-# Of the training images in [0, 1], per colour channel.
+# For the training images in [0, 1], per color channel.
 _MEAN = (0.4913, 0.4821, 0.4465)
 _VARIANCE = (0.0601, 0.0589, 0.0679)
 _PADDING = 4

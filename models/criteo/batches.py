@@ -68,7 +68,7 @@ def train_batches(
         epoch, left_out = divmod(first * batch_size, len(own_rows))
         epochs = tf.data.Dataset.range(epoch, tf.int64.max)
         windows = epochs.flat_map(epoch_windows).prefetch(1)
-        # Of a batch that began in the epoch before, rows to be left out.
+        # Rows to be left out of a batch that began in the epoch before.
         filled, number = -left_out % batch_size, -(-left_out // batch_size)
         odd = tf.nest.map_structure(
             lambda spec: tf.zeros([filled, *spec.shape[1:]], spec.dtype),

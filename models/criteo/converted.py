@@ -25,7 +25,7 @@ SPLITS = ("hash", "time")
 DEFAULT_FIELD_SIZE = 10_000
 _SMALLEST_FIELD = criteo_rows.FIRST_HASHED_ROW + 1
 _LARGEST_FIELD = 2**31 - 1
-# Of the split: the same in all runs, so that they can be compared.
+# The split is the same in all runs, so that they can be compared.
 _SPLIT_SEED = (0, 1)
 # Values of columns counted at once: about half a gigabyte with their order.
 _COUNTED_VALUES = 1 << 26

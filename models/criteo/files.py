@@ -18,14 +18,14 @@ from models.criteo import rows
 
 _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE_BYTES = 1 << 20
-# Of a directory. A day_* file is one of Criteo's 1 TB log, in the same format.
+# Names in a directory. A day_* file is from Criteo's 1 TB log, in this format.
 PATTERNS = ("*.tsv", "*.tsv.gz", "train.txt", "train.txt.gz", "day_*")
 _READ = csv.ReadOptions(
     column_names=rows.SCHEMA.names,
     # All that is parsed at a time is one block of Arrow's.
     block_size=_BLOCK_BYTES + _LONGEST_LINE_BYTES,
 )
-# Of several faults in a line, threads would find any.
+# With several faults in a line, threads would find any of them.
 _READ_ONE = csv.ReadOptions(
     column_names=_READ.column_names,
     block_size=_READ.block_size,

@@ -15,7 +15,7 @@ from models.imagenet import files
 from models.imagenet import images
 from tfdistill import data as tfdistill_data
 
-# Of the training images in [0, 1], per colour channel.
+# For the training images in [0, 1], per color channel.
 _MEAN = (0.485, 0.456, 0.406)
 _VARIANCE = (0.229**2, 0.224**2, 0.225**2)
 _BLOCKS = {

@@ -176,7 +176,7 @@ class Prepared(data_files.Prepared):
         base = tf.constant([seed, cluster.group], tf.int64)
 
         def epoch_of(epoch: tf.Tensor) -> tf.data.Dataset:
-            # Of this function's graph only: `shuffle` mixes the program's
+            # Only for this function's graph: `shuffle` mixes the program's
             # global seed into its own, and fails on a global seed of 0.
             tf.random.set_seed(1)
             fold = tf.random.experimental.stateless_fold_in(base, epoch)

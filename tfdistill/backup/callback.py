@@ -288,7 +288,7 @@ class Backup(steps.SteppedCallback):
         point = self.point
         if self._data is None or point is None:
             return
-        # Nothing is read past where an epoch begins its data anew, or is over.
+        # Nothing is read past where an epoch begins its data again, or is over.
         is_read = point.batch or point.data.get("is_kept")
         if not is_read or point.epoch >= self.params["epochs"]:
             return

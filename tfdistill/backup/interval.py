@@ -13,10 +13,10 @@ from typing import Any
 _FIRST_STEPS = 10
 # Between two failures, as long as there was none.
 _ASSUMED_SECS = 3600.0
-# Of the time beside training in which one is written, so much is a cost too: it
-# takes memory, processors and storage.
+# The share of the time to write a backup beside training that is a cost, too:
+# writing takes memory, processors and storage.
 _SHARE_OF_WRITING = 0.1
-# Of so many backups the cheapest counts: others were held up by something else.
+# The cheapest of so many backups counts: others were held up by something else.
 _NUM_COSTS = 8
 
 

@@ -34,7 +34,7 @@ from tfdistill.training import steps
 _log = logging.getLogger(__name__)
 # The longest wait for a backup at the end of training.
 _FINISH_SECS = 600.0
-# What collectives can carry: each value as integers of the same width.
+# Collectives can carry these: each value as integers of the same width.
 _BITS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
 
 
@@ -398,7 +398,7 @@ class FitBackup(keras.callbacks.Callback):
         self._worker: background.OneJobThread | None = None
         self._state: Any = None
         self._values: Snapshot | None = None
-        # Of the model, and of callbacks.
+        # Objects with a state: of the model, and of callbacks.
         self._of_model: dict[str, steps.Stateful] = {}
         self._kept: dict[str, steps.Stateful] = {}
         self._gather = replicas.WorkerValues(strategy).gathered

@@ -160,7 +160,7 @@ def _run(options: programs.Options) -> int:
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
     more = _check_of(recipe, options.limit_secs) if recipe else None
-    # What TensorFlow says of itself at its start is no finding.
+    # TensorFlow's messages at its start aren't findings.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     counts: collections.Counter[str] = collections.Counter()
     for asked in _asked_for(options, more):

@@ -112,7 +112,7 @@ def _judge(options: programs.Options) -> int:
             verdict=report["verdict"],
             reasons=report["reasons"],
             figures=status.figures(report, lineage),
-            # What live examples are compared with.
+            # Live examples are compared with this.
             expected=report["expected"],
         )
         status.write_points(line, number, "candidates")

@@ -82,7 +82,7 @@ def new_directory(runs: pathlib.Path, last: str = LAST) -> pathlib.Path:
         try:
             (runs / str(number)).mkdir()
         except FileExistsError:
-            continue  # Of a run that started at the same moment.
+            continue  # Taken by a run that started at the same moment.
         link, place = runs / f".{last}.{number}", runs.parent / last
         if place.is_symlink() or not place.exists():  # No file of the user's.
             link.symlink_to(pathlib.Path(runs.name, str(number)))

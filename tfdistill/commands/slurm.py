@@ -61,8 +61,8 @@ def _make_script(options: programs.Options) -> job.Script:
 def _prepare(script: job.Script) -> None:
     """Makes what the jobs need before they start: Slurm writes into logs."""
     (script.logs_dir / "ready").mkdir(parents=True, exist_ok=True)
-    # Also where the environment has a key, which comes first in the tasks:
-    # that of the submission counts, and may be another.
+    # Even if the environment has a key, which comes first in the tasks: the
+    # key at submission is used, and may be another.
     signing.make_file(script.key_path)
 
 

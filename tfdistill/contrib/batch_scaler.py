@@ -18,7 +18,7 @@ from tfdistill.follow import follower
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
-# Of a manifest's `extras`: examples a second that its group trains on, without
+# In a manifest's `extras`: examples a second that its group trains on, without
 # waits for others.
 SPEED_FIELD = "examples_per_second"
 # A size stays as it is unless it is off by this share, and by this part of the
@@ -164,9 +164,9 @@ class BatchScaler(steps.SteppedCallback):
         self.exchange = exchange
         self._clock = clock
         self._first_size = batch_size
-        # Of blocks of batches. They are decided a block ahead of the training
-        # and never changed, so that all workers, and a resumed training, cut
-        # the same batches.
+        # The sizes of blocks of batches. They are decided a block ahead of the
+        # training and never changed, so that all workers, and a resumed
+        # training, cut the same batches.
         self._sizes = [batch_size, batch_size]
         with tf.device("CPU:0"):
             # The same, for pipelines.
@@ -180,8 +180,8 @@ class BatchScaler(steps.SteppedCallback):
         self._speed: float | None = None
         # After how many steps, and when, the speed was measured last.
         self._measured: tuple[int, float] | None = None
-        # Of each peer: its newest version's step and speed, and one's own step
-        # when it was first seen.
+        # For each peer: its newest version's step and speed, and this group's
+        # step when that version was first seen.
         self._news: dict[int, tuple[int, float, int]] = {}
         self._mixers: list[Any] = []
         self._following: follower.Following | None = None

@@ -22,7 +22,7 @@ from tfdistill.follow import follower
 from tfdistill.mixing import weights
 
 _log = logging.getLogger(__name__)
-# Of a manifest's `extras`: whether a group mixes no more.
+# In a manifest's `extras`: whether a group no longer mixes.
 OPEN_FIELD = "merge_barrier_open"
 
 

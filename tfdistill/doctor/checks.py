@@ -318,7 +318,7 @@ def of_root(
         )
     here, seen = root, root
     if isinstance(file_system, filesystem.LocalFileSystem):
-        # What is missing is for the run to make, and would stay behind.
+        # The run creates missing directories; created here, they would stay.
         while not os.path.lexists(here):
             here = os.path.dirname(here)
             seen = f"{root}, which a run will create in {here}"

@@ -399,7 +399,7 @@ class ShardedEmbedding(keras.layers.Layer):
             self._ids.num_rows, sharding=sharding, num_shards=num_shards or 1
         )
         self.shards: list[Any] = []
-        # Of each shard by name, variables that go with it into backups.
+        # For each shard, by name: variables that go with it into backups.
         self.slots: list[Mapping[str, tf.Variable]] = []
         self.num_lookups = 0
         self._num_shards = num_shards

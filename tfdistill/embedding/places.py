@@ -16,18 +16,18 @@ from typing import Any
 import tensorflow as tf
 
 Prepare = Callable[[tf.Tensor, tf.Tensor], list[Any]]
-# Of a table of which nine tenths are in use, one new key in a thousand finds
-# all of these taken.
+# With nine tenths of a table in use, one new key in a thousand finds all of
+# these taken.
 MOST_PROBES = 64
 EVICTIONS = (None, "lru", "count")
 # How long an id keeps its row at least: executions in flight may update it.
 STEPS_KEPT = 64
 _MOST_REGIONS, _FEWEST_ROWS = 64, 1024
-# Of SplitMix64 (Steele et al. 2014).
+# The factors of SplitMix64 (Steele et al. 2014).
 _FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 # Most keys are where they are looked for first, the others looked for at once.
 _PROBES_AT_ONCE = 8
-# What it costs to take a place; that of an admitted id lies in between.
+# Costs of taking a place; the place of an admitted id costs something between.
 _EMPTY, _OLD, _WAITS, _TAKEN = -(2**62), -(2**61), -(2**50), 2**62
 
 
@@ -262,7 +262,7 @@ class Column:
             best = tf.argmin(cost, axis=1)
             is_free = tf.reduce_min(cost, axis=1) < _TAKEN
             target = tf.gather(own, best, batch_dims=1)
-            # Of those that want one place, the first in the batch gets it.
+            # If several keys want one place, the first in the batch gets it.
             wants = tf.where(is_free)[:, 0]
             distinct, index = tf.unique(tf.gather(target, wants))
             first = tf.math.unsorted_segment_min(

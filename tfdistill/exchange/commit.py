@@ -240,7 +240,7 @@ class Staging:
             confirm()
             self._target.write(f"{self._final}/{manifest.FILE_NAME}", [text])
         except claim.ClaimLostError:
-            raise  # What lies there may be the new owner's by now.
+            raise  # Files there may be the new owner's by now.
         except BaseException:
             try_to_remove_version(self._target, self._final)
             raise

@@ -27,17 +27,17 @@ import numpy as np
 
 from tfdistill.exchange import manifest
 
-# Of a manifest's `extras`: what a delta holds; and, also of a key frame, how
-# often these come.
+# In a manifest's `extras`: what a delta holds; and, for key frames too, how
+# often key frames come.
 FIELD, KEY_EVERY_FIELD = "delta", "key_every"
-# Of a delta: the name of its base.
+# In a delta's field: the name of its base.
 BASE = "base"
 FILE_NAME = "delta.bin"
 
-# Of a variable that are compared at a time: they stay in the processor's cache.
+# Words of a variable compared at a time: they stay in the processor's cache.
 _BLOCK_WORDS = 2**14
 
-# From the changes of a variable's values since the version before, and what
+# From a variable's changes since the previous version, and the changes that
 # versions have left out until then, both flat, to the indices to send.
 Chooser = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -187,7 +187,7 @@ def _write_over(
     end = index + num_changed * rows.shape[1] * rows.itemsize
     new = np.frombuffer(content[index:end], rows.dtype)
     rows[touched.view(bool)] = new.reshape(num_changed, rows.shape[1])
-    # Of what is returned, not of a view of it.
+    # The hash of what is returned, not of a view of it.
     result = hashlib.sha256(_rows(value).data).hexdigest()
     if result != entry["sha256"]:
         raise ValueError("the result must have the SHA-256 of its manifest.")

@@ -22,7 +22,7 @@ from tfdistill.system import run_files
 BLOCK_BYTES = 4 * 1024 * 1024
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://+[^/]")
 _NEARLY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-# What mounts without a rename of directories answer: other devices, gcsfuse.
+# Errors of mounts that cannot rename directories: other devices, gcsfuse.
 _NO_RENAME = frozenset(
     {errno.EXDEV, errno.ENOTSUP, errno.ENOSYS, errno.EMFILE, errno.EPERM}
 )
@@ -213,7 +213,7 @@ class ObjectStore:
 
     def remove(self, path: str) -> None:
         """Removes one file."""
-        self.stat(path)  # To remove what is absent is no error of the store's.
+        self.stat(path)  # Removing an absent file isn't an error.
         with _os_errors(path):
             self._store.rm_file(path)
 
@@ -289,7 +289,7 @@ def _os_errors(path: str) -> Iterator[None]:
         yield
     except OSError:
         raise
-    # Each store's client has errors of its own, for what no answer came to.
+    # Each store's client has its own errors for requests without an answer.
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         raise OSError(errno.EIO, text, path) from error

@@ -368,7 +368,7 @@ class Exchange:
         made = commit.GroupPublisher(
             self._file_system, self.group_path(group), self._retention
         )
-        # Of two threads that come first, both get the same one.
+        # If two threads come first, both get the same publisher.
         return self._publishers.setdefault(group, made)
 
     def _prune(self, group: int) -> None:

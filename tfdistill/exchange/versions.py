@@ -11,7 +11,7 @@ from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest as manifest_lib
 
 _STEP = re.compile(r"0|[1-9][0-9]{0,12}")
-# A thousand steps a second for thirty years: what is above is no training's.
+# A thousand steps a second for thirty years: no training makes more.
 MAX_STEP = 10**12
 
 

@@ -32,7 +32,7 @@ _OPAQUE = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 
 GRAPH = "saved_model.pb"
 _INDEX = "variables/variables.index"
-# Of a version: this, or sixteen times what the student's variables have.
+# The largest version: this, or sixteen times the student's variables if more.
 MAX_BYTES = 4 * 1024**3
 
 # No saved_model.pbtxt or saved_model.cpb, which TensorFlow loads too; nothing
@@ -92,7 +92,7 @@ def check(content: bytes) -> None:
                     f"{node.name!r} in its function {name!r} names its file "
                     "itself."
                 )
-    # What is never run may not reach for functions of this process either.
+    # Even functions that never run must not use functions of this process.
     _reachable(callees, callees)
     for node in graph.graph_def.node:
         _check_node(node, graph_ops.TOP | own, where="its graph")

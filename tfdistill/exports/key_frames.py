@@ -106,12 +106,12 @@ class KeyFrames:
             exchange.bases.publish(base, frozen.blocks(kept))
             start = {key: np.zeros_like(v) for key, v in values.items()}
             encoder = encoder or deltas.Encoder(step, start)
-        # Of a key frame, who has followed so far needs a delta and no more.
+        # Followers up to here need only a delta, even when a key frame is due.
         if encoder:
             field, blocks = encoder.encode(values, everything=is_key)
             field |= {deltas.BASE: base} if base else {}
             of_delta = {**described["extras"], deltas.FIELD: field}
-            # What must be whole may have been due, and there.
+            # If a whole version is needed, the delta may have been published.
             known = [versions.VersionExistsError] if whole else []
             with contextlib.suppress(*known):
                 version = exchange.publish_delta(

@@ -20,7 +20,7 @@ from tfdistill.embedding import layer
 from tfdistill.exports import quantized
 from tfdistill.system import keras_internals
 
-# What leaves the values of an output as they are, and what sums weighted ones.
+# Operations that keep an output's values, and that sum weighted values.
 _SAME = frozenset(
     "Cast EnsureShape ExpandDims Identity IdentityN Reshape Squeeze "
     "StopGradient Transpose".split()

@@ -19,7 +19,7 @@ from tfdistill.cluster import replicas
 from tfdistill.follow import follower
 
 _log = logging.getLogger(__name__)
-# What a worker says of each follower: the newest version in sight of the chief,
+# A worker's report on each follower: the newest version in sight of the chief,
 # whether its own is read, and whether it could not be.
 _FIELDS = 3
 # How long storage that fails is tried for a version that was asked for, and the

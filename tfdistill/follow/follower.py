@@ -28,9 +28,9 @@ PENDING, READY, FAILED = 0, 1, -1
 # one for a moment: what contradicts a version must be seen twice.
 _LOOKS_TO_BE_SURE = 2
 CONTRADICTIONS = versions.CorruptVersionError, versions.VersionNotFoundError
-# What is not in sight may come: it is no contradiction.
+# A version not in sight may still come: it isn't a contradiction.
 _ABSENT = versions.IncompleteVersionError, versions.VersionNotFoundError
-# Of deltas of one key frame, how many bad ones are enough.
+# After so many bad deltas of one key frame, no more are tried.
 _MOST_BAD_DELTAS = 2
 # How often reading a version is tried, and the pause between two tries while
 # the storage is away.
@@ -38,8 +38,8 @@ _MOST_TRIES = 5
 _LONGEST_PAUSE_SECS = 30.0
 # Between two looks at the exchange.
 POLL_SECS = 0.1
-# What the seconds of a long read, such as of a whole version among deltas,
-# count when the next has been read.
+# Weight of the seconds of a long read, such as of a whole version among deltas,
+# once the next version has been read.
 _REMEMBERED = 0.8
 
 
@@ -122,7 +122,7 @@ class Follower:
         self._failure: str | None = None
         self._attempts = self._doubts = 0
         self._is_absent = False
-        # Of the thread that reads: what was read, and how long it takes.
+        # Work of the thread that reads: what was read, and how long it takes.
         self.reads = background.WorkTimes()
         self.read_secs = 0.0
         # Called when a version was taken: the next one may be looked for.

@@ -50,7 +50,7 @@ class Places:
             return
         group = next(group for group in self._turns if group in others)
         self._alive.pop(group, None)
-        # What cannot be looked at is no better.
+        # A place that cannot be looked at isn't better.
         with contextlib.suppress(OSError):
             newest = max(self._exchange.listed(group), default=-1)
             if newest > self._newest.get(group, newest):

@@ -18,9 +18,9 @@ from tfdistill.exchange import versions
 from tfdistill.exports import graph_check
 from tfdistill.exports import student_graph
 
-# Of a manifest's `extras`: hashes of what labels and columns mean, the steps
-# between exports, how many versions went before, and in how many seconds its
-# own group hears a version of each of the others.
+# In a manifest's `extras`: hashes of what labels and columns mean, the steps
+# between exports, how many versions came before, and in how many seconds its
+# group receives a version from each other group.
 SCHEMA_FIELD, INTERVAL_FIELD = "schema", "every_steps"
 COUNT_FIELD, HEARS_FIELD = "versions", "hears_secs"
 BURN_IN_FIELD = "burn_in"

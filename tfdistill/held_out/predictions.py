@@ -25,7 +25,7 @@ DIRECTORY = "held_out"
 class Predictions:
     """Arrays `[examples, ...]` by name, as the file holds them."""
 
-    # Of the array that several models are compared by.
+    # Name of the array that several models are compared by.
     _compared = ""
 
     def __init__(self, **arrays: np.ndarray) -> None:

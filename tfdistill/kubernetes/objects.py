@@ -13,7 +13,7 @@ _CONTAINER = "tensorflow"
 _LABEL = "tfdistill"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _QUEUE = "kueue.x-k8s.io/queue-name"
-# What is retried for nothing or not at all; all else is counted.
+# Failures retried without counting, or not at all; all others are counted.
 _RULES = [
     {
         "action": "FailJob",

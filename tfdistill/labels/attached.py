@@ -94,8 +94,8 @@ def batch_size(element: Any) -> tf.Tensor:
 
 def fingerprint(inputs: Any) -> tf.Tensor:
     """Returns a hash of a batch's inputs, uint8 `[8]`."""
-    # Of the batch and not of each example: ragged and sparse inputs have no
-    # bytes of an example.
+    # One hash for the batch, not for each example: ragged and sparse inputs
+    # don't store an example's bytes together.
     leaves = tf.nest.flatten(inputs, expand_composites=True)
     parts = [tf.fingerprint(tf.reshape(leaf, [1, -1])) for leaf in leaves]
     return tf.fingerprint(tf.concat(parts, axis=-1))[0]

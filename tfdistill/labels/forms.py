@@ -16,7 +16,7 @@ from tfdistill import losses
 _DTYPES = ("float32", "float16")
 # Rounded to half precision, probabilities add up to 1 no better than this.
 _TOLERANCE = 1e-2
-# What is kept says in its name of how many classes it is: a name travels
+# The name of a kept tensor has the number of classes: a name travels
 # everywhere, and costs no bytes.
 _CLASSES = "classes_of_"
 
@@ -97,7 +97,7 @@ class Form:
             )
         top = tf.exp(tf.cast(kept["log_probability"], tf.float32))
         p = _filled(classes, top, num_classes)
-        # Of classes that are left nothing: finite, and 0 after a softmax.
+        # For classes left without probability: finite, and 0 after a softmax.
         return (
             tf.math.log(tf.maximum(p, losses.TINY)) if self.from_logits else p
         )

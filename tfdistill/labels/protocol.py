@@ -15,8 +15,8 @@ from tensorflow_serving.apis import predict_pb2
 from tensorflow_serving.apis import prediction_service_pb2_grpc as service
 
 SIGNATURE = "serving_default"
-# Of a question, and of an answer: what is larger is refused before it is read.
-# A server has one question in memory, and needs nine times its size for it.
+# Larger questions and answers are refused before they are read. A server has
+# one question in memory, and needs nine times its size for it.
 MAX_QUESTION_BYTES, MAX_BYTES = 2**27, 2**29
 # Options of gRPC. Without the last two, two servers may share a port, and a
 # server reads ahead of requests that wait: one is in memory, and 64 KiB of each

@@ -248,7 +248,7 @@ class Teachers:
             try:
                 response = server.stub.Predict(question, timeout=share)
                 answer = protocol.read_answer(response, expected)
-            # ValueError: what is no answer, or gRPC's of a closed channel.
+            # ValueError: not an answer, or gRPC's for a closed channel.
             except (grpc.RpcError, ValueError) as error:
                 self._refuse(server, error)
                 continue
@@ -268,7 +268,7 @@ class Teachers:
             reason = f"{error.code().name}: {error.details()}"
         with self._lock:
             server.problem = reason
-            # Of questions that were asked at once, one failure counts.
+            # Simultaneous questions that fail count as one failure.
             if server.pause.is_over:
                 server.pause.failed()
             self._refused[kind] += 1

@@ -76,7 +76,7 @@ def _watch_imports(
             start_over(", ".join(changed))
 
     def start_over(changed: str) -> None:
-        # What a task has forked is to run a function, not the whole command.
+        # A process that a task forks runs a function, not the whole command.
         is_task = os.getpid() == pid
         what = "the command starts again as a new program"
         if not is_task:

@@ -123,8 +123,7 @@ class SupervisedGroup:
         ports = [holder.getsockname()[1] for holder in holders]
         tasks = topology.group_tasks(self._group, ports)
         self._tasks = {task.name: task for task in tasks}
-        # Those that are started again by themselves, and whether they still
-        # are.
+        # Tasks that are restarted alone, and whether they still are.
         self._workers = {
             task.name: restarts.Restarts(
                 limit=topology.worker_restarts,
@@ -154,7 +153,7 @@ class SupervisedGroup:
         files.forget_progress(task.ready_path)
         self._noted[name] = set()
         self._killed_for.pop(name, None)
-        # A task that is started again adds to its log; that of an earlier run
+        # A task that is started again adds to its log; an earlier run's log
         # has another name by now.
         with files.open_log(task.log_path) as log_file:
             self.processes[name] = self._start_task(

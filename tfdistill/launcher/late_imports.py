@@ -29,7 +29,7 @@ _LATER = {
     "tensorboard.compat.tensorflow_stub.io.gfile",
 }
 _HIDDEN = {"IPython", "pandas", "scipy"}
-# Who does not find these: Keras, and what TensorFlow has of an older one.
+# These don't find them: Keras, and the older Keras that TensorFlow contains.
 _FROM = ("keras.", "tensorflow.python.keras.")
 
 
@@ -38,7 +38,7 @@ class _Later(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":
-            # Who looks through all modules, as inspect does, wants none.
+            # A search through all modules, as by inspect, needs none of it.
             raise AttributeError(f"{self.__name__!r} has no {name!r} yet")
         self.__class__ = ModuleType  # type: ignore[assignment]
         self.__spec__.loader.exec_module(self)  # type: ignore[union-attr]

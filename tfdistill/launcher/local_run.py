@@ -338,7 +338,7 @@ def _write_results(run: RunResult) -> None:
         last: dict[str, Any] = {}
         path = directory.RunDirectory(run.workdir).metrics(ended.group)
         for record in untrusted.last_records(path):
-            # What another `fit` has logged is not of this one.
+            # Another `fit` logged lines that don't belong to this one.
             same = record.get("fit") == last.get("fit")
             last = {**(last if same else {}), **record}
         groups.append(

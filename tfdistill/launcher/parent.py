@@ -75,7 +75,7 @@ def why_not(
     if _parse(command) is None:
         return "the command isn't a plain call of Python"
     hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    # NVIDIA's, AMD's, and those of a Windows machine.
+    # NVIDIA's, AMD's, and a Windows machine's.
     gpus = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
     if any(map(glob.glob, gpus)) and not hidden:
         return (

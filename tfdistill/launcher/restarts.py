@@ -5,15 +5,15 @@ from collections.abc import Callable
 
 from tfdistill.system import background
 
-# Of what has failed before it was healthy, which may well do so again.
+# For a group that failed before it was healthy, and may well fail again.
 _FIRST_DELAY_SECS = 0.5
 # So that a worker which cannot start does not use up its restarts at once.
 WORKER_FIRST_DELAY_SECS = 1.0
 _LONGEST_DELAY_SECS = 10.0
-# What has run for so long could start, so its first restart waits for nothing:
+# A group that ran for so long could start, so its first restart doesn't wait:
 # most failures are one lost process.
 HEALTHY_SECS = 10.0
-# Another port is soon found; more conflicts than these are no accident.
+# Another port is soon found; more conflicts than this aren't an accident.
 _PORT_TRIES = 3
 # Wrong options and wrong data, and a command that cannot be run.
 _HOPELESS = {

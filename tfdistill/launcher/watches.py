@@ -39,9 +39,9 @@ _FREE = _OF_THE_USER | {signs.IDLE}
 # A server says something twice a second, whatever the model. While one does
 # not, its chief is not blamed for what may be the server's fault.
 _SUSPICIOUS_SECS = 2.0
-# A task that a signal has stopped for so long is no longer expected to go on. A
-# stop from a terminal or of a whole machine stops the launcher too; its longest
-# tick is well below this.
+# A task that a signal stopped for so long isn't expected to resume. A stop from
+# a terminal or of a whole machine stops the launcher too; its longest tick is
+# well below this.
 _FROZEN_SECS = 1.5
 # As the kernel names that state; "t" is a debugger's stop.
 _STOPPED = "T"
@@ -143,8 +143,8 @@ class TaskWatch:
     ) -> None:
         """Begins with the start of the tasks."""
         self._ready_paths = {n: task.ready_path for n, task in tasks.items()}
-        # Of tasks that have said nothing so far, though they may have met by
-        # a strategy of the script's own: it listens there.
+        # Addresses of tasks that have reported nothing so far. They may have
+        # met by the script's own strategy, which listens there.
         self._silent = {
             name: task.cluster.address
             for name, task in tasks.items()

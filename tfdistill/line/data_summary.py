@@ -25,15 +25,15 @@ from tfdistill.held_out import predictions
 _ID_BUCKETS = 64
 _STEPS_PER_UNIT, _MOST_STEPS = 4, 40
 _MISSING = -1000
-# Of more columns, such as an image's, only one common summary is kept.
+# More columns than this, such as an image's, share one common summary.
 _MOST_COLUMNS = 64
 # Rows of which a column's worth is measured, and that a bucket needs.
 _WORTH_ROWS, _SHUFFLES = 20_000, 4
 _FEW_ROWS = 10
-# In standard deviations; what is smaller is no matter, however sure.
+# In standard deviations; smaller effects don't matter, however sure.
 _LEAST_EFFECT = 0.1
-# Fewer weights than this may come near to anything. A table's distance from the
-# version before its parent, as a share of that from its parent, was 0.97 at
+# Fewer weights than this may come near to anything. A table's distance from its
+# parent's predecessor, divided by its distance from its parent, was 0.97 at
 # least in 190 honest retrains; its change was twice the most so far at most.
 _MANY_WEIGHTS, _LEAST_RATIO, _MOST_CHANGE = 10_000, 0.95, 5.0
 Summary = Mapping[str, Any]

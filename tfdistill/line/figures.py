@@ -53,7 +53,7 @@ class Model:
             self.means["accuracy"] = right
         if before:
             gaps = np.abs(p - before.compared)
-            # Of classes, the total variation distance.
+            # For classes, the total variation distance.
             self.means["churn"] = (
                 gaps if gaps.ndim == 1 else gaps.sum(axis=1) / 2
             )
@@ -159,7 +159,7 @@ def estimates(
     """
     found = [_parts(one, before, slices) for one in models]
     names = list(found[0])
-    if not names:  # Of classes, without a version before.
+    if not names:  # For classes, if there is no earlier version.
         return {}
     values = np.array([[one[name][0] for name in names] for one in found])
     parts = np.array([[one[name][1] for name in names] for one in found])

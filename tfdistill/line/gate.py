@@ -31,7 +31,7 @@ RUN, TESTED = "run", "promoted"
 SLICES, CONTROLS = "slices.npz", "controls.json"
 _NORMAL = statistics.NormalDist()
 PROMOTE, HOLD, ROLL_BACK = "promote", "hold", "roll back"
-# Of a version that should be rolled back, and is the first.
+# The verdict on a first version that should be rolled back.
 WORSE = "worse"
 
 
@@ -230,7 +230,7 @@ def _beyond(
     gate: Gate, estimates: Mapping[str, Any], lacked: float
 ) -> list[str]:
     """Returns which limits are exceeded, a sentence each."""
-    # What is said of which figure, its limit, and in which direction.
+    # For each figure: its description, its limit, and the direction.
     limits = [
         ("The log loss has changed by", "log_loss", gate.log_loss, 1),
         ("The AUC has changed by", "auc", gate.auc, -1),
@@ -377,7 +377,7 @@ def live_verdict(
         ]
     judged = [e for e in line.events("judge") if e["number"] == served]
     expected = judged[-1].get("expected") if judged else None
-    # Of a row; without a judgement, as wide as a loss of this size may be.
+    # Per row; without a judgement, as wide as a loss of this size may be.
     deviation = expected["standard_deviation"] if expected else max(loss, 1.0)
     base, rows, _ = _live(since, previous)
     if rows:

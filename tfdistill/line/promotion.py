@@ -216,7 +216,7 @@ def card_text(
         for one in log.read()
         if isinstance(one.get("step"), int)
         and one["step"] <= version.step
-        # Of the training that has published it.
+        # Only records of the training that published the version.
         and one.get("exchange", "") == (room if fits.is_name(room) else "")
     ]
     sections = {

@@ -109,7 +109,7 @@ def render(report: Mapping[str, Any]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-# Of `retrain.train_controls`.
+# What `retrain.train_controls` trains.
 _CONTROLS = {
     "fresh": "new weights, all spans",
     "fresh_full": "the same, for the recipe's full number of steps",

@@ -342,7 +342,7 @@ def train_controls(
     fresh = everything.by_method("independent")
     half = taught(2, teacher_weight=0.0)
     other = half.changed({"seed": 1 + lineage["seed"]})
-    # Of each, its trainings, and their groups.
+    # For each control, its trainings, and their number of groups.
     planned: dict[str, tuple[list[recipes.Recipe], int]] = {
         "fresh": ([_in_steps(fresh, lineage["steps"])], 1),
         "fresh_full": ([_in_steps(fresh, fresh.workload().num_steps, 20)], 1),
@@ -353,7 +353,7 @@ def train_controls(
     tested = predictions.read(directory / gate.TESTED)
     found: dict[str, Any] = {}
     for name, (trainings, num_groups) in planned.items():
-        # Of a pair, the first group's student counts.
+        # For a pair, the first group's student counts.
         members, groups = [], []
         for index, training in enumerate(trainings):
             place = directory / "controls" / f"{name}_{index}"

@@ -17,7 +17,7 @@ from tfdistill.system import untrusted
 _CANDIDATE, _PROMOTED, _REPLACED = "candidate", "promoted", "replaced"
 _ROLLED_BACK = "rolled back"
 _STYLES = {_PROMOTED: "bold green", _ROLLED_BACK: "yellow", "hold": "yellow"}
-# What a row shows of a candidate's figures, and TensorBoard by version number.
+# Figures of a candidate shown in a row, and by version number in TensorBoard.
 _FIGURES = {
     "tested": ("progressive_log_loss", "{:.4f}"),
     "log loss": ("log_loss", "{:.4f}"),

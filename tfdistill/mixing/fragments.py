@@ -48,8 +48,8 @@ from tfdistill.system import background
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
-# Of a manifest's `extras`: the SHA-256 of what the fragment's weights have in
-# common, where this was taken.
+# In a manifest's `extras`: the SHA-256 of the fragment's common weights, as of
+# when the outer gradient was taken.
 _ANCHOR_FIELD = "anchor"
 # How many outer gradients may wait for a storage that hangs.
 _MOST_UNPUBLISHED = 64
@@ -147,11 +147,11 @@ class FragmentMixer(mixer.WeightMixer):
     def forget(self) -> None:
         """Forgets an earlier training: this one is at step 0."""
         super().forget()
-        # Of the outer gradient that is on its way: its step. Of that and the
-        # one before, by step: what is sent, and the SHA-256 of the anchor.
+        # The step of the outer gradient that is on its way; for this gradient
+        # and the previous one, by step: what is sent, and the anchor's SHA-256.
         self._sent_step: int | None = None
         self._own: dict[int, _Own] = {}
-        # What a mix no longer needs: freeing it takes longer than adding it.
+        # Values a mix no longer needs: freeing them takes longer than adding.
         self._spent: list[Any] = []
         self._is_apart = False
 
@@ -321,7 +321,7 @@ class FragmentMixer(mixer.WeightMixer):
                     raise
                 except versions.ExportError as error:
                     if self._sent_step != step and time.monotonic() >= until:
-                        raise  # Nobody waits for it any more.
+                        raise  # Nothing waits for it now.
                     _log.warning("%s It will be tried again.", error)
                     time.sleep(pause.failed())
                 else:

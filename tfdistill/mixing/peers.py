@@ -21,7 +21,7 @@ from tfdistill.follow import agreement
 from tfdistill.follow import follower
 from tfdistill.follow import screen as screen_lib
 
-# Of a manifest's `extras`: the SHA-256 of the weights at step 0, and the rule
+# In a manifest's `extras`: the SHA-256 of the weights at step 0, and the rule
 # by which the group mixes.
 INITIAL_FIELD, RULE_FIELD = "initial_weights", "mixing_rule"
 # Between two rounds of a mix that waits.
@@ -118,7 +118,7 @@ class Rounds:
         if wait_secs:  # A later version than the first mix's is not for it.
             for each in self._followers:
                 each.wanted = lambda found: False
-        # Of each peer, the newest version in sight when it was missing.
+        # For each peer, the newest version in sight when it was missing.
         self._missed = [-2] * len(followers)
 
     def want(self, step: int) -> None:

@@ -153,7 +153,7 @@ class RunLogger(steps.SteppedCallback):
         self._lines = run_files.LineFile(self._path)
         self._marks = goodput.Marks(self._path.parent)
         self._watch: TeachingWatch | None = None
-        # Of the process, which one it is.
+        # Which `fit` of the process it is.
         self._fit = 1
         self._exporter: Any = None
         self._mixer: Any = None
@@ -334,7 +334,7 @@ def _forget_after(path: pathlib.Path, step: int, fit: int) -> None:
     """
     kept = []
     with contextlib.suppress(FileNotFoundError):
-        # What a broken disk left may be no text at all.
+        # A broken disk may leave bytes that aren't text.
         text = path.read_text(encoding="utf-8", errors="replace")
         for line in text.splitlines():
             with contextlib.suppress(ValueError, TypeError, KeyError):

@@ -96,7 +96,7 @@ class SummaryFile:
             _log.info("%s: not closed: %s", self._directory, error)
 
 
-# Of a group, in its directory: a place that other programs rely on, so that
+# In a group's directory: a place that other programs rely on, so that
 # `tensorboard --logdir` calls the run group_0/tensorboard.
 DIRECTORY = "tensorboard"
 _SHOWN = (
@@ -176,7 +176,7 @@ class CodistillTensorBoard(steps.SteppedCallback):
         self._described.clear()
         self._schedule.start(self.step)
         if self._file is not None:
-            self._file.close()  # Of a training that an error has ended.
+            self._file.close()  # From a training that an error ended.
         number = fits.number(self._directory, of=self.model.optimizer)
         self._file = SummaryFile(
             fits.below(self._directory, number), step=self.step
@@ -411,7 +411,7 @@ def _of_teachers(
             "share": teacher["share"],
             "loss": teacher["teacher_loss"],
             "num_quarantined": teacher["num_quarantined"],
-            # Of peers that send predictions.
+            # Only for peers that send predictions.
             **{key: teacher[key] for key in _OF_ANSWERS if key in teacher},
         }
         found |= {f"teachers/{role}/{key}": v for key, v in values.items()}

@@ -227,7 +227,7 @@ class TrainingEpochs:
 
     def _schedule(self, num_steps: int, ahead: int) -> None:
         if num_steps not in self._functions:
-            if self._functions:  # It is traced once more, which may take long.
+            if self._functions:  # It is traced again, which may take long.
                 self._num_new = 2 * self._window.limit
                 signs.own().say(signs.NEW_GRAPH)
             self._functions[num_steps] = worker.TrainFunction(

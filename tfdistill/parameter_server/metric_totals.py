@@ -42,8 +42,8 @@ class MetricTotals:
             else np.asarray(scope.get_current_value(v))
             for v in self.variables
         ]
-        # Of each variable; a trace shows it of those that are None. A value
-        # that is declared to be no sum is the same wherever it is assigned.
+        # How each variable joins; a trace finds it where it is None. A value
+        # declared not to be a sum is the same wherever it is assigned.
         self._joins: list[str | None] = [
             None if variable.aggregation == "sum" else metric_joins.MEAN
             for variable in self.variables

@@ -34,7 +34,7 @@ class RemoteUpdate:
         )
         self.shard_slots = [own for found in slots for own in found]
         self._packed = remote_variables.PackedVariables(self._dense)
-        # Of shards that are trained. Columns of ids are not, by gradients.
+        # For shards that are trained. Columns of ids aren't, by gradients.
         self._layers: list[Any] = []
         self._shards: list[tf.Variable] = []
         self._moving_slots: list[Any] = []

@@ -153,7 +153,7 @@ class RemoteVariables:
         self.metrics = [v for m in model.metrics for v in m.variables]
         known = {id(v) for v in self.shards + self.trainable + self.metrics}
         self.others = [v for v in model.variables if id(v) not in known]
-        # Random generators are no weights.
+        # Random generators aren't weights.
         self.weights = {id(v) for v in model.weights}
         optimizer = model.optimizer
         self.optimizer_kind = type(keras_internals.inner(optimizer)).__name__

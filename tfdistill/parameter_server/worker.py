@@ -128,7 +128,7 @@ class TrainResult:
     num_steps: int  # Fewer than asked for if the data ended.
     num_examples: float
     worker: int
-    logs: dict[str, Any]  # Of the last step, without the metrics.
+    logs: dict[str, Any]  # From the last step, without the metrics.
     added: np.ndarray  # To the metrics, for `MetricTotals.add`.
 
 
@@ -230,7 +230,7 @@ class TrainFunction:
         states = self._totals.initial()
         total = tf.zeros([], tf.float64)
         logs = _nothing()
-        # Of `get_next` a graph may hold 32, lest it be a loop by mistake.
+        # TensorFlow allows 32 `get_next` in a graph, lest they be a mistake.
         batches = [
             _joined(iterator.get_next_as_optional().get_value(), *beside)
             for _ in range(self._num_steps)
@@ -328,7 +328,7 @@ class EvaluateFunction:
         self.totals = totals
         self._num_shares = num_shares
         self._num_batches = num_batches
-        # Of the model's `test_step`; only its trace shows them.
+        # Log names of the model's `test_step`; only its trace shows them.
         self.log_names: list[str] = []
         self.function = tf.function(self._evaluate, autograph=False)
 

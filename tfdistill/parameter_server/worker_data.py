@@ -63,7 +63,7 @@ def source_of(
     ]
     dataset = tf.data.Dataset.from_tensor_slices(tuple(parts))
     if shuffle:
-        # Of no rows, too: other code reports that.
+        # No error without rows: other code reports that.
         dataset = dataset.shuffle(tf.maximum(dataset.cardinality(), 1))
     return dataset.batch(batch_size or 32)
 
@@ -153,7 +153,7 @@ class TravellingDataset:
         is_whole = context.num_input_pipelines == 1
         if not keras_internals.is_shuffled(made, then_cut=not is_whole):
             return made
-        # Of the graph of a worker's function, in which it is being made.
+        # The seed of the graph of a worker's function, in which this is traced.
         if tf.compat.v1.get_default_graph().seed is None:
             tf.compat.v1.set_random_seed(self._seed)
             made = made_by(self._source, context)

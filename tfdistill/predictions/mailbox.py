@@ -85,7 +85,7 @@ class Peer:
         self.sent_bytes = self.received_bytes = 0
         self.last_bytes: int | None = None
         self.trouble = "its address is not known yet"
-        # What steps and the event loop share, under the mailbox's lock. By
+        # Shared by steps and the event loop, under the mailbox's lock. By
         # replica: messages by step, as they came, and the step of the last.
         self.boxes: dict[int, dict[int, message_lib.Message]] = {}
         self.newest: dict[int, int] = {}
@@ -191,7 +191,7 @@ class Mailbox:
         self._said: set[tuple[int, str]] = set()
         # Connections without a pass; the oldest is first.
         self._without_pass: dict[asyncio.WriteTransport, None] = {}
-        # Of all connections: asyncio itself does not keep its tasks.
+        # The tasks of all connections: asyncio itself does not keep them.
         self._hearing: set[asyncio.Task[None]] = set()
         # Messages of which nobody knows who has sent them, by kind.
         self.num_forged: collections.Counter[str] = collections.Counter()
@@ -510,8 +510,8 @@ class Mailbox:
             return False
         known = peer.address and peer.address.incarnation
         if message.incarnation != known:
-            # It has just started, and its note is not read yet; or it is of an
-            # earlier run, and its note is that of another. It tries again.
+            # It has just started, and its note is not read yet; or it is from
+            # an earlier run, and the note is another mailbox's. It tries again.
             peer.trouble = "it has restarted"
             return False
         with self._arrived:

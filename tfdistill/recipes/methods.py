@@ -16,7 +16,7 @@ from tfdistill import workload as workload_lib
 from tfdistill.system import run_files
 
 Workload = workload_lib.Workload
-# Of the teacher that is the version promoted last.
+# Name of the teacher that is the version promoted last.
 PROMOTED = "promoted"
 # For the first step of the other groups, and for their versions to mix.
 _WAIT_SECS = 300.0

@@ -6,7 +6,7 @@ import keras
 
 import tfdistill
 
-# Of DiLoCo's inner optimizer; Keras' default.
+# Weight decay of DiLoCo's inner optimizer; Keras' default.
 _ADAMW_DECAY = 0.004
 
 

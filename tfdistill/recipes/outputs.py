@@ -140,7 +140,7 @@ def _write_run(workdir: str, groups: Sequence[dict[str, Any]]) -> pathlib.Path:
         workdir, [group["group"] for group in groups], until=time.time()
     )
     groups = [
-        # Of a group that no launcher and no training has written of, nothing.
+        # Groups that no launcher and no training wrote about get nothing.
         {**g, "goodput": spent[g["group"]].to_json()}
         if spent[g["group"]].total
         else g

@@ -306,7 +306,7 @@ def changed_names(recipe: Recipe, other: Recipe) -> list[str]:
         for one in (recipe, other)
     )
     missing = object()
-    # Of JSON, tuples come back as lists.
+    # JSON returns tuples as lists.
     return [
         name
         for name in dict.fromkeys([*first, *second])

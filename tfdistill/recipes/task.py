@@ -42,7 +42,7 @@ def run(
     """
     strategy = tfdistill.make_strategy(cluster)
     workload = recipe.workload()
-    if workload.schema:  # Of files, which teachers and exports need not reopen.
+    if workload.schema:  # Its files are read once, not by teachers and exports.
         workload = dataclasses.replace(
             workload, schema=functools.cache(workload.schema)
         )

@@ -72,14 +72,14 @@ class Followed:
             group: Who is followed.
             trust_graph: Whether to load graphs that hold anything.
         """
-        # Of the versions that were read.
+        # Counts of the versions that were read.
         self.num_refused = self.num_bytes = 0
-        # Of the first version; all others must have the same.
+        # The first version's schema; all others must have the same.
         self._schema: Any = {}
         self._exchange = exchange
         self._trust_graph = trust_graph
-        # Of the version that answers now: its step, or -1, and its graph. What
-        # it takes and returns is what all versions must.
+        # The step of the version that answers now, or -1, and its graph. All
+        # versions must take and return what it does.
         self.version = -1
         self.function: other_graphs.FrozenFunction | None = None
         self._fingerprint = ""

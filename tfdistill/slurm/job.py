@@ -17,11 +17,10 @@ from tfdistill.cluster import identity
 from tfdistill.launcher import fields
 from tfdistill.launcher import local_cluster
 
-# One group after the other, and one start of a group after the other, get
-# ports of their own: below those that Linux gives to outgoing connections, and
-# above most services.
+# Each group, and each start of a group, gets other ports: below the ports that
+# Linux gives to outgoing connections, and above most services.
 _PORTS = "15000-29999"
-# What Slurm is told to send before the time limit.
+# Signal that Slurm sends before the time limit.
 SIGNAL = "USR1"
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 # Between the lines of one command.

@@ -17,10 +17,10 @@ from tfdistill.status import run_events
 from tfdistill.system import run_files
 
 RECORD = "launch.json"
-# Of the logs, locked by the launcher as long as it lives.
+# In the logs' directory, locked by the launcher as long as it lives.
 LOCK = "launcher.lock"
-# A group's directory, a log of one of its tasks, its launcher's events; not
-# those of earlier runs, which have a number before their suffix.
+# A group's directory, a log of one of its tasks, its launcher's events; not the
+# files of earlier runs, which have a number before their suffix.
 _OF_GROUP = re.compile(
     r"(?:events_)?(group_[0-9]+)(?:_[a-z]+_[0-9]+\.log|\.jsonl)?"
 )

@@ -28,7 +28,7 @@ from tfdistill.status import directory
 from tfdistill.status import run_events
 from tfdistill.system import run_files
 
-# What takes time from new steps, in the order in which it comes.
+# Causes of time without new steps, in the order in which they come.
 CAUSES = ("detection", "waiting", "start", "restore", "repeated")
 _GOOD = "good"
 _OVER = ("ended", *run_events.ENDED, "end")
@@ -81,7 +81,7 @@ def measure(lines: Sequence[Mapping[str, Any]], *, until: float) -> Goodput:
     for line in lines:
         if line["event"] == "resumed" and line["last_time"] is not None:
             timeline.append({"event": "lost", "time": line["last_time"]})
-    # Marks go on where an earlier launch has ended.
+    # Marks continue where an earlier launch ended.
     first = min(launched, default=0.0)
     timeline = [line for line in timeline if first <= line["time"] <= until]
     secs = collections.defaultdict[str, float](float)

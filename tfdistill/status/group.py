@@ -23,11 +23,11 @@ class GroupStatus:
     # The newest value of every key seen in its metrics.
     record: dict[str, Any] = dataclasses.field(default_factory=dict)
     num_restarts: int = 0
-    # Of workers, since the group was last started itself.
+    # Restarts of workers, since the group itself was last started.
     num_worker_restarts: int = 0
     last_error: str = ""
     silent_secs: float | None = None
-    # Of its launcher, each once.
+    # Its launcher's warnings, each once.
     warnings: list[str] = dataclasses.field(default_factory=list)
     # When its launcher reported anything, and when its present attempt began.
     last_event: float = 0.0
@@ -46,7 +46,7 @@ class GroupStatus:
         """Takes in newer records, the newest last."""
         for record in records:
             if record.get("fit") != self.record.get("fit"):
-                self.record.clear()  # Of another model, or of later epochs.
+                self.record.clear()  # Another model, or later epochs.
             self.record.update(record)
             step, time = record.get("step"), record.get("time")
             if record.get("event") == "start":
@@ -79,7 +79,7 @@ class GroupStatus:
         elif name == "warning" and event["text"] not in self.warnings:
             self.warnings.append(event["text"])
         error = _error(name, event)
-        # What ends after the group has failed, or was told to, is no error.
+        # An end after the group failed, or was stopped, isn't an error.
         if error and (name != "exit" or before in ("starting", "running")):
             self.last_error = error
 

@@ -75,7 +75,7 @@ def _last(path: pathlib.Path) -> LogError | None:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for age, line in enumerate(reversed(lines)):
         if _RESTART.fullmatch(line):
-            return None  # What is above has been dealt with.
+            return None  # The lines above have been dealt with.
         if _ERROR.fullmatch(line[:4096]):
             return LogError(path.name, untrusted.one_line(line), age < 3)
     return None

@@ -51,7 +51,7 @@ class ObservedRun:
         self._problems: list[str] = []
         self._tails: dict[pathlib.Path, untrusted.Tail] = {}
         self._statuses: dict[int, group_status.GroupStatus] = {}
-        # Of each group, the events and marks that goodput is measured from.
+        # For each group, the events and marks that goodput is measured from.
         self._history = collections.defaultdict[int, list[dict[str, Any]]](list)
         self._end: list[dict[str, Any]] = []
         self._is_abandoned = False

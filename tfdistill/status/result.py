@@ -18,7 +18,7 @@ from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 _MOST_METRICS, _MOST_STUDENTS = 6, 4
-# Of a group, if it has written any.
+# In a group's directory, if the group has written any.
 _STUDENT, _BACKUP, _TENSORBOARD = "student.keras", "backup", "tensorboard"
 
 

@@ -134,7 +134,7 @@ _TEACHER_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "share": lambda teacher: _text(teacher["share"], "{:.2f}"),
     # Less than 0 if the teacher is ahead of its student.
     "steps old": lambda teacher: _text(teacher["age_steps"]),
-    # Of the line between the groups.
+    # The link between the groups: versions used, their size and delay.
     "used": _versions_used,
     "MB": lambda teacher: _text(_megabytes(teacher), "{:.1f}"),
     "lag": lambda teacher: _text(teacher.get("lag_secs"), "{:.1f} s"),
@@ -185,7 +185,7 @@ def view(
 
     Unless `whole`, notes are cut to one line each.
     """
-    # Goodput has a table of its own, and a weight rarely changes.
+    # Goodput has its own table, and a weight rarely changes.
     wide = [name for name in CELLS if name not in ("goodput", "weight")]
     names = wide if console.width >= _WIDE else _NARROW
     groups = [_row(s, names, run.time, console) for s in run.groups]

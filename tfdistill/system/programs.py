@@ -55,7 +55,7 @@ class Flags(argparse_flags.ArgumentParser):
         )
         super().__init__(
             allow_abbrev=False,
-            conflict_handler="resolve",  # Of what TensorFlow adds to absl's.
+            conflict_handler="resolve",  # TensorFlow's options and absl's.
             formatter_class=shape,
             **kwargs,
         )

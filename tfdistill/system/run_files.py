@@ -26,7 +26,7 @@ TRAINING = f"{EXTRA}/training"
 # Where runs without a directory go, and the link to the newest of them. It lies
 # beside them: `tensorboard --logdir runs` would follow it, and show that twice.
 RUNS, LAST = "runs", "last_run"
-# What the groups of a launch sign their versions with.
+# The key that a launch's groups sign their versions with.
 KEY = "exchange.key"
 
 _GROUP = re.compile(r"group_(0|[1-9][0-9]{0,5})")

@@ -63,7 +63,7 @@ class Tail:
         self._path = path
         self._partial = b""
         self._inode, size = self._find()
-        # What begins within a line is no JSON object, and is left out.
+        # Text from within a line isn't a JSON object, and is left out.
         self._offset = max(0, size - last_bytes)
 
     def read(self) -> list[dict[str, Any]]:

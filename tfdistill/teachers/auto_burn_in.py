@@ -21,7 +21,7 @@ _EVERY_STEPS, _LEAST_LOOKS, _MOST_LOOKS = 5, 8, 40
 # it. An exponential fall is then at a ninth of its height. It is clear if it is
 # so many standard errors.
 _LATE_SHARE, _NUM_ERRORS = 0.25, 4.0
-# Of a training whose length is known, the burn-in takes at most so much.
+# If the training's length is known, the burn-in takes at most this share.
 _LONGEST = 0.3
 _NEVER = np.iinfo(np.int64).max
 _STATE = ("end", "_losses", "_looked", "_before")
@@ -58,8 +58,8 @@ class AutoBurnIn(steps.BurnIn):
 
     def _forget(self) -> None:
         self.end = _NEVER
-        # Of each look; the step of the last one; batches of this epoch until
-        # then, and the sum of their losses.
+        # The loss at each look; the step of the last look; the batches of this
+        # epoch until then, and the sum of their losses.
         self._losses: list[float] = []
         self._looked = 0
         # Where this epoch began, and the length of the one before.
@@ -165,7 +165,8 @@ def has_fallen(losses: Sequence[float]) -> bool:
     now = found[-quarter:].mean()
     then = found[middle : middle + quarter].mean()
     fall = found[: max(1, size // 8)].mean() - now
-    # Of a mean over a quarter of the looks, by how much neighbours differ.
+    # The error of a mean over a quarter of the looks, from how much neighbors
+    # differ.
     error = np.diff(found).std() / math.sqrt(2 * quarter)
     if not fall > _NUM_ERRORS * error:
         return size >= _MOST_LOOKS

@@ -42,7 +42,7 @@ class WorkerVariable:
         """Takes the value on a worker that has none yet; makes nothing."""
         self._initial = np.asarray(initial)
         self._dtype = tf.as_dtype(self._initial.dtype)
-        # Never that of an earlier run: servers outlive a coordinator.
+        # Never an earlier run's: servers outlive a coordinator.
         self._shared_name = f"tfdistill/{name}/{uuid.uuid4().hex}"
         self._handle: tf.Tensor | None = None
 
@@ -142,7 +142,7 @@ class ServerCopy:
         self._num_halves = 2 if values is None else 1
         self._wait_until_free = wait_until_free
         self.num_installs = 0
-        # Of a group that publishes deltas, what is in use, as it was read.
+        # If the group publishes deltas: the values in use, as they were read.
         self._read_here: saved_model.Snapshot = []
         self._tables = {
             index: [
@@ -168,7 +168,7 @@ class ServerCopy:
                 np.zeros(variable.shape, dtype.as_numpy_dtype),
                 name=f"{name}_{index}",
             )
-        # What a worker has fetched: steps may be those of several groups.
+        # What a worker has fetched: steps may belong to several groups.
         self._fetched_at = WorkerVariable(np.int64(-1), name=f"{name}_installs")
         self._half: tf.Tensor | None = None
         self._on_trial = tf.function(
@@ -375,7 +375,7 @@ class RemoteTeachers:
         """Takes the teachers before they are attached."""
         self._teachers = teachers
         self._copies: dict[str, ServerCopy] = {}
-        # Of the execution that is being traced.
+        # The standings in the execution that is being traced.
         self.standings: Any = None
         self._num_scheduled = self._num_done = 0
         self._swapped_at = 0

@@ -34,7 +34,7 @@ from tfdistill.teachers import teacher
 from tfdistill.teachers import worth
 
 _log = logging.getLogger(__name__)
-# Of the quarantined versions, how many of the newest a status holds.
+# How many of the newest quarantined versions a status lists.
 _MAX_LISTED = 10
 # A place is free for another group once its own has published nothing that can
 # be used before so many refreshes after the burn-in, or so many versions in a
@@ -199,7 +199,7 @@ class Peer(teacher.Teacher):
         self._losses: dict[int, np.ndarray] = {}
         self._worse_step = -1
         self._reading = threading.Lock()
-        # Of a graph that is loaded for the version to come.
+        # What runs the graph that is loaded for the version to come.
         self._next: Any = None
         # The student's step at the last refresh.
         self._now: int | None = None
@@ -475,7 +475,7 @@ class Peer(teacher.Teacher):
         again.
         """
         staged: Any = self.follower.staged
-        # What was loaded for a version that another worker refused is no use.
+        # A graph loaded for a version that another worker refused is useless.
         loaded, self._next = self._next, None
         if changed := self.needs_graph:
             self._place = loaded

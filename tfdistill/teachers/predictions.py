@@ -196,7 +196,7 @@ class PeerPredictions(teacher.Teacher):
 class PredictedPeer(teacher.Teacher):
     """One other group: what it has sent, and whether it answers."""
 
-    # Rows that a peer did not send are no fault of a version.
+    # Rows that a peer did not send aren't a version's fault.
     answers_every_row = False
     is_judged = True
 
@@ -238,7 +238,7 @@ class PredictedPeer(teacher.Teacher):
             "num_answers": peer.num_answers,
             "num_missed": peer.num_missed,
             "num_unsent": peer.num_unsent,
-            # Of all peers: nobody knows whom they come from.
+            # Summed over all peers: their senders are unknown.
             "num_forged": sum(self._swap.mailbox.num_forged.values()),
             "sent_bytes": peer.sent_bytes,
         }

@@ -16,7 +16,7 @@ from tfdistill import losses as losses_lib
 from tfdistill.exports import student_graph
 from tfdistill.training import global_batch
 
-# Of outputs that are not one distribution over classes.
+# Losses of outputs that are not one distribution over classes.
 OF_NUMBERS = (
     losses_lib.BinarySoftTargetCrossEntropy,
     losses_lib.LogitsMeanSquaredError,

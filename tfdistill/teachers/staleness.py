@@ -12,7 +12,7 @@ from typing import Any
 
 from tfdistill.teachers import teacher
 
-# Of `max_staleness_steps`: a peer that falls silent fades.
+# A value of `max_staleness_steps`: a peer that falls silent fades.
 AUTO = "auto"
 # A silent peer fades after this many of its intervals, over as many again.
 _SILENT_INTERVALS = 10

@@ -27,7 +27,7 @@ from tfdistill.teachers import yardstick as yardstick_lib
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
-# What a teacher's `health` may be.
+# The values of a teacher's `health`.
 ABSENT, GOOD, FADING = "absent", "good", "fading"
 TOO_STALE, DROPPED = "too_stale", "dropped"
 # Places before a version at which a schedule is asked whether it was over.

@@ -466,7 +466,7 @@ class TeacherList:
             self._reports.read(report, wanted, step)
         for index in map(int, np.flatnonzero(in_use & ~np.isnan(shares))):
             each = self._teachers[index]
-            # Rows that somebody else did not send are no fault of a version.
+            # Rows that a peer did not send aren't a version's fault.
             is_bad = each.answers_every_row and each.weight > 0
             is_bad &= bool(shares[index] < 1)
             self._num_bad[index] = self._num_bad[index] + 1 if is_bad else 0
@@ -579,7 +579,7 @@ class TeacherList:
         # The reading thread may be at another version.
         was_following = self._following is not None
         self._stop_following()
-        # What was good enough then is good enough now.
+        # A version that was good enough then is good enough now.
         for held_out in self._student.held_out_losses.values():
             held_out.forget()
         wanted = {

@@ -27,8 +27,8 @@ _LEAST_SHARE, _NUM_ERRORS = 0.9, 2.0
 # On rows that the student may have learned by heart, so little is enough. One
 # that has made half a model of its student must save more to count again.
 _SOME_SHARE, _MOST_OF_IT = 0.15, 0.75
-# A student that saves less than this share of a guess's loss is no yardstick;
-# a model whose loss is so many times that of the guess needs none.
+# A student that saves less than this share of a guess's loss isn't a yardstick;
+# a model whose loss is so many times the guess's loss needs none.
 _LEAST_SKILL, _WORSE_THAN_GUESS = 0.05, 1.5
 # A student that has saved so much of its loss is falling steeply: what another
 # group had at the time says little. How many of its losses are kept; the last.
@@ -172,7 +172,7 @@ class Reports:
         end = 1 + len(asked)
         try:
             losses = self._find(labels, outputs[:end]).numpy()
-        except Exception as error:  # Of a loss that the user has written.
+        except Exception as error:  # From a loss that the user wrote.
             if not self._has_failed:
                 _log.warning(_NOT_COMPARED, error)
             self._has_failed = True
@@ -199,8 +199,8 @@ class Record:
 
     def __init__(self, reports: Sequence[Sequence[float]] = ()) -> None:
         """Takes the `reports` of a backup, or knows nothing yet."""
-        # Of each: how many predictions; sums of the losses of teacher, student
-        # and guess, and of the squared differences of the first two.
+        # In each report: how many predictions; sums of the losses of teacher,
+        # student and guess, and of the first two's squared differences.
         self.reports = np.reshape(np.array(reports, float), [-1, 5])
         self._falls = self._has_warned = False
 

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 # Four times as many at once: what each trial gains is more than a busy machine
 # takes, and where each number has its own graph, there are few.
 _GROWTH = 4
-# Of steps a second, at least; what is left to gain is about a third of it.
+# The least gain in steps a second; the gain still left is about a third of it.
 _LEAST_GAIN = 1.05
 # The best window counts: others were held up by something else.
 _LEAST_SECS, _NUM_WINDOWS = 0.1, 3

@@ -23,7 +23,7 @@ from tfdistill.cluster import replicas
 from tfdistill.system import keras_internals
 
 NUM_BATCHES = 8
-# Of arrays, which all are to be alike.
+# Rows compared of arrays, all of which must be alike.
 _NUM_ROWS = 1024
 
 
@@ -45,8 +45,8 @@ class FirstBatches:
         self._workers = replicas.WorkerValues(strategy)
         self._is_chief = replicas.is_chief(strategy)
         self._num_local = replicas.num_local(strategy)
-        # Of other data: a number of the first batch, of the first two, and so
-        # on; or where a data set notes how many there are, and these.
+        # For other data: a hash of the first batch, of the first two, and so
+        # on; or where a data set notes their count, and the hashes.
         self._numbers: list[int] = []
         self._noted: Any = None
         self._python: Any = None
@@ -155,7 +155,7 @@ class FirstBatches:
         if self._noted is not None:
             count, *noted = self._noted.numpy().tolist()
             numbers = noted[:count]
-        # What is read ahead is not the same everywhere.
+        # Batches read ahead differ between workers.
         count = min(self._workers.gathered(len(numbers)))
         if not count:
             return

@@ -69,7 +69,7 @@ class WorkerWaits:
             for index, _ in enumerate(jobs.get(job, ()))
         ]
         self._begin = time.perf_counter()
-        # Of the last execution, which may not have ended.
+        # What the last execution reports; it may not have ended.
         self._pending: Any = None
         # Seconds of a step, and those that others waited for each worker.
         self._steps: collections.deque[tuple[float, list[float]]] = (

@@ -57,7 +57,7 @@ class Together(keras.callbacks.Callback):
         if self._may_stop:
             self._stop()
         elif self.model.stop_training and _is_finite(logs):
-            # Of a loss that is not, all workers know: `TerminateOnNaN`.
+            # All workers see a loss that isn't finite: `TerminateOnNaN`.
             self._is_late, self.model.stop_training = True, False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
