@@ -1,4 +1,4 @@
-"""Messages and docstrings name what they are about, in plain English."""
+"""Messages, docstrings and comments name what they are about, plainly."""
 
 import ast
 import pathlib
@@ -16,7 +16,7 @@ MESSAGES = {
     ),
     r"(^|[.;] )Of (the|a|its|what|this|all|several)\b": "With, for or in",
     r"(?<!here )\b(is|are|be) no\b(?! longer| more| next)": "isn't a, aren't",
-    r"\bof (its|their|one's) own\b": "its own",
+    r"\bof (its|their|one's) own\b(?! weights)": "its own",
     r"\b(go|goes|went|going) on\b": "continue",
     r"\ball the same\b": "anyway",
     r"\bany more\b": "no longer",
@@ -24,9 +24,10 @@ MESSAGES = {
     r"\bfor want of\b|\bbut for\b": "without, except for",
     r"\bout of reach\b": "not reachable",
     r"\bit is given up\b": "was abandoned",
-    r"\bdoes not count\b|\bthat counts\b": "isn't used, usable",
+    r"\bdoes not count\b|\bthat counts\b(?! the)": "isn't used, usable",
     r"\bversion before\b(?! \d)": "previous version",
 }
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 # American, as the pages and Keras are.
 SPELLING = (
     r"\b(\w+isations?|\w*labell\w+|neighbour\w*|colours?|behaviour\w*|"
@@ -62,29 +63,51 @@ def _strings(node):
         yield from _strings(child)
 
 
+def _comments(source):
+    """Yields each comment, whole, with its first line."""
+    begin, end, words = 0, (), ""
+    for line, text in enumerate(source.splitlines(), 1):
+        found = re.search(r"(?:^ *|  )(#+ )(.+)", text)
+        if not found:
+            continue
+        if end == (line - 1, found.start(1)):
+            words += f" {found[2]}"
+        else:
+            yield begin, words
+            begin, words = line, found[2]
+        end = line, found.start(1)
+    yield begin, words
+
+
 def _faults(source):
-    """Yields the line of each fault in a module's strings, and the words."""
+    """Yields the line of each fault in a module's text, and the words."""
     tree = ast.parse(source)
     docs = {
         node.body[0].value.lineno
         for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if isinstance(node, DOCUMENTED)
         and ast.get_docstring(node, clean=False) is not None
     }
     for line, text in _strings(tree):
         if spelled := re.search(SPELLING, text):
             yield line, spelled[0], "American spelling"
-        if line in docs:
-            if found := re.search(ENTRY, text):
-                yield line, found[0].strip(), "name the noun"
-        elif len(text.split()) >= 4:
-            text = " ".join(text.split())
-            for form, remedy in MESSAGES.items():
-                if found := re.search(form, text):
-                    yield line, found[0], remedy
+        if line in docs and (found := re.search(ENTRY, text)):
+            yield line, found[0].strip(), "name the noun"
+        if line in docs or len(text.split()) >= 4:
+            yield from _forms(line, " ".join(text.split()))
+    for line, text in _comments(source):
+        yield from _forms(line, text)
+        if text.startswith("Of "):
+            yield line, text[:20], "begin with the noun"
 
 
-def test_messages_and_docstrings_are_plain_english():
+def _forms(line, text):
+    for form, remedy in MESSAGES.items():
+        if found := re.search(form, text):
+            yield line, found[0], remedy
+
+
+def test_messages_docstrings_and_comments_are_plain_english():
     faults = [
         f"{path.relative_to(ROOT)}:{line}: {words!r}: {remedy}"
         for path in _sources()
@@ -100,6 +123,9 @@ def test_messages_and_docstrings_are_plain_english():
         'log("The loss is not that of the student.")',
         'help("the labelled rows")',
         'def f():\n    """F.\n\n    Args:\n        name: Of f.\n    """',
+        'def _f():\n    """Of the last step."""',
+        "x = 1  # Of each step.",
+        "# What is read here goes\n# on.",
     ],
 )
 def test_a_fault_is_found(source):
