@@ -259,7 +259,7 @@ class StudentExporter(steps.Exporter):
         }
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds who has something to say in manifests, or mixes versions."""
+        """Finds the callbacks that add to manifests, or mix versions."""
         self._others = [
             c for c in callbacks if isinstance(c, steps.SteppedCallback)
         ]
@@ -621,7 +621,7 @@ class TeacherLoader(steps.Loader):
         self._waits = steps.first(callbacks, WaitForGroups)
 
     def manifest_extras(self) -> dict[str, Any]:
-        """Returns how long this group takes to hear a version of each peer."""
+        """Returns how long this group takes to receive each peer's version."""
         secs = self.codistilled.teachers.read_secs
         if not secs:
             return {}

@@ -1,4 +1,4 @@
-"""Who reads which examples: a group's share first, then a worker's share.
+"""Which examples are read where: a group's share, then a worker's share.
 
 Take the group's share before anything random and before batching: a data set
 that each group shuffles its own way cannot be cut into disjoint parts.

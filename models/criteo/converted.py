@@ -93,7 +93,7 @@ def checked_field_sizes(sizes: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def validates(num_rows: int, *, options: Options) -> np.ndarray:
-    """Says of each row whether it validates, bool `[num_rows]`."""
+    """Returns for each row whether it validates, bool `[num_rows]`."""
     fraction = options.validation_fraction
     number = round(num_rows * fraction)
     if not 1 <= number < num_rows:

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
-    """Has one call of `fit` resume from, and write to, the `Backup` it got.
+    """Makes one call of `fit` resume from, and write to, its `Backup`.
 
     Its `arguments` are adjusted: where to begin, and what must run before and
     after all other callbacks. If SIGTERM arrives while one process trains, or a
@@ -254,7 +254,7 @@ class Backup(steps.SteppedCallback):
             self._write(wait=wait)
 
     def _write(self, *, wait: bool) -> bool:
-        """Has what is held written; returns whether there was anything."""
+        """Writes the backup that is held; returns whether there was one."""
         held, self._held = self._held, None
         if held is None:
             return False

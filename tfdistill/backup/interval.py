@@ -21,7 +21,7 @@ _NUM_COSTS = 8
 
 
 class YoungsInterval:
-    """Says when backups are due, as `steps.EverySteps` does.
+    """Determines when backups are due, as `steps.EverySteps` does.
 
     A backup that costs training `cost` seconds is best taken every
     sqrt(2 * cost * mtbf) seconds, where `mtbf` is the mean time between

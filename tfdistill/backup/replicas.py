@@ -508,10 +508,10 @@ class FitBackup(keras.callbacks.Callback):
     def write(
         self, save: Callable[[], None], *, step: int, wait: bool = False
     ) -> bool:
-        """Has a thread write what was taken at a step; returns if it will.
+        """Lets a thread write what was taken at a step; returns if it will.
 
-        While one is being written, the next is left out; `wait` waits for the
-        earlier one, and for this one.
+        While a backup is being written, the next is left out; `wait` waits for
+        the earlier backup, and for this one.
         """
         if self._worker is None:
             return True

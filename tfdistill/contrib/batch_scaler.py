@@ -401,7 +401,7 @@ class BatchScaler(steps.SteppedCallback):
         return {} if self._speed is None else {SPEED_FIELD: self._speed}
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds who may wait between steps."""
+        """Finds the callbacks that may wait between steps."""
         self._mixers = [c for c in callbacks if isinstance(c, steps.Mixer)]
 
     def _set_factor(self, size: int) -> None:

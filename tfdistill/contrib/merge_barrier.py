@@ -118,7 +118,7 @@ class MergeBarrier(mixing.WeightMixer):
         return {**extras, OPEN_FIELD: True} if self.is_over else extras
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Has the student predict the batch: it is traced on this thread."""
+        """Lets the student predict the batch, to trace it on this thread."""
         model = self.codistilled
         strategy = model.distribute_strategy
         if replicas.on_servers(strategy):

@@ -15,8 +15,8 @@ from tfdistill.exchange import bases
 class Namer:
     """Names values, and looks again only at what may have changed.
 
-    TensorFlow never writes to memory that somebody else holds. So values that
-    lie where those lie that it has named, and holds, are the same.
+    TensorFlow never writes to memory that other code holds. So values at the
+    address of values that were named, and are still held, are the same.
     """
 
     def __init__(self) -> None:

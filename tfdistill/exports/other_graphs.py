@@ -213,7 +213,7 @@ def load_version(
     *,
     trust: bool = False,
 ) -> FrozenFunction:
-    """Loads a peer's graph from a copy that nobody else can change.
+    """Loads a peer's graph from a copy that no other process can change.
 
     `graph` has the student's specs, as a `StudentGraph` does. ValueError if it
     does not fit, or holds what may not run without `trust`.

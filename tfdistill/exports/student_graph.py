@@ -301,7 +301,7 @@ def _hash_attribute(
 
 
 def ends(outputs: Sequence[tf.Tensor]) -> list[str]:
-    """Tells by the last operations what a graph's tensors are.
+    """Finds from the last operations what a graph's tensors are.
 
     For each, "Softmax" or "Sigmoid", which are probabilities,
     "Logits" for the result of a layer without an activation, or "".

@@ -94,7 +94,7 @@ class Agreement:
         self._num_said = num_said
 
     def exchange_news(self, said: Sequence[int] = ()) -> News:
-        """Tells the others what this worker knows; rejects what failed.
+        """Sends the other workers what this one knows; rejects what failed.
 
         `said` are `num_said` numbers of this worker's own, 0 by default, of
         which all learn the sums.
@@ -130,7 +130,7 @@ class Agreement:
         return [index for index in reasons if not summed[2, index]]
 
     def read(self, wanted: Mapping[int, int]) -> list[int]:
-        """Has every worker read the versions that the chief asks for.
+        """Makes every worker read the versions that the chief wants.
 
         By the index of the follower. It waits for the reads, so it is for the
         time before training. Returns the followers whose version every worker

@@ -152,7 +152,7 @@ class Follower:
     ) -> versions.Version | None:
         """Returns the newest version, a delta if there is one of its step.
 
-        Who follows deltas asks for nothing else while these come.
+        A follower of deltas reads nothing else as long as deltas arrive.
         """
         delta = None
         if self._reads_deltas:
@@ -411,7 +411,7 @@ class Following(threading.Thread):
             self._awake.wait(POLL_SECS)
 
     def _log_outage(self, group: int, error: OSError) -> None:
-        """Tells of an outage once: it may last for many rounds."""
+        """Logs an outage as an error once: it may last for many rounds."""
         level = logging.DEBUG if group in self._out_of_reach else logging.ERROR
         self._out_of_reach.add(group)
         _log.log(level, "Cannot look for group %d yet: %s", group, error)

@@ -37,7 +37,7 @@ class Places:
         self._alive: dict[int, int] = {}
 
     def move(self, place: follower.Follower, group: int) -> None:
-        """Has a place follow a group; two that want one change places."""
+        """Makes a place follow a group, swapping with a place that did."""
         for other in self.followers:
             if other.group == group:
                 other.follow(place.group)

@@ -154,7 +154,7 @@ def digests(schema: Mapping[str, Any]) -> dict[str, str]:
 
 
 def schema_difference(ours: Mapping[str, str], theirs: Any) -> str | None:
-    """Says how a peer's schema differs from ours; from none, none does."""
+    """Returns how a peer's schema differs from ours; from none, none does."""
     if not ours:
         return None
     if not isinstance(theirs, Mapping):

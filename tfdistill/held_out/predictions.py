@@ -60,7 +60,7 @@ class Distributions(Predictions):
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Of each class, or of a click."""
+        """The probabilities of each class, or of a click."""
         return self.compared
 
     def figures(self) -> dict[str, float]:

@@ -71,7 +71,7 @@ def _given(**fields: Any) -> dict[str, Any]:
 def _policy(run: run_lib.Run, group: int) -> dict[str, Any]:
     """Returns the rule that only a group's own pods may connect to them.
 
-    TensorFlow's servers authenticate nobody, and run what they are sent.
+    TensorFlow's servers don't authenticate clients, and run what they are sent.
     """
     own = {"matchLabels": _labels(run, group)}
     spec = {

@@ -1,8 +1,8 @@
-"""Options that are told once, as the fields of a dataclass.
+"""Command-line options declared as dataclass fields.
 
-A launcher's dataclass says of each field what it means, its default and its
-limits. From that come the options of the command line, and the checks of what
-Python code passes.
+A launcher's dataclass declares each field's meaning, default and limits. The
+options of the command line, and the checks of what Python code passes, are made
+from these.
 """
 
 import dataclasses

@@ -47,7 +47,7 @@ class GroupResult:
 
     Attributes:
         group: Index of the group.
-        state: `"done"`, `"failed"` or, if it was told to end, `"stopped"`.
+        state: `"done"`, `"failed"` or, if it was stopped, `"stopped"`.
         exit_codes: Exit code of each task by name; minus the signal's number
             for a task that a signal ended.
         failed_task: Name of the task that failed first, to which the failure
@@ -73,8 +73,8 @@ class GroupResult:
 class _End:
     """Why an attempt ends, once that is decided.
 
-    In the state `"restarting"` another follows once nothing is left of this
-    one. `task` is to blame, and `time` by `time.monotonic()`.
+    In the state `"restarting"` another attempt follows once nothing is left of
+    this one. `task` is the cause, at `time` by `time.monotonic()`.
     """
 
     state: str
@@ -231,7 +231,7 @@ class SupervisedGroup:
                 self._note(event, task=name, **details)
 
     def _judge(self, now: float) -> None:
-        """Decides whether the attempt ends, and who is started again."""
+        """Decides whether the attempt ends, and which tasks are restarted."""
         failed = [
             (process.exit_time or now, name, process.exit_code)
             for name, process in self.processes.items()
@@ -348,7 +348,7 @@ class SupervisedGroup:
             process.request_stop()
 
     def _hang_up(self) -> None:
-        """Has all tasks killed at once; does not wait for their end."""
+        """Kills all tasks at once; does not wait for their end."""
         for process in self.processes.values():
             process.hang_up()
 

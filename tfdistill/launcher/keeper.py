@@ -36,7 +36,7 @@ _HANDLED = (*_FORWARDED, signal.SIGCHLD)
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel kill this process at the end of the one that forked it."""
+    """Makes the kernel kill this process when its parent ends."""
     if _ON_LINUX:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:

@@ -1,7 +1,7 @@
 """Runs a cluster on this machine, from the first process to the last.
 
 TensorFlow listens on every interface, whatever address `TF_CONFIG` names, and
-authenticates nobody; docs/security.md says what to do about it.
+doesn't authenticate clients; docs/security.md says what to do about it.
 """
 
 import contextlib

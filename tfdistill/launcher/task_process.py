@@ -126,7 +126,7 @@ class TaskProcess:
                 self._socket.send(b"T")
 
     def hang_up(self) -> None:
-        """Has the task and all that it started killed; does not wait."""
+        """Kills the task and all that it started; does not wait."""
         if self._parent is not None:
             self._forget(signal.SIGKILL)
         elif not self.closed:

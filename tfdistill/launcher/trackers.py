@@ -11,7 +11,7 @@ from tfdistill.system import run_files
 
 
 def defaults(cluster: identity.Cluster) -> dict[str, str]:
-    """Returns the group as a tag, for whoever has not chosen tags."""
+    """Returns the group as a tag, for users who have not chosen tags."""
     group = run_files.group_name(cluster.group)
     found = {
         "COMET_START_EXPERIMENT_TAGS": group,

@@ -385,7 +385,7 @@ def _values(one: Summary, other: Summary) -> tuple[float, int, float]:
 
 
 def _rates(one: Summary, other: Summary) -> tuple[float, int, float]:
-    """That of the label rates of the buckets, beside a shift of all."""
+    """The gap of the buckets' label rates, apart from a shift of all."""
     rows, sums = _aligned(one, other)
     rate = sums.sum(axis=0) / rows.sum(axis=0)
     kept = (rows.min(axis=0) >= _FEW_ROWS) & (rate > 0) & (rate < 1)
@@ -399,7 +399,7 @@ def _rates(one: Summary, other: Summary) -> tuple[float, int, float]:
 
 
 def _means(one: Summary, other: Summary) -> tuple[float, int, float]:
-    """That of the means of numbers."""
+    """The gap of the means of numbers."""
     deviation = max(one["std"] or 0.0, other["std"] or 0.0)
     is_known = None not in (one["mean"], other["mean"])
     if not (one["is_float"] and is_known and deviation):

@@ -93,8 +93,8 @@ def promote(
         card: The text of its README.md.
         extra: By name: other files, as their content, or as the path of a
             file or directory to copy.
-        trust_graph: Whether to take a graph that nobody has signed, and that
-            is not known to be harmless.
+        trust_graph: Whether to take a graph that is not signed, and not known
+            to be harmless.
 
     Returns:
         False if it was there already.
@@ -186,7 +186,7 @@ def copy_files(
 
 
 def _check_graph(copy: pathlib.Path) -> None:
-    """Checks what nobody has signed before any of it runs."""
+    """Checks an unsigned graph before any of it runs."""
     from tfdistill.exports import graph_check
 
     try:

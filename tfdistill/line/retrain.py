@@ -54,7 +54,7 @@ def run(
     The first one of a line is trained as the recipe says. Each later one
     begins with the promoted version's weights and is taught by it, and by its
     peers if there are several groups. A recipe that has the argument
-    `continues` is told so.
+    `continues` receives it.
 
     Args:
         line: Where it goes.
@@ -184,9 +184,9 @@ class _Candidate:
         return own.by_method("retrain", promoted=self.promoted, **options)
 
     def test(self) -> None:
-        """Has the promoted version predict the new span before training on it.
+        """Tests the promoted version on the new span before training on it.
 
-        Progressive validation: of rows that it has not seen. Writes what the
+        Progressive validation, on rows that it has not seen. Writes what the
         gate compares a candidate with.
         """
         if (self.directory / gate.SLICES).exists():

@@ -139,7 +139,7 @@ class Line:
     def local_version(self, number: int) -> str:
         """Returns a directory with a promoted version, copied from a store.
 
-        FileNotFoundError if somebody has removed it.
+        FileNotFoundError if it was removed.
         """
         path = self.version_path(number)
         if self.is_local:

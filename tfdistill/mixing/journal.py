@@ -48,7 +48,7 @@ class Journal:
         return step in self._known, self._known.get(step)
 
     def warn(self, step: int) -> None:
-        """Says that a mix cannot be repeated, once."""
+        """Warns once that a mix cannot be repeated."""
         if not self._has_warned:
             _log.warning(
                 "The mix at step %d can't be repeated exactly: some of its "

@@ -129,7 +129,7 @@ class Rounds:
             )
 
     def look_ahead(self) -> None:
-        """Has all workers read what the next mix will take."""
+        """Makes all workers read what the next mix will take."""
         news = self._agreement.exchange_news()
         for index, each in enumerate(self._followers):
             if each.announced < 0:
@@ -140,9 +140,9 @@ class Rounds:
         return self._named(self._agreement.exchange_news().ready)
 
     def repeated(self, mixed: Mapping[int, int]) -> list[int]:
-        """Has every worker read the versions of an earlier mix, and waits.
+        """Makes every worker read the versions of an earlier mix, and waits.
 
-        Returns the groups of which all have read it.
+        Returns the groups whose version all workers have read.
         """
         wanted = {
             index: mixed[group]
@@ -156,7 +156,7 @@ class Rounds:
         return sorted(self._groups[index] for index in indices)
 
     def _announce(self, news: agreement.News, index: int) -> None:
-        """Has every worker read the newest version of a peer."""
+        """Makes every worker read the newest version of a peer."""
         newest, each = news.newest[index], self._followers[index]
         if index not in news.failed and newest >= 0:
             if each.announced != newest:

@@ -159,7 +159,7 @@ class RunLogger(steps.SteppedCallback):
         self._mixer: Any = None
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds the callbacks that it tells of."""
+        """Finds the callbacks that it reports on."""
         self._exporter = steps.first(callbacks, steps.Exporter)
         self._mixer = steps.first(callbacks, steps.Mixer)
         self._watch = steps.first(callbacks, TeachingWatch)

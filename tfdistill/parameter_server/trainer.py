@@ -112,7 +112,7 @@ class ServerTrainer(trainer.Trainer):
     counts_done = True
 
     def __init__(self, model: Any) -> None:
-        """Connects to nobody yet: that is for the first `fit`."""
+        """Opens no connections yet: that is for the first `fit`."""
         super().__init__(model)
         self._workers_met: training_epochs.Executions | None = None
         self._variables: variables.RemoteVariables | None = None
@@ -220,7 +220,7 @@ class ServerTrainer(trainer.Trainer):
     # ---- fit ----
 
     def opened_beside(self, rows: tf.data.Dataset) -> Any:
-        """Has each worker get whole batches, as of the data."""
+        """Gives each worker whole batches of the rows, as of the data."""
         return self._sent(rows).iterator(0)
 
     def _sent(self, source: worker_data.Source) -> worker_data.WorkerData:

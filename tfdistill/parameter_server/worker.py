@@ -146,8 +146,8 @@ class TrainFunction:
     ) -> None:
         """Traces nothing yet.
 
-        The `rider` tells each execution of a model's teachers; None without
-        any.
+        The `rider` passes the state of a model's teachers to each execution;
+        None without teachers.
 
         If the data never end (`endless`), the steps are unrolled, which spares
         servers and workers a message for each turn of a loop (85k against 63k

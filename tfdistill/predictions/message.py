@@ -3,12 +3,12 @@
     magic | header | layout | values of the arrays | MAC
 
 Numbers are little-endian. The layout is a text that says the classes, dtypes
-and shapes. Peers keep their outputs in the same form, so whoever reads a
+and shapes. Peers keep their outputs in the same form, so the reader of a
 message compares this text with its own, and makes arrays by its own shapes: no
 size is taken from another process. The MAC is an HMAC-SHA256 by the run's key
 of a digest of all before it, which names the sender, its incarnation and the
-step: no message counts as another one. Without a key it is this digest, which
-anybody can make.
+step: no message can pass for another message. Without a key it is this digest,
+which any process can make.
 """
 
 import hashlib
@@ -113,7 +113,7 @@ def decode(data: bytes, signer: signing.Signer | None) -> Message:
 
 
 def proof(body: bytes | memoryview, signer: signing.Signer | None) -> bytes:
-    """Returns 32 bytes that only who has the key can make, if there is one."""
+    """Returns 32 bytes that, with a key, only an owner of the key can make."""
     # Signed is the digest, so that a large body is not copied.
     digest = hashlib.sha256(body).digest()
     if signer is None:

@@ -318,7 +318,7 @@ def check_argument(method: str | None, name: str) -> str:
 
 
 def _exported_once(workload: Workload) -> Workload:
-    """For students whose exports nobody reads: only the last is written."""
+    """Writes only the last export, for students whose exports aren't read."""
     return dataclasses.replace(
         workload,
         every_steps=workload.num_steps,

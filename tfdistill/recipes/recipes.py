@@ -246,7 +246,7 @@ def read(path: str | os.PathLike[str]) -> Recipe:
 
 
 def check_takes_spans(recipe: Recipe) -> None:
-    """Checks that a recipe can be told which data to train on."""
+    """Checks that a recipe has an argument for the data to train on."""
     if "spans" not in recipe.arguments:
         raise ValueError(
             "The recipe of a line must have the argument `spans`, a list of "

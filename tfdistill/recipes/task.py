@@ -213,7 +213,7 @@ def _metrics(workload: Workload, loss: Any) -> Any:
 def _teachers(
     workload: Workload, exchange: tfdistill.Exchange
 ) -> list[tfdistill.teachers.Teacher]:
-    """Returns the teachers, of which peers are told what all groups share."""
+    """Returns the teachers; peers get the settings that all groups share."""
     made = workload.teachers() if workload.teachers else []
     found = list(made) if isinstance(made, list | tuple) else [made]
     for one in found:

@@ -69,7 +69,7 @@ class Followed:
 
         Args:
             exchange: Where the group publishes.
-            group: Who is followed.
+            group: The group that is followed.
             trust_graph: Whether to load graphs that hold anything.
         """
         # Counts of the versions that were read.

@@ -157,7 +157,7 @@ def record_failure(path: pathlib.Path, **failure: Any) -> bool:
     """Notes a failure if it is the first of its step; returns whether it is.
 
     `path` is a file of this step only. The note also says whether the task was
-    told to end.
+    stopped.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:

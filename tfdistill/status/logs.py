@@ -38,7 +38,7 @@ class LogError(NamedTuple):
 
 
 def is_noise(line: str) -> bool:
-    """Returns whether a line tells nothing of the training itself.
+    """Returns whether a line has nothing about the training itself.
 
     Example:
         >>> is_noise("I0000 00:00:17.5  12 grpc_server_lib.cc:467] Started")

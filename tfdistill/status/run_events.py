@@ -30,7 +30,7 @@ and what belongs to the event:
     restart     the group will be started again        delay_secs, restart
     warning     what the launcher warned of                       text
     done        the group is done
-    stopped     the group was told to end                         reason
+    stopped     the group was stopped                             reason
     end         the whole run has ended                           exit_code
 
 If each group has its own launcher, as under Slurm, each group has its own file,

@@ -265,7 +265,7 @@ def state(status: _Status) -> rich.text.Text:
 def table(
     names: Iterable[str], rows: Iterable[Sequence[_Cell]]
 ) -> rich.table.Table:
-    """Returns a table; its cells are plain texts, whoever wrote them."""
+    """Returns a table; its cells are plain texts, whatever wrote them."""
     result = rich.table.Table(
         box=rich.box.SIMPLE_HEAD, padding=0, collapse_padding=True
     )
@@ -323,7 +323,7 @@ def _of_teacher(teacher: Mapping[str, Any]) -> Iterator[str]:
 
 
 def console() -> rich.console.Console:
-    """Returns what prints here; whoever reads a pipe gets whole lines."""
+    """Returns what prints here; a pipe gets whole lines."""
     made = rich.console.Console()
     if not made.is_terminal:
         made.width = 1000
@@ -349,7 +349,7 @@ class Lines:
         self._began: float | None = None
 
     def say(self, text: str) -> None:
-        """Writes a message; nobody need read it, nor the disk have room."""
+        """Writes a message; a closed pipe or a full disk is ignored."""
         with contextlib.suppress(OSError):
             print(text, file=self._stream, flush=True)
 

@@ -113,7 +113,7 @@ class AutoBurnIn(steps.BurnIn):
             self._variable.assign(self.end)
 
     def manifest_extras(self) -> dict[str, Any]:
-        """Says of a version that nobody is to learn from it."""
+        """Marks a version as not to learn from, during the burn-in."""
         return {screen.BURN_IN_FIELD: True} if self.end == _NEVER else {}
 
     def _look(self, count: int, mean: float) -> None:

@@ -53,7 +53,7 @@ class Canary:
     def check(
         self, predict: Callable[[Any], list[Any]], output_spec: Any
     ) -> list[tf.Tensor]:
-        """Has a model answer; returns its outputs.
+        """Runs a model on the canary, checks and returns its outputs.
 
         `predict` is from inputs to the flat list of outputs. ValueError if
         these are not finite, or of another shape than the student's.

@@ -167,7 +167,7 @@ class ChurnBudget(steps.SteppedCallback):
         ]
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Has the teacher, and the student, predict the held-out rows."""
+        """Lets the teacher and the student predict the held-out rows."""
         super().on_train_begin(logs)
         model = self.codistilled
         strategy = model.distribute_strategy

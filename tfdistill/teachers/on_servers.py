@@ -3,8 +3,8 @@
 A teacher's tables lie in shards beside the student's, each with room for two
 versions: one in use, one being read. Its dense weights are kept by every
 worker, which fetches them once for each version. Which version and which half
-are in force travels with each execution, so a swap stops nobody, and one
-execution never mixes two versions.
+are in force travels with each execution, so a swap interrupts no worker, and
+one execution never mixes two versions.
 
 Parameter servers hold what workers share. What a worker keeps for itself, the
 teachers' dense weights, must not cost a message each step, and must come back

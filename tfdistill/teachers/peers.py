@@ -395,7 +395,7 @@ class Peer(teacher.Teacher):
             return self._own_place.read(readable, self._writer.variables)
 
     def _try_out(self, predict: Any, step: int) -> None:
-        """Has a version predict the canary batch, if there is one."""
+        """Runs a version on the canary batch, if there is one."""
         if self.canary is None:
             return
         outputs = self.canary.check(predict, self._graph.output_spec)

@@ -207,7 +207,7 @@ class PredictedPeer(teacher.Teacher):
         self._swap = swap
 
     def attach(self, student: teacher.Student) -> None:
-        """Has the mailbox made that all peers share."""
+        """Makes the mailbox that all peers share, once."""
         self._swap.attach(student)
 
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:

@@ -60,7 +60,7 @@ class SoftTargets:
     def share_of_rows(self) -> tf.Tensor:
         """The greatest share of a teacher in use for a row, float32 `[batch]`.
 
-        A teacher that fades hands over to the others, not to nobody.
+        While a teacher fades, its share passes to the other teachers.
         """
         shares = tf.where(self.weights > 0, self.shares[:, tf.newaxis], 0.0)
         return tf.reduce_max(shares, axis=0)

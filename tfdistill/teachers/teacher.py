@@ -101,7 +101,7 @@ class Student:
         names: The names of its teachers, in order.
         yardstick: The task loss of single predictions, if there is one loss.
         held_out_losses: By canary, what compares versions with the student.
-        remote: What makes places on parameter servers, and tells workers.
+        remote: What makes places on parameter servers, and informs workers.
         held_out: The canary of peers that were given none, if there is one.
     """
 
@@ -353,7 +353,7 @@ class Teacher:
         """
 
     def exported(self, step: int, averages: Mapping[int, Any]) -> None:
-        """Hears that the student's present values are a version.
+        """Called when the student's present values become a version.
 
         At each export of the `StudentExporter`, whether or not it is written;
         without an exporter, at each refresh.

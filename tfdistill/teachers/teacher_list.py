@@ -165,12 +165,12 @@ class TeacherList:
 
     @property
     def heard_secs(self) -> float:
-        """How long the slowest peer takes to hear a version, as it says."""
+        """How long the slowest peer takes to get a version, as it reports."""
         return max((peer.hears_secs for peer in self._peers), default=0.0)
 
     @property
     def past_moves_at_refreshes(self) -> bool:
-        """Whether refreshes move the student's own past: nobody exports it."""
+        """Whether refreshes, not exports, move the student's own past."""
         return self._has(own_past.OwnPast) and not self.has_exporter
 
     def _has(self, *kinds: type[teacher_lib.Teacher]) -> bool:

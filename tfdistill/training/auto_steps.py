@@ -64,10 +64,10 @@ def _every(callback: keras.callbacks.Callback) -> int | None:
 
 
 class TensorBoardBatches(steps.SteppedCallback):
-    """Has Keras' TensorBoard count batches, where it counts executions.
+    """Makes Keras' TensorBoard count batches, where it counts executions.
 
-    It stands before them, so that they write the values of an execution at its
-    last batch.
+    It comes before the TensorBoard callbacks, so that they write the values of
+    an execution at its last batch.
     """
 
     # They are not run elsewhere.

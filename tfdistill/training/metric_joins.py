@@ -1,8 +1,8 @@
 """How the states of a metric on several replicas or workers make one state.
 
 Keras takes all of them for sums. What a traced step assigns shows more: a state
-that keeps a maximum or a minimum has the maximum or minimum of all. Of other
-assignments, such as one of the last value, nobody knows what several make.
+that keeps a maximum or a minimum has the maximum or minimum of all. For other
+assignments, such as the last value, it is unknown what several states make.
 """
 
 import warnings

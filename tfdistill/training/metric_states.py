@@ -114,7 +114,7 @@ class MetricStates:
                 own.assign(self._share_of(whole) if is_shared else whole)
 
     def _apart(self) -> list[Any]:
-        """Those of which each replica has its own, and all of them count."""
+        """The variables of which each replica has its own, and all are used."""
         return [
             variable
             for variable in variables_of(self._model)

@@ -198,9 +198,10 @@ def check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
 
 
 def mark_built(model: keras.Model) -> None:
-    """Says of a model that only its own step calls the layers of: it is built.
+    """Marks a model as built if only its `train_step` calls its layers.
 
-    Keras would call it for this, and one such as a GAN has no `call`.
+    Keras would call the model for this, and a model such as a GAN has no
+    `call`.
     """
     if is_own(model, "train_step"):
         layers = [

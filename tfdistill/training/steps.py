@@ -25,7 +25,7 @@ Role = TypeVar("Role")
 
 
 class EverySteps:
-    """Says when a multiple of a number of steps, and an offset, was passed."""
+    """Finds when a multiple of a number of steps, and an offset, was passed."""
 
     def __init__(self, every_steps: int, *, offset_steps: int = 0) -> None:
         """Checks that the interval is a whole number >= 1.

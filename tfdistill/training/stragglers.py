@@ -54,10 +54,10 @@ def measured(
 
 
 class WorkerWaits:
-    """Who makes the workers of a group wait, in the last 20 executions.
+    """Which workers made the group wait, in the last 20 executions.
 
     Attributes:
-        slow: A sentence for each worker that does, by its task's name.
+        slow: A sentence for each of these workers, by its task's name.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:

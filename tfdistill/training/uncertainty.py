@@ -34,7 +34,7 @@ class LearnedWeight(keras.layers.Layer):
         """Makes the variable; call it in the scope of the strategy.
 
         If it `is_regularized`, s / 2 is among the losses of the model that
-        holds it; else it is for whoever uses `cost`.
+        holds it; else the caller adds `cost`.
         """
         super().__init__(name=name, dtype="float32")
         self._log_variance = self.add_weight(
