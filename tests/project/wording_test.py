@@ -33,6 +33,8 @@ SPELLING = (
     r"\b(\w+isations?|\w*labell\w+|neighbour\w*|colours?|behaviour\w*|"
     r"distils)\b"
 )
+# Software does a thing itself, or makes another do it, and doesn't talk.
+BEGINNING = r"(Has|Says|Of|That of|Those of) "
 # What an argument or attribute is begins with a noun, not with whose it is.
 ENTRY = r"(?m)^\s+\*{0,2}\w+: (Of |That of|Those |What (it|they) count)"
 
@@ -91,8 +93,11 @@ def _faults(source):
     for line, text in _strings(tree):
         if spelled := re.search(SPELLING, text):
             yield line, spelled[0], "American spelling"
-        if line in docs and (found := re.search(ENTRY, text)):
-            yield line, found[0].strip(), "name the noun"
+        if line in docs:
+            if found := re.search(ENTRY, text):
+                yield line, found[0].strip(), "name the noun"
+            if found := re.match(BEGINNING, text):
+                yield line, text[:20], "the subject, or a verb that fits"
         if line in docs or len(text.split()) >= 4:
             yield from _forms(line, " ".join(text.split()))
     for line, text in _comments(source):
@@ -124,6 +129,7 @@ def test_messages_docstrings_and_comments_are_plain_english():
         'help("the labelled rows")',
         'def f():\n    """F.\n\n    Args:\n        name: Of f.\n    """',
         'def _f():\n    """Of the last step."""',
+        'def _f():\n    """Has the task killed."""',
         "x = 1  # Of each step.",
         "# What is read here goes\n# on.",
     ],
