@@ -229,8 +229,8 @@ class StudentExporter(steps.Exporter):
         self._began: list[float] | None = None
         self._burn_in: Any = None
         self._others: list[steps.SteppedCallback] = []
-        # For the whole training, whoever began it: the examples counted, and
-        # counts that the device may still be computing.
+        # For the whole training, including earlier attempts: the examples
+        # counted, and counts that the device may still be computing.
         self._num_examples = 0.0
         self._uncounted: list[Any] = []
         self.published: int | None = None
@@ -625,7 +625,7 @@ class TeacherLoader(steps.Loader):
         secs = self.codistilled.teachers.read_secs
         if not secs:
             return {}
-        # What is read is not used before the next refresh.
+        # A version that was read is used at the next refresh.
         return {screen.HEARS_FIELD: round(secs + self._pause_secs, 3)}
 
     def on_train_begin(self, logs: Any = None) -> None:

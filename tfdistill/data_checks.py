@@ -100,7 +100,7 @@ def checked(
 def told() -> Iterator[None]:
     """Turns TensorFlow's error over faulty data into a `DataError`.
 
-    That is one which `checked` has caused, or a label that a loss refuses.
+    Such an error was caused by `checked`, or by a label that a loss refuses.
     """
     try:
         yield

@@ -317,7 +317,7 @@ class Backup(steps.SteppedCallback):
         if self._on_servers:
             self.wants_quiet = self.wants_quiet or due
         else:
-            # What is held was not of the last batch.
+            # The backup held is not from the epoch's last batch.
             if self._write(wait=ending.requested()) and ending.requested():
                 ending.finish()
             self._is_due = self._is_due or due

@@ -4,8 +4,8 @@ All workers read the same backup; only the chief writes, in the background.
 
 Most of it is the same on all replicas: weights, the optimizer's slots. The
 rest each replica has for itself: moving statistics, the states of random
-generators, sums of metrics. Those of all workers travel to the chief in one
-small collective, so that one task writes the complete state.
+generators, sums of metrics. All workers' parts travel to the chief in one small
+collective, so that one task writes the complete state.
 """
 
 import dataclasses
@@ -335,7 +335,7 @@ def kept_of(
 ) -> dict[str, steps.Stateful]:
     """Returns what callbacks keep, by the names of their classes.
 
-    Those of this package say so themselves; of Keras' some are known.
+    This package's callbacks declare their state; some of Keras' are known.
     """
     found: dict[str, steps.Stateful] = {}
     for callback in callbacks:

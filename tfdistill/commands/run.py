@@ -113,7 +113,7 @@ def _workdir(options: programs.Options) -> str:
 
 
 def _keep_sizes(options: programs.Options, events: pathlib.Path) -> None:
-    """Resumes as many groups and tasks as ran, unless the options say more."""
+    """Resumes as many groups and tasks as ran, unless options ask for more."""
     started = [x for x in run_events.read(events) if x["event"] == "start"]
     tasks = {x["task"] for x in started}
     given = {x.partition("=")[0].replace("_", "-") for x in _own(options)}

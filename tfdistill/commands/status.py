@@ -88,7 +88,7 @@ def _run(options: programs.Options) -> int:
     except KeyboardInterrupt:
         return 0 if options.watch else 130
     except BrokenPipeError:
-        # Whoever read has seen enough, as `head` has.
+        # The reader has seen enough, as `head` has.
         programs.forget_output()
         return EXIT_PIPE
     bad = any(status.state in BAD_STATES for status in seen.groups)

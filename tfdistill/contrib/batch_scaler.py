@@ -397,7 +397,7 @@ class BatchScaler(steps.SteppedCallback):
         return self._clock() - sum(m.waits.total_secs for m in self._mixers)
 
     def manifest_extras(self) -> dict[str, Any]:
-        """Returns what versions say to those who keep pace with them."""
+        """Returns this group's speed, for peers that keep pace with it."""
         return {} if self._speed is None else {SPEED_FIELD: self._speed}
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:

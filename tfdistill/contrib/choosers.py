@@ -71,8 +71,8 @@ class AboveRms:
     """Picks what is larger than the root mean square of its bin.
 
     Of normally distributed numbers a third is picked with a ratio of 1. These
-    have 80% of the sum of squares, and their signs alone tell 74%: so in one
-    bit each (`FragmentMixer(bits=1)`) they say more than fewer in eight.
+    have 80% of the sum of squares, and their signs alone give 74%: so in one
+    bit each (`FragmentMixer(bits=1)`) they convey more than fewer in eight.
 
     Args:
         ratio: What the root mean square is multiplied with, > 0. Default 1.

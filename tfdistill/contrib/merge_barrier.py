@@ -113,7 +113,7 @@ class MergeBarrier(mixing.WeightMixer):
             self.model.make_train_function(force=True)
 
     def manifest_extras(self) -> dict[str, Any]:
-        """Returns what versions say, also to groups that mix with this one."""
+        """Returns the manifests' extras, and whether the barrier is open."""
         extras = super().manifest_extras()
         return {**extras, OPEN_FIELD: True} if self.is_over else extras
 

@@ -30,7 +30,7 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
         x_next = x' if nothing was mixed, else the mix of x' with the peers'
         m = momentum m + (1 - momentum) (x - x_next) / r
 
-    Whoever mixes only assigns to the variables between two steps: so the
+    Mixing only assigns to the variables between two steps: so the
     optimizer keeps the x of its last step, and updates m at the start of the
     next one. Nothing is sent but the weights. With mixes every k steps, pass
     `every_steps=k`: m then stays as it is for k steps and follows their mean

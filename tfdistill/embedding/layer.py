@@ -188,7 +188,7 @@ class TableValues:
 
     A table may be larger than any one task's memory, so no task makes the
     whole of it. Each block of rows has its own seed: the values
-    depend neither on the number of shards nor on who draws them.
+    depend neither on the number of shards nor on where they are drawn.
     """
 
     def __init__(

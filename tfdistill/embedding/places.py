@@ -232,7 +232,7 @@ class Column:
             uses = self._held(tf.gather(places, waits), "count")
             waits = tf.boolean_mask(waits, uses >= self._rules.admit_after)
         new, admitted = tf.gather(places, waits), tf.gather(keys, waits)
-        # Nobody finds a row before it is ready, and whoever has the result has
+        # No lookup finds a row before it is ready, and the result waits for
         # all that was written for it.
         with tf.control_dependencies(prepare(self._rows(new), admitted)):
             written = self._put("keys", new, admitted)

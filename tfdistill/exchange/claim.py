@@ -105,7 +105,7 @@ class GroupClaim:
     def release(self) -> None:
         """Gives the group up, for any run to claim."""
         if self.is_held:
-            # If this fails, only another run has to be told.
+            # If this fails, only another run is affected.
             with contextlib.suppress(OSError):
                 if self._is_own(self._files.read(_NAME) or {}):
                     self._files.remove(_NAME)

@@ -261,6 +261,6 @@ class Staging:
         remove_version(self._target, self._final)
 
     def _sync(self, path: str) -> None:
-        # What is copied from here need not survive a crash itself.
+        # Files copied elsewhere need not survive a crash here.
         if self._source is self._target:
             self._source.sync(path)

@@ -265,7 +265,7 @@ def _connected(scheme: str, process_id: int) -> Any:
     import fsspec
 
     options = {
-        # What other processes write must be seen at once.
+        # Other processes' files must be seen at once.
         **{"use_listings_cache": False, "skip_instance_cache": True},
         **_BOUNDS.get(scheme, {}),
         # The user's own settings, in fsspec's files and variables.

@@ -223,7 +223,7 @@ _JSON = (
     f"(integers within 64 bits), as JSON is, nested at most {MAX_DEPTH} deep",
     _is_json,
 )
-# What each field must be: in words and as a check, or of what it is made.
+# The kind of each field: in words and as a check, or as its parts.
 _KINDS: dict[str, Any] = {
     "format": (
         f"{FORMAT}, the only manifest format this release knows (run the same "

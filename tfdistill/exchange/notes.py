@@ -1,6 +1,6 @@
 """Small signed files that processes of a run leave for each other.
 
-Such as the address at which a worker takes messages, or who owns a group. A
+Such as the address at which a worker takes messages, or a group's owner. A
 note is as trustworthy as a version: in a run with a key, one that is not signed
 with it says nothing.
 """

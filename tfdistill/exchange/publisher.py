@@ -519,7 +519,7 @@ class Exchange:
     ) -> versions.Version:
         """Copies a version's files to an empty local directory, verified.
 
-        What is read from the copy is what was checked, whoever writes to the
+        The copy holds what was checked, even if another process writes to the
         storage meanwhile.
 
         Returns:

@@ -86,7 +86,7 @@ class Signer:
 
 
 def _is_same(received: object, expected: str) -> bool:
-    """Compares in a time that does not tell how far they agree."""
+    """Compares in a time that does not reveal how far they agree."""
     # As bytes: the comparison of texts refuses those beyond ASCII.
     given = str(received).encode("utf-8", "backslashreplace")
     return hmac.compare_digest(given, expected.encode())

@@ -42,14 +42,14 @@ _NAME = re.compile(
     r"|variables/variables\.(index|data-[0-9]{5}-of-[0-9]{5})"
     r"|assets/[A-Za-z0-9_-][A-Za-z0-9_-]*(\.[0-9]+)*(\.(txt|tsv|csv|vocab))?"
 )
-# What promoting and other exporters leave beside them; `tf.saved_model.load`
-# never reads it.
+# Files that promoting and other exporters add; `tf.saved_model.load` never
+# reads them.
 _UNREAD = re.compile(
     r"manifest\.json|README\.md|keras_metadata\.pb"
     r"|debug/saved_model_debug_info\.pb|assets\.extra/[A-Za-z0-9_./-]+"
 )
 
-# What is added of operations that functions hold which only training calls.
+# Added to messages about operations in functions that only training calls.
 _IN_TRAINING = (
     " Keras' `model.export` exports layers that augment in training mode: "
     "export the model again by tfdistill.CodistillModel(model).export(DIR)."

@@ -100,7 +100,7 @@ def _names(*texts: str) -> frozenset[str]:
     return frozenset(" ".join(texts).split())
 
 
-# What may run.
+# Operations that may run.
 RUN = _names(
     *(_ARITHMETIC, _LAYERS, _ARRAYS, _SPARSE_AND_RAGGED, _TEXT, _LISTS),
     *(_CALLS, _OTHERS, _READS, _TABLES),

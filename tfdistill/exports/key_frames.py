@@ -47,7 +47,7 @@ class KeyFrames:
         self._choose = choose
         self.forget()
         self._encoder: deltas.Encoder | None = None
-        # What is frozen, by key, and its base, when the encoder was made.
+        # Keys of frozen weights, and their base, when the encoder was made.
         self._frozen: tuple[set[str], str] = (set(), "")
         self._namer, self._moves = frozen.Namer(), False
 

@@ -77,7 +77,7 @@ class FrozenFunction:
             )
         )
 
-        # What each output is; see `student_graph.ends`.
+        # The kind of each output; see `student_graph.ends`.
         self.ends = [ends[theirs] for theirs in self._outputs.values()]
 
     def install(self, values: Sequence[Any]) -> None:
@@ -102,7 +102,7 @@ class FrozenFunction:
         """Predicts; returns the outputs flat, in the order of the student's."""
         if not tf.distribute.in_cross_replica_context():
             return self._in_replica(inputs)
-        # What was loaded in a strategy's scope runs on its replicas only.
+        # A graph loaded in a strategy's scope runs only on its replicas.
         strategy = tf.distribute.get_strategy()
         return [
             strategy.experimental_local_results(output)[0]

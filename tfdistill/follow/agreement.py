@@ -62,7 +62,7 @@ class News:
         ready: Followers whose announced version every worker has read.
         failed: Followers whose announced version some worker could not read,
             and which all have rejected.
-        said: The sums of what the workers said.
+        said: The sums of the workers' own numbers.
     """
 
     newest: Sequence[int]

@@ -135,7 +135,7 @@ class Follower:
 
     def look(self) -> None:
         """Looks for the newest version that is neither in use nor rejected."""
-        # What is proposed already is not opened again, until it is announced.
+        # A version already proposed is not opened again until announced.
         newest = self._latest(
             max(self.current, self.newest), wanted=self._is_usable
         )

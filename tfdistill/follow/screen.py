@@ -1,4 +1,4 @@
-"""What the manifest of a version must say before any of its files is read.
+"""What the manifest of a version must have before any of its files is read.
 
 Two models may have the same shapes and yet other classes, words or columns.
 Their predictions then fit together by shape only, and nothing fails.

@@ -180,7 +180,7 @@ class HeldOutPredictions(steps.SteppedCallback):
         return np.concatenate([np.asarray(each[1]) for each in self._data])
 
     def _measured(self) -> dict[str, Any]:
-        """Returns what results of a group say of its training."""
+        """Returns the facts of the training for a group's results."""
         exporter, mixer = self._exporter, self._mixer
         examples = exporter.counts["examples"] if exporter else 0.0
         epochs = self._epochs[1:] or self._epochs  # The first one traces.

@@ -21,7 +21,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "attached": ["attach", "label"],
         "files": ["read", "write"],
         "forms": ["Form"],
-        # Only those who ask servers pay for importing gRPC.
+        # Only labels from servers pay for importing gRPC.
         "service": ["Teachers"],
     },
 )

@@ -172,7 +172,7 @@ class WrittenLabels:
         count = dataset.cardinality()
         if count < 0:
             return labelled
-        # Keras wants to know, and no file of records says it.
+        # Keras needs the count, and files of records don't have it.
         return labelled.apply(tf.data.experimental.assert_cardinality(count))
 
     def _parsed(self, record: tf.Tensor) -> tuple[tf.Tensor, Any]:

@@ -240,7 +240,7 @@ class Teachers:
         question = protocol.question(self._model, inputs)
         deadline = time.monotonic() + self._timeout_secs
         while left:
-            # What this one does not use is left for the others.
+            # Time that this server does not use is left for the others.
             share = (deadline - time.monotonic()) / len(left)
             server = left.pop(0)
             if share <= 0:

@@ -129,7 +129,7 @@ def _record_path(topology: local_cluster.LocalCluster) -> pathlib.Path:
 
 
 def write_record(topology: local_cluster.LocalCluster) -> None:
-    """Writes launch.json: what was launched; the events tell the rest."""
+    """Writes launch.json: what was launched; events have the rest."""
     record = {
         "topology": dataclasses.asdict(topology),
         "host": socket.gethostname(),

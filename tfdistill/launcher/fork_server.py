@@ -11,7 +11,7 @@ this program before the command.
 
 A task may have set variables that imports read by the time it imports one of
 the modules: if any variable has changed it starts over, as a new program. So it
-gets what it asked for, whatever reads it.
+gets the values it needs, whatever reads them.
 
 Needs the standard library only, in any environment that has the modules.
 """

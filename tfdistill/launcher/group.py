@@ -88,7 +88,7 @@ class SupervisedGroup:
     """Runs a group, attempt after attempt if it may.
 
     Attributes:
-        status: What is shown of the group.
+        status: The group's state, as it is shown.
         processes: The processes of the present attempt, by name of the task.
     """
 

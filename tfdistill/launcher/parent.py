@@ -217,7 +217,7 @@ def get(
     *,
     preload: Sequence[str] = PRELOAD,
 ) -> Parent | None:
-    """Returns who can fork a task, now or soon; None: start a new program.
+    """Returns a parent to fork a task, now or soon; None: start a new program.
 
     Commands that differ only in their program's arguments, and in variables
     that name a task, share a parent; another one takes its place.

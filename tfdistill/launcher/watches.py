@@ -36,8 +36,8 @@ _FIRST_STEPS = {
 _OF_THE_USER = frozenset({signs.CALLBACKS, signs.EPOCH_END})
 # Phases in which others may have to wait for a task for good reasons.
 _FREE = _OF_THE_USER | {signs.IDLE}
-# A server says something twice a second, whatever the model. While one does
-# not, its chief is not blamed for what may be the server's fault.
+# A server reports twice a second, whatever the model. While a server doesn't,
+# its chief isn't stopped for what may be the server's fault.
 _SUSPICIOUS_SECS = 2.0
 # A task that a signal stopped for so long isn't expected to resume. A stop from
 # a terminal or of a whole machine stops the launcher too; its longest tick is
@@ -48,7 +48,7 @@ _STOPPED = "T"
 # The steps of a group stand still while a worker that was lost comes back.
 _RETURN_SECS = 60.0
 _LONGEST_TICK_SECS = 1.0
-# How often tasks are asked that have said nothing: by a look at a local port.
+# How often tasks without a report are probed, by a look at a local port.
 _ASK_SECS = 0.5
 
 
@@ -66,7 +66,7 @@ class ProgressLimit:
     Times are seconds of any one clock, passed in.
 
     Attributes:
-        phase: What the task said last that it is at; `IDLE` at first.
+        phase: The phase that the task reported last; `IDLE` at first.
     """
 
     def __init__(self, *, stuck_secs: float) -> None:
@@ -251,7 +251,7 @@ class TaskWatch:
         return path.exists() or signs.found(path, signs.STARTING)
 
     def _ask_silent(self, running: Iterable[str]) -> None:
-        """Notes tasks that listen on their address, and never said they do."""
+        """Notes tasks that listen on their address but never reported."""
         if self._now - self._asked < _ASK_SECS:
             return
         self._asked = self._now

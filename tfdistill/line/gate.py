@@ -257,7 +257,7 @@ def _beyond(
         if name not in estimates or limit is None:
             continue
         near, far = sorted(sign * end for end in estimates[name]["interval"])
-        # What must be shown, and what must not be refuted.
+        # The log loss must be shown to pass; others must not be shown to fail.
         if not (far if name == "log_loss" else near) <= limit:
             is_unsure = near <= limit
             found.append(
@@ -270,7 +270,7 @@ def _beyond(
 
 
 def _unskilled(labels: np.ndarray, loss: float) -> list[str]:
-    """What is asked of the first version of a line."""
+    """Returns why the first version of a line isn't good enough."""
     _, counts = np.unique(labels, return_counts=True)
     shares = counts / counts.sum()
     base = -float((shares * np.log(shares)).sum())

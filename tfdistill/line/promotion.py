@@ -201,7 +201,7 @@ def _check_graph(copy: pathlib.Path) -> None:
 def card_text(
     run: str | os.PathLike[str], version: versions.Version, *, name: str
 ) -> str:
-    """Returns the model card: what the version and its run say, as they do."""
+    """Returns the model card: facts of the version and its run, verbatim."""
     found, run = version.manifest, pathlib.Path(run)
     created = datetime.datetime.fromtimestamp(found.created, datetime.UTC)
     signed = "the run's key has signed its manifest"

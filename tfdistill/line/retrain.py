@@ -260,7 +260,7 @@ class _Candidate:
             return {}
         earlier = None
         if before := self.line.lineage(self.parent)["parent"]:
-            with contextlib.suppress(FileNotFoundError):  # Somebody removed it.
+            with contextlib.suppress(FileNotFoundError):  # It was removed.
                 earlier = span_data.weights(self.line.local_version(before))
         return data_summary.weight_summary(
             span_data.weights(version),

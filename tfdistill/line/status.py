@@ -25,7 +25,7 @@ _FIGURES = {
     "budget": ("churn_budget", "{:.4f}"),
     "examples": ("examples", "{:,.0f}"),
 }
-# What a line of the log leaves out, or shows without brackets.
+# Columns that a line of the log leaves out, or shows without brackets.
 _OWN_COLUMNS = ("event", "time", "what", "before", "figures", "expected")
 _LISTS = ("reasons", "undone")
 _NOTES = """\

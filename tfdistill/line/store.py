@@ -245,7 +245,7 @@ class Line:
         """Refuses a second retrain, judge or promotion, and repairs first.
 
         The kernel frees the lock when this process ends, however it ends. In a
-        store it holds for all who share the local `work`.
+        store it holds for all processes that share the local `work`.
 
         Raises:
             BusyError: If another process has it; the message names that.

@@ -242,7 +242,7 @@ class FragmentMixer(mixer.WeightMixer):
 
     @property
     def _looks_ahead(self) -> bool:
-        # What has just been sent has had no time to arrive.
+        # A gradient that was just sent has had no time to arrive.
         return self._sent_step not in (None, self.step)
 
     @property
@@ -394,7 +394,7 @@ class FragmentMixer(mixer.WeightMixer):
     def state(self) -> dict[str, Any]:
         """Returns what else a resumed training continues with."""
         if self._sent_step is not None:
-            # What is on its way is in its variable then.
+            # The gradient on its way is in its variable then.
             self._own[self._sent_step].result()
         return {**super().state(), "sent_step": self._sent_step}
 
@@ -447,7 +447,7 @@ class Fragments(weights.Floats):
         self.variables = [*itertools.chain(*self._state), self._sent]
         # Weights at the last mix, until their outer gradient is computed.
         self._taken: list[tf.Tensor] = []
-        # What `mix` was given, until `settle`.
+        # The changes given to `mix`, until `settle`.
         self._unsettled: list[tuple[int, Any]] = []
         # The rule's places to work in are shared by fragments.
         self._lock = threading.Lock()
@@ -498,7 +498,7 @@ class Fragments(weights.Floats):
             return self._moves[index](list(mean), list(map(tf.constant, sent)))
 
     def mix(self, index: int, changes: Any) -> None:
-        """Moves a part's weights as `changes` said; `settle` does the rest."""
+        """Moves a part's weights by `changes`; `settle` does the rest."""
         self._adds[index](changes[0])
         self._unsettled.append((index, changes))
 

@@ -135,7 +135,7 @@ class WeightMixer(steps.Mixer):
         }
 
     def manifest_extras(self) -> dict[str, Any]:
-        """Returns what versions say to those who mix them."""
+        """Returns the manifests' extras for groups that mix the versions."""
         if self._began is None:
             return {}
         return {

@@ -203,7 +203,7 @@ class RowsAhead:
         left = {layer: iter(lookups) for layer, lookups in fetched.items()}
 
         def find(layer: Any, rows: tf.Tensor) -> tf.Tensor:
-            del rows  # Those that were asked for.
+            del rows  # The rows that were requested ahead.
             lookup, parts = next(left.get(id(layer), iter(())), (None, ()))
             if lookup is None:
                 raise ValueError(

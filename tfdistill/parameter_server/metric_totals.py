@@ -13,7 +13,7 @@ from tfdistill.training import steps
 
 Logs = steps.Logs
 _ADDED_UP = (None, *metric_joins.ADDED_UP)
-# What one and another execution make of a state, and what none has.
+# Joins a state after two executions; `none` is the state before any.
 _JOINED: dict[str, Callable[[Any, Any, Any], Any]] = {
     metric_joins.MAX: lambda one, other, none: np.maximum(one, other),
     metric_joins.MIN: lambda one, other, none: np.minimum(one, other),
@@ -62,8 +62,8 @@ class MetricTotals:
         flat = [np.zeros(0), *(value.ravel() for value in self._initial)]
         start = np.concatenate(flat, dtype=np.float64)
         is_added = values([join in _ADDED_UP for join in self._joins])
-        # What is taken from a state to find what was added to it, and what
-        # there is of states that have seen nothing.
+        # Subtracted from a state to find what was added to it; and the part
+        # that states without data have.
         self._base = np.where(is_added, start, 0.0)
         self._nothing = np.where(is_added, 0.0, start)
         self._joined = [

@@ -5,7 +5,7 @@ runs `fit`: it schedules executions of `steps_per_execution` steps on whichever
 worker is free, keeps a few of them in flight, and takes their results in order.
 
 - A step's number travels with it, so learning rate schedules, bias correction
-  and step counts never depend on who updates a counter when (keras#18668).
+  and step counts never depend on when a worker updates a counter (keras#18668).
 - Metric states are computed by the workers and summed here.
 - Updates are asynchronous: a step reads what others have written by then.
   Gradients are not summed over workers. Each worker applies its own on the

@@ -64,7 +64,7 @@ class RemoteStep:
             found.step_scope(mapping) as scope,
         ):
             logs = self._model.train_step(data)
-        # What is trained was assigned before its update: `RemoteUpdate.apply`.
+        # Trained variables were assigned before: see `RemoteUpdate.apply`.
         assigned = found.assign(scope, found.others, values)
         if fetched is not None:
             fetched.assigned(assigned)

@@ -193,7 +193,7 @@ class Mailbox:
         self._without_pass: dict[asyncio.WriteTransport, None] = {}
         # The tasks of all connections: asyncio itself does not keep them.
         self._hearing: set[asyncio.Task[None]] = set()
-        # Messages of which nobody knows who has sent them, by kind.
+        # Messages whose sender is unknown, by kind.
         self.num_forged: collections.Counter[str] = collections.Counter()
 
     def peer(self, group: int) -> Peer:

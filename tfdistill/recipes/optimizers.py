@@ -62,7 +62,7 @@ def decayed(optimizer: Any, decay: float, *, kind: Any = None) -> Any:
     )
 
 
-# What an optimizer of another name takes of the recipe's.
+# Settings that an optimizer of another name takes from the recipe's.
 _KEPT = ("learning_rate", "clipnorm", "clipvalue", "global_clipnorm")
 
 

@@ -299,7 +299,7 @@ class _Watched:
         ]
 
     def measured(self) -> dict[str, Any]:
-        """Returns what the results say of the training."""
+        """Returns the facts of the training for the results."""
         return {
             "examples_per_second": self._pace.examples_per_second,
             "seconds": self._pace.seconds,

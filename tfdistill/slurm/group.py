@@ -107,7 +107,7 @@ class SlurmGroup:
         failure_file.unlink(missing_ok=True)
         if failure.told and self._told is None:
             # If the job must make way for another, its tasks get some
-            # seconds, and this process hears nothing before they are over.
+            # seconds, and this process gets no notice before they are over.
             # If a node is lost, its tasks report nothing, and the others
             # are ended in consequence.
             self._say(

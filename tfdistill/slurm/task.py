@@ -35,7 +35,7 @@ from tfdistill.system import programs
 # Slurm sends them to every process of a step, so that the command gets them
 # too; this process only reports how the command ended.
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-# Those that have come.
+# Signals that have arrived.
 _told: list[int] = []
 
 

@@ -139,7 +139,7 @@ class ObservedRun:
         status.update(records)
 
     def _judge(self, status: group_status.GroupStatus, now: float) -> None:
-        """Decides on the state of a group beyond what its events say."""
+        """Decides on the state of a group beyond its events."""
         last_sign = max(  # 0 if it has never written anything.
             status.record.get("time", 0.0),
             self._directory.last_written(status.group),

@@ -38,7 +38,7 @@ If each group has its own launcher, as under Slurm, each group has its own file,
 is continued when the group is started again.
 
 `exit_code` is minus the number of the signal for a task that a signal ended.
-If `failed` names a task, it is the one to blame.
+If `failed` names a task, this task caused the failure.
 """
 
 import contextlib

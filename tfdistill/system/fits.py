@@ -40,7 +40,7 @@ _failed: weakref.WeakKeyDictionary[Any, dict[str, int]] = (
     weakref.WeakKeyDictionary()
 )
 _under_way: list[_Fit] = []
-# What was trained here; and by an optimizer and a place, its number there.
+# Models trained here; and for an optimizer and a place, its number there.
 _trained: weakref.WeakSet[Any] = weakref.WeakSet()
 _known: weakref.WeakKeyDictionary[Any, dict[str, int]] = (
     weakref.WeakKeyDictionary()

@@ -30,7 +30,7 @@ def install() -> None:
 def _lossy(stream: TextIO) -> TextIO:
     is_own = stream in (sys.__stdout__, sys.__stderr__)
     if not (is_own and isinstance(stream, io.TextIOWrapper)):
-        return stream  # Somebody else's, such as a notebook's.
+        return stream  # Another program's, such as a notebook's.
     with contextlib.suppress(OSError):
         stream.flush()
     raw: Any = _Lossy(stream.fileno(), "w", closefd=False)

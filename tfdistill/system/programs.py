@@ -175,15 +175,15 @@ class Program:
     # Returns the exit code, which is 2 after a `UsageError`, and without the
     # extra that it needs.
     run: Callable[[Options], int]
-    # What may follow the name, a line for each form.
+    # Arguments after the name, a line for each form.
     usage: str = "[options]"
     # The end of `--help`, printed as it is.
     notes: str = ""
     # Whether a script, or what follows the first `--`, is a command: it becomes
     # the option `command`.
     takes_command: bool = False
-    # What a .py file among the options is. It becomes the option `file`, and
-    # what follows the first `--` its arguments, the option `command`.
+    # The meaning of a .py file among the options. It becomes the option
+    # `file`, and what follows the first `--` its arguments, `command`.
     takes_file: str = ""
 
     def start(self) -> NoReturn:
@@ -285,7 +285,7 @@ class Commands:
 
     name: str
     about: str
-    # What each of the programs does, in the order of their use.
+    # What each program does, in the order of use.
     commands: Mapping[str, str]
     # Returns the program of a name.
     load: Callable[[str], "Program | Commands"]

@@ -1,4 +1,4 @@
-"""Whom a student learns from: each kind of teacher is one class.
+"""What a student learns from: each kind of teacher is one class.
 
 `CodistillModel(student, teachers=...)` takes one of them or a list.
 """

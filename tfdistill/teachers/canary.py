@@ -91,7 +91,7 @@ def of_validation(data: Any) -> Canary | None:
         return None
     try:
         return Canary(data if isinstance(data, tf.data.Dataset) else (*data,))
-    except Exception as error:  # `fit` reads them too, and knows what to say.
+    except Exception as error:  # `fit` reads them too, and reports it.
         _log.info("The validation data can't be used as a canary: %s", error)
         return None
 

@@ -66,7 +66,7 @@ class ChurnBudget(steps.SteppedCallback):
         log w <- log w + 0.2 t clip(c / (1.2 target) - 1, -1, 1)
 
     within (0, max_weight]. t is the share of the training that is done: early
-    steps at a high rate say little of where it ends. w waits while c is low and
+    steps at a high rate show little of its end. w waits while c is low and
     grows, as after a start with the teacher's weights. A few dozen noisy steps
     do not find w exactly. So, if the student has the teacher's variables and c
     exceeds the target after the last step of training, all of them move to
@@ -158,7 +158,7 @@ class ChurnBudget(steps.SteppedCallback):
     # ---- Keras' hooks ----
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds who puts back earlier weights at the end of training."""
+        """Finds the callbacks that restore earlier weights at the end."""
         self._restoring = [
             each
             for each in callbacks

@@ -210,7 +210,7 @@ class Peer(teacher.Teacher):
         self._count: int | None = None
         self._num_unheard = 0
         self._lag_secs: float | None = None
-        # In how many seconds it hears this group, as its version says.
+        # In how many seconds it reads this group's versions, as it reports.
         self.hears_secs = 0.0
 
     # ---- before training ----
@@ -226,7 +226,8 @@ class Peer(teacher.Teacher):
                 "train without parameter servers."
             )
         self._writer = saved_model.SavedModelWriter(graph)
-        # What runs in the step, and what reads versions of the own graph.
+        # The place that runs in the step, and the place that reads versions of
+        # the own graph.
         self._place = self._own_place = student.place(
             self.name, graph, shares=True
         )
@@ -553,7 +554,7 @@ class Peer(teacher.Teacher):
             return self.places.best(newer_than=-1)
         if current < 0 or interval is None:
             return -1
-        # What it has published by now, though a slow student is yet to read it.
+        # Its newest published version, even if a slow student hasn't read it.
         newest = max(current, self.follower.newest, self.follower.announced)
         return self.places.best(newer_than=newest + _FAR_AHEAD * interval)
 

@@ -139,8 +139,8 @@ class PeerPredictions(teacher.Teacher):
     def answer(self, batch: teacher.Batch, group: int) -> list[tf.Tensor]:
         """Returns what a peer says of a batch; NaN if it says nothing.
 
-        The first peer that is asked sends what the student says of the batch,
-        and waits for all.
+        The first peer that is asked sends the student's predictions for the
+        batch, and waits for all.
         """
         own = batch.flat
         context = tf.distribute.get_replica_context()

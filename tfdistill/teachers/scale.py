@@ -22,7 +22,7 @@ OF_NUMBERS = (
     losses_lib.LogitsMeanSquaredError,
 )
 _Losses = Sequence[losses_lib.DistillationLoss | None]
-# Rows of a batch that are looked at, and how few of them tell nothing.
+# Rows of a batch that are looked at, and how few of them show nothing.
 _MOST_ROWS, _FEWEST_ROWS = 16, 8
 _WRONG = "The teacher {!r} must give what the student does, {}; received {}. {}"
 _LOGITS, _PROBABILITIES = "logits", "probabilities"

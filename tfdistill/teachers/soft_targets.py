@@ -14,7 +14,7 @@ from tfdistill.training import steps
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SoftTargets:
-    """What the teachers say about one batch.
+    """The teachers' predictions for one batch.
 
     Attributes:
         outputs: By output of the student, in `keras.tree.flatten` order: one

@@ -111,8 +111,8 @@ class TeacherList:
         self.generation = 0
         self.has_exporter = False
         self.validation_data: Any = None
-        # What the last step reported, and by teacher the reports in a row of
-        # rows that were not finite.
+        # The last step's report, and for each teacher the number of successive
+        # reports with rows that weren't finite.
         self._report: Any = None
         self._num_bad = [0] * len(self._teachers)
         self._task_loss: Any = None
@@ -257,7 +257,7 @@ class TeacherList:
     # ---- in the step ----
 
     def checked_rows(self, agree_on: Any) -> Any:
-        """Returns on which rows to ask; ValueError if a teacher cannot say."""
+        """Returns which rows to ask about; ValueError if a teacher can't."""
         found = rows_lib.checked(agree_on)
         bound = [each.name for each in self if not each.answers_every_row]
         if bound and found != rows_lib.BATCH:
@@ -452,7 +452,7 @@ class TeacherList:
         return [self._peers[index].label for index in ready]
 
     def _read_report(self, step: int) -> None:
-        """Looks at what the last step said of the versions in use."""
+        """Looks at what the last step reported on the versions in use."""
         last = self._student.last
         rows, versions = last.detail(_TAUGHT), last.detail(_VERSIONS)
         if rows is None or versions is None or rows is self._report:

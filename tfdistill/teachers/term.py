@@ -85,7 +85,7 @@ class DistillationTerm:
                 share = loss(target, student, _masked(weight, of_rows, student))
                 share = tf.cast(share, tf.float32)
                 if isinstance(factor, uncertainty.LearnedWeight):
-                    # Rows that nobody taught say nothing of the variance.
+                    # Rows without a teacher show nothing of the variance.
                     cost = factor.cost * global_batch.share_of_mean(of_rows)
                     share, factor = factor.value * share + cost, 1
                 total += share if factor == 1 else factor * share

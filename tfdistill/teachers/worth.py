@@ -195,7 +195,7 @@ class Reports:
 
 
 class Record:
-    """What the steps before the last refreshes said of one teacher."""
+    """What the steps before the last refreshes reported on one teacher."""
 
     def __init__(self, reports: Sequence[Sequence[float]] = ()) -> None:
         """Takes the `reports` of a backup, or knows nothing yet."""

@@ -1,1 +1,1 @@
-"""A step and a fit that do not depend on who shares the work."""
+"""A step and a fit that do not depend on how the work is shared."""

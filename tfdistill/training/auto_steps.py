@@ -165,7 +165,7 @@ class AutoSteps(steps.SteppedCallback):
         return [due for due in found if due is not None]
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds those which say where executions end."""
+        """Finds the callbacks that determine where executions end."""
         self._opens_training = True
         acting = [type(c).__name__ for c in callbacks if acts_by_batches(c)]
         self._is_held = bool(acting)

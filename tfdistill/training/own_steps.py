@@ -88,7 +88,7 @@ class Own:
     def loss(self, *data: Any, training: bool) -> Any:
         """Calls its `compute_loss`, to which Keras gives `training` since 3.3.
 
-        Those of before do not take it.
+        A `compute_loss` written for earlier versions does not take it.
         """
         function = self._model.compute_loss
         if "training" in inspect.signature(function).parameters:

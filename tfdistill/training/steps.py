@@ -363,7 +363,7 @@ class TrainingPoint:
     step: int
     epoch: int
     batch: int  # Steps of this epoch done.
-    # What its metrics have added up so far, under parameter servers; how far
-    # the data were read, without them.
+    # Under parameter servers, the sums of its metrics so far; otherwise, how
+    # far the data were read.
     metric_sums: tuple[float, ...] = ()
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)

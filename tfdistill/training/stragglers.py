@@ -1,6 +1,6 @@
 """Finds the worker that makes its group wait, by how long each one waits.
 
-Workers meet where they sum: who comes early waits there for the last. So the
+Workers meet where they sum: early workers wait there for the last. So the
 slow worker waits least of all, whatever holds it up: its processor, its data or
 its callbacks. How long each has waited travels in the sum of the metrics, one
 number a worker, so all of them know.
