@@ -101,11 +101,11 @@ class DistributedModel(
     own methods, and plain Keras loads its files. The files don't contain how
     the model was compiled.
 
-    A model may have a `compute_loss`, `test_step`, `compute_metrics` or
-    `compile` of its own, and outside of parameter servers a `train_step`. On
-    several replicas each runs on its own rows, and results are weighted by the
-    number of rows: they equal the results of one process if each loss is a mean
-    over the rows of a batch.
+    A model may override `compute_loss`, `test_step`, `compute_metrics` or
+    `compile`, and outside of parameter servers `train_step`. On several
+    replicas each runs on its own rows, and results are weighted by the number
+    of rows: they equal the results of one process if each loss is a mean over
+    the rows of a batch.
 
     Attributes:
         model: The model that was given.
@@ -134,8 +134,8 @@ class DistributedModel(
 
         Raises:
             ValueError: `model` is not a `keras.Model`, trains on several
-                workers already, or has methods that would never be run, such
-                as a `fit` of its own.
+                workers already, or overrides methods that would never be run,
+                such as `fit`.
         """
         _check_inside(model, self._INSIDE, self._NEVER_RUN)
         super().__init__(name=name or f"{self._PREFIX}_{model.name}")
@@ -156,7 +156,7 @@ class DistributedModel(
             self._trainer = kind(self)
         return self._trainer
 
-    # ---- calls, files, shapes and copies: those of the model inside ----
+    # ---- calls, files, shapes and copies of the model inside ----
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Runs the model inside."""
@@ -187,7 +187,7 @@ class DistributedModel(
     def _files(self) -> outputs.GroupFiles:
         return outputs.of(self._cluster)
 
-    # Of a functional model; `compile` finds losses and metrics by the names.
+    # For a functional model; `compile` finds losses and metrics by the names.
     inputs, outputs, input_shape, output_shape, output_names = map(
         _of_the_model_inside,
         ("inputs", "outputs", "input_shape", "output_shape", "output_names"),
@@ -252,13 +252,13 @@ class DistributedModel(
                 be `"auto"` besides: `fit` starts with one, measures, and grows
                 while steps a second do, to 64 at most, or 16 on servers.
                 Executions end where an epoch does, or where a callback of
-                this package is due, so that training is that of one step per
-                execution; other callbacks are called once an execution, as
-                with a number. It is the default on parameter servers, but for
-                a `fit` with another callback that acts by batches, which is
-                called for each. `jit_compile="auto"`, the
-                default, is Keras' own choice on one device, which is XLA on a
-                GPU if all layers support it. Several replicas, workers and
+                this package is due, so that training is the same as with one
+                step per execution; other callbacks are called once an
+                execution, as with a number. It is the default on parameter
+                servers, except for a `fit` with another callback that acts by
+                batches, which is called for each batch. `jit_compile="auto"`,
+                the default, is Keras' own choice on one device, which is XLA on
+                a GPU if all layers support it. Several replicas, workers and
                 parameter servers train without XLA, which cannot compile what
                 they exchange. `loss_weights` may be `"uncertainty"` besides:
                 the weight exp(-s) of each output is learned, with s / 2 added
@@ -687,7 +687,7 @@ class DistributedModel(
 
     @property
     def metrics(self) -> list[keras.Metric]:
-        """The metrics of `compile`, and those of the model's own loss."""
+        """The metrics of `compile`, and the metrics of the model's own loss."""
         if self._own.is_compiled:
             return self.model.metrics
         found = super().metrics
@@ -720,7 +720,7 @@ class DistributedModel(
 
 
 def _again(metric: Any) -> Any:
-    """Returns a metric with variables of its own; what else it is stays."""
+    """Returns a copy of a metric, with its own variables."""
     if not isinstance(metric, keras.Metric):
         return metric
     return type(metric).from_config(metric.get_config())
@@ -797,7 +797,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         >>> model.compile("sgd", "mse")
     """
 
-    # Loops of its own may do the same as Keras', as those of KerasHub.
+    # Its own loops may do the same as Keras', as KerasHub's loops do.
     _INSIDE, _PREFIX, _MAY_COMPILE = "student", "codistill", False
     _NEVER_RUN = _STEPS
     _task_tracker: Any = None
@@ -831,17 +831,17 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 two neighbors in the batch, with each column from one of the
                 two; pictures, and sequences of floats, are a weighted sum. The
                 student answers about them in inference mode, as its teachers
-                do. "both": every second row of the batch, and the mixed ones. A
-                function of the batch's inputs returns rows of its own, of any
-                number. A `tf.data.Dataset` of batches of inputs, without
+                do. "both": every second row of the batch, and the mixed rows. A
+                function of the batch's inputs returns other rows, any number of
+                them. A `tf.data.Dataset` of batches of inputs, without
                 labels and of any size, is repeated by `fit`: step s gets its
                 batch s, both counted from 0, also after a restart. Labels count
                 on the batch only. Default "batch".
             name: Name of the model.
 
         Raises:
-            ValueError: `student` is not a `keras.Model`, has a training step of
-                its own or a preprocessor; `teachers` contains something else;
+            ValueError: `student` is not a `keras.Model`, overrides the training
+                step or has a preprocessor; `teachers` contains something else;
                 `auxiliary_heads` names other outputs; or `agree_on` has another
                 value, is an empty data set, or isn't "batch" although a
                 teacher answers about the batch only.
@@ -991,7 +991,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         return uncertainty.by_output(
             loss,
             names,
-            # Its cost is part of the term, which has a weight of its own.
+            # Its cost is part of the term, which has its own weight.
             lambda output: self._learned_weight(
                 f"{output}_distillation_loss_weight", is_regularized=False
             ),
@@ -1025,7 +1025,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         """Keeps apart what groups publish in this training and in others."""
         exporter: Any = steps.first(callbacks, steps.Exporter)
         group = exporter.group if exporter else self._cluster.group
-        # Not one in which only others publish, such as that of another run.
+        # Not one in which only others publish, such as another run's.
         places = [exporter.exchange.base] if exporter else []
         places += [self._cluster.exchange] if self._cluster.exchange else []
         ours = {run_files.real(place) for place in places if place}
@@ -1144,7 +1144,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
 
 
 def _leave_out_xla(arguments: dict[str, Any]) -> None:
-    """Has a model compile without XLA, which waits for nobody."""
+    """Compiles without XLA, which can't exchange values in a step."""
     if arguments.get("jit_compile", "auto") not in ("auto", False, None):
         raise ValueError(
             "`jit_compile` must be left out of `compile` if replicas, servers "

@@ -64,7 +64,7 @@ _BY_TASK = {
     }.items()
     for name in names
 }
-# Of a `keras.Model`: what is replaced, besides `compile`.
+# The methods of a `keras.Model` that are replaced, besides `compile`.
 _METHODS = (
     "evaluate",
     "fit",
@@ -78,7 +78,7 @@ _METHODS = (
 _TRAINING = "fit", "train_on_batch"
 # Those that write, and so on the chief only.
 _WRITERS = ("export", "save", "save_weights")
-# Of the methods of a comparison: groups that teach each other.
+# The methods of a comparison in which groups teach each other.
 _OF_GROUPS = method.PEERS, method.PREDICTIONS
 # Rows of the validation data that are compared.
 _MOST_HELD_OUT, _HELD_OUT_BATCH = 4096, 256
@@ -94,7 +94,7 @@ def patch_keras(
     distillation_weight: float | None = None,
     every_steps: int | str = "auto",
 ) -> None:
-    """Has Keras' own `fit` train an ordinary script as its run asks.
+    """Makes Keras' own `fit` train an ordinary script as its run asks.
 
     Call it before anything else uses TensorFlow: it makes the strategy of this
     task (see `make_strategy`), which all that the script creates is then
@@ -111,7 +111,7 @@ def patch_keras(
             "values" (numbers). Default: what fits the loss of `compile`, by
             output.
         distillation_weight: The weight of the distillation loss. Default:
-            that of `CodistillModel.compile`.
+            the default of `CodistillModel.compile`.
         every_steps: Steps between exports. Default "auto"; see
             `callbacks.StudentExporter`.
 
@@ -150,7 +150,7 @@ class _Patch:
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._said = False
-        # Of the strategy: TensorFlow's own for one device, or entered.
+        # Whether the strategy is TensorFlow's own for one device, or entered.
         self._is_default, self._has_entered = True, False
         # Whether the script has asked for a strategy of workers.
         self.is_scripts_own: Callable[[], bool] = lambda: False
@@ -198,7 +198,7 @@ class _Patch:
             )
 
     def enter(self) -> None:
-        """Has all that is created from now on belong to the strategy."""
+        """Puts all that is created from now on under the strategy."""
         if not self._is_default and not tf.distribute.has_strategy():
             tf.distribute.experimental_set_strategy(self.strategy)
             self._has_entered = True
@@ -225,7 +225,7 @@ class _Patch:
         return cluster.num_groups > 1 and self.settings["teachers"] != "none"
 
     def tell(self, wrapper: model_lib.DistributedModel) -> None:
-        """Says once what is done, and how to have it otherwise."""
+        """Prints once what is done, and how to change it."""
         if self._said:
             return
         self._said = True
@@ -256,11 +256,11 @@ _patched = _Patch()
 
 
 def _differ(cluster: identity.Cluster) -> Callable[[], None]:
-    """Has groups begin with other weights, and read the same data.
+    """Makes groups begin with other weights, and read the same data.
 
-    Seeds that a script sets, and those that Keras draws, are other ones in each
-    group and trial. Python's and NumPy's random numbers, by which scripts split
-    their data, are not. Returns what undoes it.
+    Seeds that a script sets, and seeds that Keras draws, differ in each group
+    and trial. Python's and NumPy's random numbers, by which scripts split their
+    data, do not. Returns what undoes it.
     """
     drawn = method.seed(cluster.group)
     if drawn is None and cluster.num_groups == 1:
@@ -319,7 +319,7 @@ def _write(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
     finally:
         if not is_within:
             replicas.meet(strategy, "save")
-    # A temporary file, say, or a disk of its own: each worker has another one.
+    # A temporary file, say, or a local disk: each worker has another file.
     is_path = isinstance(path, str | os.PathLike)
     if not is_chief and not is_within and is_path and _is_missing(path):
         write()
@@ -408,7 +408,7 @@ class _State:
     def wrapper(self, call: str) -> Any:
         """Returns the model around it; None if Keras' own method will do."""
         model = self._model
-        # A thread of its own knows no strategy.
+        # A new thread has no strategy.
         strategy: Any = model.distribute_strategy or _patched.strategy
         cluster = strategy_lib.cluster_of(strategy)
         is_alone = strategy.num_replicas_in_sync == 1
@@ -438,7 +438,7 @@ class _State:
 
 
 def _is_built_late(model: Any) -> bool:
-    """Whether only a step of its own can build it, such as that of a GAN."""
+    """Whether only its own `train_step` can build it, as with a GAN."""
     if method.chosen() or not own_steps.is_own(model, "train_step"):
         return False
     parts = keras_internals.all_layers(model)
@@ -505,7 +505,7 @@ class _OfScript:
         directory = this._cluster.group_dir
         if directory is None or steps.first(given, callbacks_lib.Backup):
             return []
-        # Of the steps of others, such as those of a GAN, no backup knows.
+        # No backup counts other optimizers' steps, such as a GAN's.
         optimizers = own_steps.optimizers_of(this.model).values()
         if any(each is not this.optimizer for each in optimizers):
             return []
@@ -529,7 +529,7 @@ class _OfScript:
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as `keras.Model.evaluate`; within `fit` as the script does.
 
-        Keras' `fit` calls the `evaluate` that a class of its own may have,
+        Keras' `fit` calls the `evaluate` that the script's class may define,
         which may call Keras' again.
         """
         found: Any = super()
@@ -551,9 +551,9 @@ class _OfScript:
 
 @contextlib.contextmanager
 def _shown(model: Any, callbacks: Any) -> Iterator[None]:
-    """Has a script's callbacks see its own model, not the one around it."""
+    """Makes a script's callbacks see its own model, not the model around it."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        yield  # Of the `fit` that it is called in.
+        yield  # The `fit` that it is called in has them.
         return
     changed = [
         each
@@ -573,7 +573,7 @@ def _shown(model: Any, callbacks: Any) -> Iterator[None]:
 class _Distributed(_OfScript, model_lib.DistributedModel):
     """Trains a script's model on workers or servers."""
 
-    # Loops of its own run, and what they call of Keras' is handed over.
+    # Its own loops run, and their calls of Keras are handed over.
     _NEVER_RUN = (
         "make_predict_function",
         "make_test_function",
@@ -685,7 +685,7 @@ def _held_out(arguments: dict[str, Any]) -> list[Any]:
     held = arguments.get("validation_data")
     if held is None:
         if method.VALIDATION in method.predicted:
-            return []  # Of another `fit`.
+            return []  # Another `fit` has written them.
         raise ValueError(
             "`fit` must have validation data, whose predictions the comparison "
             "is about; received none. Pass `validation_data=(x, y)` or "
@@ -719,7 +719,7 @@ def derived(task: Any) -> Any:
         A loss, or several of them by output in the same structure.
 
     Raises:
-        ValueError: Nothing fits for sure, such as for a function of one's own.
+        ValueError: Nothing fits for sure, such as for a user's function.
     """
     if isinstance(task, Mapping):
         return {name: each and derived(each) for name, each in task.items()}

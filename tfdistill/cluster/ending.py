@@ -59,12 +59,12 @@ def requested() -> bool:
 def install(
     environ: Mapping[str, str] | None = None, *, always: bool = False
 ) -> bool:
-    """Has SIGTERM end this task, if it is one that a launcher has started.
+    """Makes SIGTERM end this task, if a launcher has started it.
 
     Call it again after TensorFlow has set up several workers, which installs a
     handler in C that Python does not see. Returns whether it does: not outside
-    the main thread, not if the program has a handler of its own, and not
-    without `TF_CONFIG` or `TFDISTILL_GROUP`, as in a notebook, but `always`.
+    the main thread, not if the program has its own handler, and not without
+    `TF_CONFIG` or `TFDISTILL_GROUP`, as in a notebook, unless `always`.
     """
     environ = os.environ if environ is None else environ
     is_launched = environ.get("TF_CONFIG") or environ.get("TFDISTILL_GROUP")
@@ -136,7 +136,7 @@ def _listen() -> bool:
 def _wait(reader: socket.socket) -> None:
     while (
         signal.SIGTERM not in reader.recv(4096)
-        # The program may have a handler of its own for a while.
+        # The program may have its own handler for a while.
         or signal.getsignal(signal.SIGTERM) is not _do_nothing
     ):
         pass

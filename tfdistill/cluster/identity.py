@@ -57,8 +57,8 @@ def error(field: str, must: str, received: Any, remedy: str) -> ValueError:
 def parse(text: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """Splits the JSON text of TF_CONFIG into its task and its cluster.
 
-    Both are empty if it is unset, that is empty or `{}`. Of the cluster only
-    the outer shape has been checked.
+    Both are empty if it is unset, that is empty or `{}`. Only the outer shape
+    of the cluster has been checked.
     """
     try:
         config = json.loads(text.strip() or "{}")

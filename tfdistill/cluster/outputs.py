@@ -96,7 +96,7 @@ class GroupFiles:
         return f"{self._own}/{_FILES}/{here}"
 
     def find(self) -> None:
-        """Has what reads a file by its name get this group's, if it has one.
+        """Gives readers of a file by its name this group's file, if it has one.
 
         That is `open`, with all that is made of it in Python, and what Keras
         and TensorFlow load by names that are bound from now on.
@@ -123,7 +123,7 @@ class GroupFiles:
             undo(keras_internals.replace(home, name, by))
 
     def leave(self) -> None:
-        """Has all read by the names that are given again."""
+        """Makes all reads go to the given names again."""
         self._undo.close()
 
     def _reader(self, index: int, name: str) -> Callable[..., Any]:
@@ -172,9 +172,9 @@ class GroupFiles:
         return moved if moved and (is_moved or os.path.exists(moved)) else path
 
     def move(self, callbacks: Iterable[Any]) -> None:
-        """Has callbacks write there, whatever they have made of their path.
+        """Makes callbacks write there, whatever they have made of their path.
 
-        Ours keep groups apart by themselves.
+        tfdistill's own callbacks keep groups apart by themselves.
         """
         for callback in callbacks if self._own else ():
             if type(callback).__module__.startswith("tfdistill."):

@@ -149,7 +149,7 @@ class NotTogetherError(ValueError):
 
 
 def prepare_to_meet(strategy: tf.distribute.Strategy) -> None:
-    """Has all workers meet by one collective, traced before any other.
+    """Makes all workers meet in one collective, traced before any other.
 
     They agree on their seeds.
     """

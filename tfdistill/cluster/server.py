@@ -28,7 +28,7 @@ from tfdistill.cluster import signs
 from tfdistill.system import processes
 
 _PROBE_SECS = 1.0
-# A host that refuses has no coordinator any more; one that does not answer may
+# A host that refuses has lost its coordinator; one that does not answer may
 # be back, and a ps that leaves too early costs the steps since the last backup.
 _REFUSED_SECS = 3.0
 _SILENT_SECS = 60.0
@@ -78,10 +78,10 @@ class Presence:
         self._since = now
 
     def is_over(self, answer: processes.Answer, *, now: float) -> bool:
-        """Takes in one probe; whether nobody is to be waited for any more.
+        """Takes in one probe; returns whether to stop waiting.
 
-        That is a coordinator which was seen and has refused for 3 seconds, or
-        not answered for 60, or which never came.
+        Waiting ends if the coordinator was seen and has refused for 3 seconds,
+        or not answered for 60, or if it never came.
         """
         if answer is processes.Answer.OPEN:
             self.was_seen, self._since = True, now

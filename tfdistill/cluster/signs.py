@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 
 # Exit code of a task that failed for a reason that may be gone at another try:
-# another task did not come or was lost, or it was told to end.
+# another task did not come or was lost, or it was stopped.
 EXIT_RETRY = 75
 VARIABLE = "TFDISTILL_READY_FILE"
 # What a task may say once: that it is there and waits for its group; that all
@@ -32,7 +32,7 @@ SUFFIXES = (READY, STARTING, PORT_TAKEN, _PROGRESS)
 
 
 def announce(sign: str) -> None:
-    """Has this task say one of the signs above."""
+    """Reports one of the signs above for this task."""
     if path := os.environ.get(VARIABLE):
         pathlib.Path(path + sign).touch()
 
@@ -97,7 +97,7 @@ class Reporter:
             self.say(phase)
 
     def say(self, phase: str) -> None:
-        """Says that there was progress, and which phase the task is in now."""
+        """Reports that there was progress, and the task's present phase."""
         if self._path is None:
             return
         self._count += 1

@@ -206,7 +206,7 @@ def _leave_together(strategy: tf.distribute.Strategy) -> None:
     def note_failure(kind: Any, error: Any, trace: Any) -> None:
         failed.set()
         previous(kind, error, trace)
-        # Of a collective, and of what they do not do together, all hear.
+        # All workers see the failure of a collective, or of a joint step.
         heard = tf.errors.OpError | replicas.NotTogetherError
         if not isinstance(error, heard):
             keras_internals.tell_cluster(f"{kind.__name__}: {error}")
@@ -225,7 +225,7 @@ def _leave_together(strategy: tf.distribute.Strategy) -> None:
 
     def wait() -> None:
         if not failed.is_set():
-            # In a thread of its own, so that a peer that will never come cannot
+            # In its own thread, so that a peer that will never come cannot
             # hold up the exit.
             waiting = threading.Thread(target=meet, daemon=True)
             waiting.start()

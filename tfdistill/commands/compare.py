@@ -28,9 +28,9 @@ from tfdistill.system import extras
 from tfdistill.system import programs
 
 _METHODS = "independent,codistill_shared"
-# Of an ordinary script, whose groups read the same batches.
+# For an ordinary script, whose groups read the same batches.
 _METHODS_OF_SCRIPTS = f"{_METHODS},predictions"
-# Of a method of one's own: what it changes, and by what.
+# For a user's method: what it changes, and by what.
 _BASE = "codistill_shared"
 _OF_OWN = ("distillation_loss", "distillation_weight", "every_steps")
 # Where comparisons without --workdir go, and the link to the newest of them.
@@ -209,7 +209,7 @@ def _variants(
 
 
 def _own_method(text: str) -> trials.Variant:
-    """Returns the method of one's own that an option describes."""
+    """Returns the user's method that an option describes."""
     name, _, rest = text.partition(":")
     parts = [part.partition("=") for part in trials.split(rest)]
     if not name.isidentifier() or not all(p[0] and p[2] for p in parts):

@@ -64,7 +64,7 @@ def _given(options: programs.Options) -> dict[str, Any]:
 
 
 def as_options(options: programs.Options) -> list[str]:
-    """Returns those of `add` that were given, as they are written."""
+    """Returns the options of `add` that were given, as they are written."""
     return [f"--{programs.dashed(n)}={v}" for n, v in _given(options).items()]
 
 
@@ -150,9 +150,9 @@ def _patch(given: dict[str, Any]) -> None:
 
 
 def _at_first_import(act: Callable[[], None]) -> None:
-    """Acts once the script, or a module of its own, has imported Keras.
+    """Acts once the script, or a module of it, has imported Keras.
 
-    Or TensorFlow; so all that they create comes after it.
+    Or TensorFlow; so it acts before the script creates anything.
     """
     of_statement = builtins.__import__
     done: list[bool] = []

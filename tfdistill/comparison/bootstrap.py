@@ -35,9 +35,9 @@ def over_trials(values: Sequence[float]) -> Estimate:
 def over_pairs(matrix: np.ndarray) -> Estimate:
     """Returns the mean of one value for each pair of trials.
 
-    The pairs of one trial are not independent, so trials are drawn, and of
-    their pairs those of a trial with itself are left out. The standard error
-    is that of the jackknife over trials (Efron and Stein 1981).
+    The pairs of one trial are not independent, so trials are drawn, and pairs
+    of a trial with itself are left out. The standard error is estimated by the
+    jackknife over trials (Efron and Stein 1981).
 
     The diagonal of the symmetric matrix is not looked at.
     """
@@ -159,7 +159,7 @@ def interval(
     from scipy import stats
 
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
-        # Of draws without the figure, which are looked at below.
+        # From draws without the figure, which are looked at below.
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
         drawn = stats.bootstrap(
             samples,

@@ -72,7 +72,7 @@ class Curve:
 class Taught:
     """In what share of the steps with a weight a group had a teacher, and why.
 
-    Of several teachers it is that of the one that counted longest.
+    With several teachers, the share is from the teacher used longest.
     """
 
     share: float
@@ -243,7 +243,7 @@ def collect(
 
 
 def _taught_of(results: Iterable[Mapping[str, Any]]) -> list[Taught]:
-    """Of the groups that have teachers."""
+    """Returns the records of groups that have teachers."""
     return [each for r in results if (each := Taught.of(r)) is not None]
 
 
@@ -463,8 +463,8 @@ def compare_steps(
     A target that was estimated from the independent trials is estimated again
     from each resample of them, so that the interval includes that uncertainty.
 
-    With its interval, which is None if resamples have targets out of reach.
-    None if a trial did not reach the target.
+    With its interval, which is None if resamples have targets one of their
+    trials did not reach. None if a trial did not reach the target.
     """
     steps = [curve.steps_to(target.value) for curve in curves]
     if None in steps:

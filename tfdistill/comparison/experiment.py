@@ -40,7 +40,7 @@ _UNREADABLE = (
 
 
 class Experiment:
-    """Methods and trials; those of earlier calls in the directory included."""
+    """Methods and trials, including earlier calls' in the directory."""
 
     def __init__(
         self,

@@ -67,8 +67,8 @@ def make(
             figures["versus_independent"] = versus(name, BASELINE, aim)
             value = aim.value if aim else None
             figures["verdict"] = verdict_on(name, figures, target=value)
-    # Of two methods, the later less the earlier. Those to independent stand
-    # with each method; values of a sweep are many, and left out.
+    # For two methods, the later minus the earlier. Differences to independent
+    # stand with each method; values of a sweep are many, and left out.
     names = [n for n in methods if n != BASELINE and "[" not in n]
     names.sort(key=lambda name: name != OWN_PAST)
     given = dataclasses.replace(aim, kind="given") if aim else None
@@ -251,7 +251,7 @@ def _beyond_own_past(
     found: Mapping[str, Any],
     aim: collect.Target | None,
 ) -> list[str]:
-    """Says what other groups add to a version of one's own past."""
+    """Returns what other groups add to a student's own past version."""
     said = []
     for pair in pairs:
         one = found[pair["one"]]
@@ -393,7 +393,7 @@ def _exchange(name: str, figures: Mapping[str, Any]) -> list[str]:
 
 
 def _untaught(name: str, trials: Trials) -> list[str]:
-    """Says of which trials chance decided how long they were taught."""
+    """Returns a note on trials in which chance decided the time taught."""
     found = [(t.least_taught, t.seed) for t in trials if t.least_taught]
     few = [each for each, _ in found if each.share < _MOST_TAUGHT]
     if not few:
@@ -473,7 +473,7 @@ def _to_target(trials: Trials, loss: float) -> dict[str, Any]:
 
 
 def _examples_per_step(trial: collect.Finished) -> float:
-    """Of all groups together, while the students are trained."""
+    """Returns the examples of all groups per step, while students train."""
     return trial.figures["student_examples"] / trial.curve.steps[-1]  # type: ignore[union-attr]
 
 

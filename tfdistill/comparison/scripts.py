@@ -48,7 +48,7 @@ class Script(recipes.Recipe):
     ) -> "Script":
         """Returns the script of a path; it is ordinary without `held_out`.
 
-        `options` are those of `python -m tfdistill`, for an ordinary one.
+        `options` are for `python -m tfdistill`, if the script is ordinary.
         """
         path = recipes.place(path)
         try:

@@ -22,9 +22,9 @@ BUDGETS = ("per_group", "total")
 # a method with itself at three trials, in 1 of 20 at four.
 LEAST_TRIALS = 4
 # The part of a group that has all workers: its gradients take the slow links
-# that groups of their own leave alone.
+# that separate groups leave alone.
 LARGE_GROUP = "large_group"
-# Seeds of further members: far from those of other trials.
+# Seeds of further members: far from other trials' seeds.
 _SEEDS_PER_MEMBER = 1000
 
 
@@ -261,8 +261,8 @@ NUM_GROUPS = "num_groups"
 class Variant:
     """A method, and perhaps an argument and its value as they were written.
 
-    Or a method of one's own: `label` is its name, and `options` are those of an
-    ordinary script, `NAME=VALUE,...`, on top of `method`.
+    Or a user's method: `label` is its name, and `options` are an ordinary
+    script's options, `NAME=VALUE,...`, on top of `method`.
     """
 
     method: str

@@ -21,8 +21,8 @@ _FIRST_SEED = 500
 class Tuning:
     """A field, the values that each method is tried with, and how.
 
-    `overrides` make the recipe of these trials out of that of the report:
-    they have other validation data.
+    `overrides` turn the report's recipe into the recipe of these trials, which
+    have other validation data.
     """
 
     field: str
@@ -65,7 +65,7 @@ class Tuning:
     ) -> dict[str, list[trials.Trial]]:
         """Returns the trials of one method, by value.
 
-        A batch is that of a whole group: one worker trains the same.
+        A batch belongs to a whole group: one worker trains the same.
         """
         setup = _changed(setup, self.overrides)
         if not setup.ps_per_group:

@@ -232,7 +232,7 @@ def losses_of_one_replica(share: Any) -> Iterator[None]:
 
 
 def _count_by_share() -> None:
-    """Has a `Mean` count one number of a replica by its share of the rows."""
+    """Makes a `Mean` weigh a replica's number by its share of the rows."""
     original = keras.metrics.Mean.update_state
 
     @functools.wraps(original)
@@ -246,11 +246,11 @@ def _count_by_share() -> None:
 
 
 def _add_up_rows() -> None:
-    """Has gradients of losses by row add up over all replicas' rows.
+    """Makes gradients of losses by row add up over all replicas' rows.
 
-    TensorFlow adds up a target that is no scalar. What a step of one replica
-    gives its optimizer is averaged by shares of the rows, so a loss of each row
-    is divided by the share.
+    TensorFlow adds up a target that isn't a scalar. The gradients that one
+    replica's step gives its optimizer are averaged by shares of the rows, so a
+    loss of each row is divided by the share.
     """
     original = tf.GradientTape.gradient
 
@@ -292,10 +292,10 @@ def in_replica() -> bool:
 
 
 def _shape_empty_convolutions() -> None:
-    """Gives convolutions of no rows, as of a replica, the shape they have.
+    """Gives convolutions of no rows, as on a replica, their right shape.
 
-    Those of TensorFlow by oneDNN have that of their input, and then a bias, a
-    mean or a residual does not fit.
+    TensorFlow's convolutions by oneDNN return the shape of their input, and
+    then a bias, a mean or a residual does not fit.
     """
     for name in ("conv", "depthwise_conv"):
         original = getattr(backend_nn, name)
@@ -416,7 +416,7 @@ def has_losses_or_metrics(model: keras.Model) -> bool:
 
 
 def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
-    """Returns the place of a variable among those of a built optimizer.
+    """Returns the place of a variable among a built optimizer's variables.
 
     Keras' own guide to writing optimizers finds slots this way; there is no
     public name for it.
@@ -473,7 +473,7 @@ def build_from_spec(
 
     Keras builds from a batch that it reduces over the workers, which fails
     for a tuple of `PerReplica` values (keras#20585). One replica's spec says
-    the same without reading any data; that of its inputs `x` is returned.
+    the same without reading any data; the spec of its inputs `x` is returned.
     The optimizer keeps slots for the variables that `optimized` returns of the
     built model, by default all trainable ones. Data that a model `predicts` for
     may lack what metrics and losses are built by. Layers that only a step of
@@ -506,10 +506,10 @@ def build_from_spec(
 
 
 def predictions_of(batches: list[Any]) -> Any:
-    """Returns what `predict` makes of what a model has said of batches.
+    """Returns what `predict` makes of a model's outputs for batches.
 
-    keras/src/backend/tensorflow/trainer.py: arrays, but for what is sparse or
-    varies in length.
+    keras/src/backend/tensorflow/trainer.py: arrays, except for outputs that are
+    sparse or vary in length.
     """
     return keras.tree.map_structure(
         lambda *parts: keras_trainer.convert_to_np_if_not_ragged(
@@ -604,9 +604,9 @@ def _symbol(value: Any) -> Any:
 
 
 def make_again(variable: keras.Variable) -> None:
-    """Makes a variable once more, in the scope here, with the value it has.
+    """Makes a variable again, in the present scope, with the value it has.
 
-    Whoever holds the object of Keras then has the new one.
+    Whatever holds the Keras object then has the new variable.
     """
     variable._initialize(variable.value.numpy())
 
@@ -617,10 +617,10 @@ def random_state(
     """Returns what Keras draws from in this thread where it is given no seed.
 
     Keras makes it, a variable, when it first draws. In a step of several
-    replicas none can be made, and each of them runs in a thread of its own:
-    `draw_from`. One that was made outside of the strategy's scope would be
-    moved on by each replica, so that it is replaced. A program that draws none
-    goes on with the seeds that it would have without it.
+    replicas none can be made, and each of them runs in its own thread:
+    `draw_from`. A variable made outside of the strategy's scope would be
+    advanced by each replica, so it is replaced. The seeds of a program that
+    draws nothing stay as they would be without it.
     """
     drawn = random.getstate()
     with strategy.scope():
@@ -649,7 +649,7 @@ def _first_replica(spec: Any) -> Any:
     return None if is_none(spec) else spec
 
 
-# Of no data: what stands for None in those of replicas.
+# No data: what stands for None in data of replicas.
 _NONE_DTYPE = tf.qint8
 
 
@@ -725,8 +725,8 @@ def loss_tracker(model: keras.Model) -> keras.Metric | None:
 def all_layers(layer: keras.Layer) -> list[keras.Layer]:
     """Returns a layer and all layers inside it, from the outside in.
 
-    `keras.Model.layers` names those of a model, but a layer made of layers
-    has no such public attribute.
+    `keras.Model.layers` names a model's layers, but a layer made of layers has
+    no such public attribute.
     """
     return list(layer._flatten_layers())
 
@@ -745,8 +745,8 @@ def stateful_layer(model: keras.Model) -> str | None:
 def frozen_weights(model: keras.Model) -> list[Any]:
     """Returns the weights that would be trained if they were not frozen.
 
-    Moving averages and seeds are not trained either, and change all the same:
-    only the list that a layer keeps a weight in tells the two apart.
+    Moving averages and seeds are not trained either, but change anyway: only
+    the list that a layer keeps a weight in distinguishes the two.
     """
     return [
         variable
@@ -787,7 +787,7 @@ def tell_cluster(reason: str) -> None:
 
 
 def _pass_batches_on_without_autotune() -> None:
-    """Has strategies pass batches on to their devices without autotuning.
+    """Makes strategies pass batches to their devices without autotuning.
 
     An iterator that goes away waits for its autotuning thread, which may miss
     its wake-up and sleep on for as long as the iterator has lived: on 2 busy
@@ -988,7 +988,7 @@ class Steps(NamedTuple):
 
 
 def count_batches(board: keras.callbacks.TensorBoard, count: int) -> None:
-    """Has a TensorBoard count more batches than it was called for.
+    """Makes a TensorBoard count more batches than it was called for.
 
     keras/src/callbacks/tensorboard.py: `on_train_batch_begin` adds one, and
     opens the writer for that step, which asks whether it is to be recorded.
@@ -1010,9 +1010,9 @@ def profiled_batches(board: keras.callbacks.TensorBoard) -> tuple[int, int]:
 
 
 def group_steps(epoch_iterator: Any, next_count: Callable[[], int]) -> None:
-    """Has a `TFEpochIterator` ask for other numbers of steps each time.
+    """Makes a `TFEpochIterator` take other numbers of steps each time.
 
-    Keras' own number is that of a whole `fit`. It must be one, so that what
+    Keras' own number applies to a whole `fit`. It must be one, so that what
     is left here are groups of single steps, which end with the epoch.
     """
     if "_enumerate_iterator" in vars(epoch_iterator):  # A kept one.
@@ -1059,7 +1059,7 @@ def shuffle_seeds(dataset: tf.data.Dataset) -> list[list[int]]:
 
 
 class EpochData:
-    """Says how far `fit` has read its data, and resumes it there.
+    """Knows how far `fit` has read its data, and resumes it there.
 
     Keras keeps that in a private iterator over epochs, which always starts
     at the first batch of an epoch.
@@ -1099,8 +1099,8 @@ class EpochData:
     ) -> None:
         """Resumes the first epoch at `position`, at its batch `batch`.
 
-        `from_batch` makes a data set anew from a batch on, or returns None if
-        it must be read up to there.
+        `from_batch` makes a data set that begins at a batch, or returns None
+        if the data set must be read up to there.
         """
         self._it._enumerate_iterator = lambda: self._resumed(
             position, batch, from_batch
@@ -1146,7 +1146,7 @@ class EpochData:
 def lend_compiled(
     model: keras.Model, inner: keras.Model, *, metrics: bool
 ) -> None:
-    """Has Keras' `compute_loss` of `inner` use what `model` was compiled with.
+    """Makes Keras' `compute_loss` of `inner` use what `model` compiled with.
 
     The losses of single outputs are then metrics of `model`, which logs them.
     With its metrics, `inner.metrics` are those that are counted.
@@ -1159,11 +1159,11 @@ def lend_compiled(
 
 
 def change_seeds(change: Callable[[int], int]) -> Callable[[], None]:
-    """Changes the seeds that Keras draws, and those that a program sets for it.
+    """Changes the seeds that Keras draws, and the seeds a program sets for it.
 
-    Not those of Python, NumPy and TensorFlow, by which programs split data.
-    `keras.utils.set_random_seed` sets all of them, and initializers without a
-    seed draw theirs from Python's. Returns what undoes it.
+    The seeds of Python, NumPy and TensorFlow, by which programs split data,
+    stay. `keras.utils.set_random_seed` sets all of them, and initializers
+    without a seed draw theirs from Python's. Returns what undoes it.
     """
     draw, set_all = seed_generator.make_default_seed, rng_utils.set_random_seed
 
@@ -1189,10 +1189,11 @@ def change_seeds(change: Callable[[int], int]) -> Callable[[], None]:
 def give_strategy(
     strategy: tf.distribute.Strategy,
 ) -> tuple[Callable[[], bool], Callable[[], None]]:
-    """Has a program that makes a strategy of its own get this one.
+    """Gives this strategy to a program that makes its own strategy.
 
-    One for a single device, or for hardware that this one has not, is refused.
-    Returns what tells whether one knows of its workers, and what undoes it.
+    A strategy for a single device, or for hardware that this one lacks, is
+    refused. Returns what tells whether the program asked for a strategy of
+    workers, and what undoes it.
     """
     asked: list[Any] = []
     kinds = (
@@ -1298,7 +1299,7 @@ class _OverReplicas:
 
 
 def normalize_over_replicas() -> Callable[[], None]:
-    """Has batch normalization be over the rows of all replicas.
+    """Makes batch normalization use the rows of all replicas.
 
     Layers are saved as they were made. Returns what undoes it.
     """

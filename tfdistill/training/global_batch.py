@@ -93,7 +93,7 @@ class GlobalBatch:
 
     @property
     def share(self) -> tf.Tensor:
-        """This replica's rows over those of all."""
+        """This replica's number of rows divided by the number of all rows."""
         return tf.math.divide_no_nan(self.local, self.total)
 
     def averaged(self, values: Sequence[Any]) -> list[Any]:
@@ -161,7 +161,7 @@ class GlobalBatch:
             mean = next((m for m in metrics if m.name == name), None)
             if mean is None:  # The model counts its loss itself.
                 continue
-            if share.shape.rank:  # Of `reduction=None`: a value a prediction.
+            if share.shape.rank:  # `reduction=None`: a value a prediction.
                 size = tf.cast(tf.reduce_prod(tf.shape(share)[1:]), share.dtype)
                 total = tf.cast(self.total, share.dtype) * size
                 share = tf.math.divide_no_nan(tf.reduce_sum(share), total)
@@ -283,7 +283,7 @@ def _is_of_whole_batch(loss: keras.losses.Loss, given: list[tf.Tensor]) -> bool:
 def _is_sum_of_rows(loss: tf.Tensor) -> bool:
     """Whether a number is a sum over rows, perhaps times another number.
 
-    By the graph. Numbers of rows are not known there, those of weights are.
+    By the graph. There the numbers of weights are known, but not of rows.
     """
     if tf.executing_eagerly():
         return False
@@ -323,12 +323,12 @@ def _mixes_rows(operation: tf.Operation, after: set[tf.Operation]) -> bool:
     axes = [int(axis) % max(value.shape.rank, 1) for axis in np.ravel(known)]
     if kind == "Transpose":
         return axes[:1] != [0]
-    # Of a new axis it is the place among the ones there will be.
+    # For a new axis it is the place among the resulting axes.
     return 0 in (np.ravel(known) if kind == "ExpandDims" else axes)
 
 
 def _of_all_replicas(values: Any, batch: GlobalBatch) -> Any:
-    """Returns which rows are this replica's, and those of all.
+    """Returns which rows are this replica's, and the rows of all replicas.
 
     A gradient comes back to the replica that holds them.
 

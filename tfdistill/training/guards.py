@@ -115,7 +115,7 @@ class StepWatchdog(keras.callbacks.Callback):
 
 
 def listed(callbacks: Any) -> list[keras.callbacks.Callback]:
-    """Returns what `fit` got as `callbacks`, as a list of its own."""
+    """Returns what `fit` got as `callbacks`, as a new list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise ValueError(
             "`callbacks` must be a list of callbacks, to which `fit` adds its "
@@ -220,7 +220,7 @@ def select(
     """Keeps the callbacks that this task runs.
 
     Callbacks that write files (`ModelCheckpoint`, `OrbaxCheckpoint`,
-    `TensorBoard`, `CSVLogger`, `RemoteMonitor`), those of `TRACKERS`, their
+    `TensorBoard`, `CSVLogger`, `RemoteMonitor`), callbacks of `TRACKERS`, their
     subclasses, and any whose attribute `chief_only` is true stay on the chief;
     all others run on every worker, since they may change the training.
     `BackupAndRestore` is refused on several workers: it restores one and leaves
@@ -243,7 +243,7 @@ def select(
 
 
 def _stop_autologging(strategy: tf.distribute.Strategy) -> None:
-    """Has `mlflow.autolog`, which patches Keras, begin no run beside a chief's.
+    """Stops `mlflow.autolog`, which patches Keras, except on the chief.
 
     Each call of `fit` would begin one on each worker.
     """

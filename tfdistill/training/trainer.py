@@ -43,7 +43,7 @@ class Trainer:
     """How a model trains under its strategy.
 
     `keras_own` is the method or function of Keras that would be called if
-    there were no trainer; `arguments` are those of the method, by name. A
+    there were no trainer; `arguments` are the method's arguments, by name. A
     trainer also has `compiled`, `build`, `tape`, `apply`, `fit`, `evaluate`
     and `predict`.
 
@@ -87,10 +87,10 @@ class Trainer:
 
     @contextlib.contextmanager
     def reading_beside(self) -> Iterator[None]:
-        """Has the steps of a `fit` read rows beside their batches, if asked.
+        """Makes the steps of a `fit` read rows beside their batches, if asked.
 
-        Step s gets the batch s of the repeated data. So a `fit` reads on where
-        the one before has ended, and one that is resumed where it was.
+        Step s gets the batch s of the repeated data. So a `fit` continues where
+        the previous `fit` ended, and a resumed `fit` where it was.
         """
         rows = self._model.rows_beside()
         if rows is None:
@@ -152,11 +152,11 @@ class ReplicaTrainer(Trainer):
         super().__init__(model)
         self._tables: updates.TableUpdates | None = None
         self._average: Callable[[], Any] | None = None
-        # Of the thread that calls `fit`: replicas run in others.
+        # For the thread that calls `fit`: replicas run in others.
         self._random_state: Any = None
         self._metrics = metric_states.MetricStates(model)
-        # Of predictions, whose dtypes only a trace shows: what has arrived no
-        # longer does. All traces of a model have the same ones.
+        # The dtypes of predictions, known only from a trace, not from what has
+        # arrived. All traces of a model have the same ones.
         self._predicted: list[Any] = []
         # What several workers compare of what a `fit` validates by.
         self._validation: same_data.FirstBatches | None = None
@@ -406,7 +406,7 @@ class ReplicaTrainer(Trainer):
         return self._looped(keras_own, arguments)
 
     def opened_beside(self, rows: tf.data.Dataset) -> Any:
-        """Has each replica get a part of a batch, as of the data."""
+        """Gives each replica a part of a batch, as of the data."""
         found = {"agree_on": data.by_element(_without_none(rows))}
         if replicas.num_workers(self._strategy) > 1:
             self._first_beside = self._noting("agree_on", found)
@@ -519,7 +519,7 @@ class ReplicaTrainer(Trainer):
     def _noting(
         self, name: str, arguments: dict[str, Any]
     ) -> same_data.FirstBatches | None:
-        """Has data note what workers compare; replaces them in place."""
+        """Makes data note what workers compare; replaces them in place."""
         given = arguments.get(name)
         if given is None:
             return None
@@ -562,8 +562,8 @@ def _without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def adopt_metrics(model: keras.Model) -> None:
     """Makes variables of metrics again that were made outside of the scope.
 
-    Such as those of a list at the top of a script. Workers would each add up
-    their own rows there, and report these only. The model knows its metrics
+    Such as metrics in a list at the top of a script. Otherwise each worker
+    would add up, and report, only its own rows. The model knows its metrics
     once it is built.
     """
     strategy = model.distribute_strategy
@@ -725,7 +725,7 @@ class _Execution:
         return self._of_first_replica(logs)
 
     def _in_replica(self, data: Any) -> Logs:
-        # Of what surrounds a replica, its thread knows nothing.
+        # A replica's thread doesn't know what surrounds it.
         with _after(data):
             return self._step(data)
 
@@ -755,10 +755,10 @@ def _joined(data: Any, *beside: Any) -> Any:
 
 
 def _after(data: Any) -> Any:
-    """Has all that is traced in it wait for the data.
+    """Makes all that is traced in it wait for the data.
 
-    Where they have ended, no step begins. What does not need them would be done
-    otherwise: `iterations` counted, a state of random numbers moved.
+    After the data's end, no step begins. Otherwise operations that do not need
+    the data would run: `iterations` counted, a state of random numbers moved.
     """
     tensors = tf.nest.flatten(data, expand_composites=True)
     return tf.control_dependencies([t for t in tensors if t is not None])
