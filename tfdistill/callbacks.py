@@ -591,9 +591,9 @@ class TeacherLoader(steps.Loader):
     `fit` to its end. Between steps, training pays only for one small
     collective and, when a version is ready on all workers, for its assignment.
 
-    Beside a `WaitForGroups`, training waits a second time, where the burn-in ends:
-    until the first version of each other group is in use, or for as long as it
-    has trained so far.
+    Beside a `WaitForGroups`, training waits a second time, where the burn-in
+    ends: until the first version of each other group is in use, or for as long
+    as it has trained so far.
     """
 
     def __init__(self, *, every_steps: int) -> None:
