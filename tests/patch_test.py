@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tfdistill
 from tfdistill import patch
+from tfdistill.cluster import method
 from tfdistill.system import keras_internals
 
 
@@ -498,3 +499,20 @@ def test_a_known_lack_of_rows_is_left_open():
 
     look(tf.zeros([0, 3]))
     assert shapes == [[None, 3]]
+
+
+def test_a_comparison_holds_out_the_rows_of_the_first_pass(monkeypatch):
+    """In their order: methods differ in how often they read them before."""
+    monkeypatch.setattr(method, "predicted", set())
+
+    def batches():
+        numbers = tf.data.Dataset.range(40).shuffle(40, seed=1)
+        return numbers.map(lambda number: (number, number)).batch(8)
+
+    def rows(found):
+        return np.concatenate([x for x, _ in found.as_numpy_iterator()])
+
+    validation = batches()
+    (held_out,) = patch._held_out({"validation_data": validation})
+    assert list(rows(validation)) != list(rows(batches()))
+    np.testing.assert_array_equal(rows(held_out._data), rows(batches()))

@@ -5,6 +5,7 @@ to a `DistributedModel` or `CodistillModel` around it, which trains it where the
 strategy or the run asks for that. Elsewhere Keras' own methods run.
 """
 
+import collections
 import contextlib
 import functools
 import importlib
@@ -692,9 +693,11 @@ def _held_out(arguments: dict[str, Any]) -> list[Any]:
             "`validation_split=0.2`."
         )
     if isinstance(held, tf.data.Dataset):
-        # Kept, so that a second pass is of the same rows.
         rows = held.map(lambda *parts: parts[:2]).unbatch()
         held = rows.take(_MOST_HELD_OUT).batch(_HELD_OUT_BATCH).cache()
+        # Read now: the order of a later pass would depend on how many there
+        # were before, which differs by method.
+        collections.deque(held, maxlen=0)
     elif isinstance(held, tuple | list):
         held = keras.tree.map_structure(
             lambda array: array[:_MOST_HELD_OUT], tuple(held[:2])
