@@ -274,11 +274,37 @@ def _volumes():
     return model.predict(_data(5, 4, 4, 3)[:1], verbose=0)
 
 
+def _without_training():
+    """A `call` without `training`: Keras' layers infer in its steps."""
+
+    class Graph(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layers_of_nodes = [
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(1),
+            ]
+
+        def call(self, nodes):
+            values = keras.ops.convert_to_tensor(_data(3))
+            for layer in self.layers_of_nodes:
+                values = layer(values)
+            return keras.ops.take(values, nodes, axis=0)
+
+    model = Graph()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    history = model.fit(
+        *(np.arange(12), _data(1)), batch_size=5, shuffle=False, verbose=0
+    )
+    return history.history, model.get_weights()
+
+
 @pytest.mark.parametrize(
     "script",
     [
         *(_normalized, _own_function, _cut_out, _positions, _own_evaluate),
-        *(_built_by_its_step, _added_losses, _volumes),
+        *(_built_by_its_step, _added_losses, _volumes, _without_training),
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(

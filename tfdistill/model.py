@@ -156,6 +156,15 @@ class DistributedModel(
             self._trainer = kind(self)
         return self._trainer
 
+    @property
+    def in_training(self) -> bool | None:
+        """What a training step calls this model with, as `training`.
+
+        None if the model inside does not take it: Keras says nothing to its
+        layers then, and dropout and batch normalization infer.
+        """
+        return True if keras_internals.takes_training(self.model) else None
+
     # ---- calls, files, shapes and copies of the model inside ----
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
@@ -614,7 +623,7 @@ class DistributedModel(
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
         with batch.scope(), self.trainer.tape() as tape:
-            y_pred = self(x, training=True)
+            y_pred = self(x, training=self.in_training)
             loss = self._own.share_of_loss(
                 self, batch, x, y, y_pred, sample_weight, training=True
             )
@@ -1041,7 +1050,9 @@ class CodistillModel(steps.Codistilled, DistributedModel):
 
     # ---- one step ----
 
-    def _outputs(self, x: Any, training: bool = False) -> tuple[Any, Any]:
+    def _outputs(
+        self, x: Any, training: bool | None = False
+    ) -> tuple[Any, Any]:
         """Returns the student's outputs, and those that learn from teachers."""
         if self._heads is not None:
             found: tuple[Any, Any] = self._heads(x, training=training)
@@ -1081,7 +1092,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         counter = keras_internals.num_batches(self.optimizer)
         step = tf.convert_to_tensor(counter)
         with batch.scope(), self.trainer.tape() as tape:
-            y_pred, taught = self._outputs(x, training=True)
+            y_pred, taught = self._outputs(x, training=self.in_training)
             task_loss = self._own.share_of_loss(
                 self, batch, x, y, y_pred, weights, training=True
             )

@@ -301,7 +301,7 @@ class RowsAhead:
             keras.StatelessScope(mapping, collect_losses=True),
             embedding_layer.vectors_by(find),
         ):
-            self._model(x, training=True)
+            self._model(x, training=self._model.in_training)
         self._layers = [layer for layer, _ in found]
         for layer, rows in found:
             _check_follows_from_data(layer, rows, zeros)

@@ -722,6 +722,11 @@ def loss_tracker(model: keras.Model) -> keras.Metric | None:
     return getattr(model, "_loss_tracker", None)
 
 
+def takes_training(model: keras.Model) -> bool:
+    """Whether the `call` of a model has `training`, as Keras' own step asks."""
+    return bool(model._call_has_training_arg)
+
+
 def all_layers(layer: keras.Layer) -> list[keras.Layer]:
     """Returns a layer and all layers inside it, from the outside in.
 
