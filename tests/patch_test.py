@@ -300,11 +300,94 @@ def _without_training():
     return history.history, model.get_weights()
 
 
+class _Contrastive(keras.Model):
+    """Compares rows of two data sets; counts what only sums can tell."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = keras.Sequential(
+            [keras.layers.Dense(4), keras.layers.BatchNormalization()]
+        )
+        self.tracker = keras.metrics.Mean("contrastive")
+        self.count = keras.metrics.Sum("count")
+        self.hits = keras.metrics.SparseCategoricalAccuracy("hits")
+
+    @property
+    def metrics(self):
+        return [self.tracker, self.count, self.hits]
+
+    def train_step(self, data):
+        (some, others), flags = data
+        x = keras.ops.concatenate([some, others])
+        with tf.GradientTape() as tape:
+            z = self.encoder(x, training=True)
+            products = keras.ops.matmul(z, keras.ops.transpose(z))
+            places = keras.ops.arange(keras.ops.shape(x)[0])
+            losses = keras.losses.sparse_categorical_crossentropy(
+                places, products, from_logits=True
+            )
+            loss = keras.ops.mean(losses)
+        variables = self.encoder.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        self.tracker.update_state(loss)
+        self.count.update_state(keras.ops.cast(flags, "float32"))
+        self.hits.update_state(places, products)
+        return {m.name: m.result() for m in self.metrics}
+
+
+def _compares_rows():
+    """A contrastive step, whose data sets have other rows each."""
+    model = _Contrastive()
+    model.compile(keras.optimizers.SGD(0.05))
+    flags = _data(1)[:, 0] > 0.5
+    some = tf.data.Dataset.from_tensor_slices(_data(3)).batch(5)
+    others = tf.data.Dataset.from_tensor_slices(_data(3)[:10] ** 2).batch(4)
+    flags = tf.data.Dataset.from_tensor_slices(flags).batch(5)
+    data = tf.data.Dataset.zip((some, others)), flags
+    history = model.fit(
+        tf.data.Dataset.zip(data), epochs=2, shuffle=False, verbose=0
+    )
+    return history.history, model.get_weights()
+
+
+def _queue():
+    """A step that keeps its last rows, in one that knows their number."""
+
+    class Queue(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+            self.dense.build((None, 3))
+            self.queue = self.add_weight(
+                shape=(6, 3), initializer="ones", trainable=False
+            )
+
+        def train_step(self, x):
+            with tf.GradientTape() as tape:
+                z = self.dense(x)
+                known = z @ keras.ops.transpose(self.queue.value)
+                loss = keras.ops.mean(keras.ops.logsumexp(known, 1))
+            variables = self.dense.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+            kept = self.queue[: -x.shape[0]]
+            self.queue.assign(keras.ops.concatenate([z, kept]))
+            return {"loss": loss}
+
+    model = Queue()
+    model.compile(keras.optimizers.SGD(0.05))
+    data = tf.data.Dataset.from_tensor_slices(_data(3))
+    history = model.fit(
+        data.batch(4, drop_remainder=True), epochs=2, shuffle=False, verbose=0
+    )
+    return history.history, model.get_weights(), model.queue.numpy()
+
+
 @pytest.mark.parametrize(
     "script",
     [
         *(_normalized, _own_function, _cut_out, _positions, _own_evaluate),
         *(_built_by_its_step, _added_losses, _volumes, _without_training),
+        *(_compares_rows, _queue),
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(
@@ -313,7 +396,13 @@ def test_two_replicas_do_what_keras_does_alone(
     monkeypatch.chdir(tmp_path)
     keras.utils.set_random_seed(1)
     expected = script()
-    found = patched(script, two_replicas)
+    needs_all = {_compares_rows: "compares rows", _queue: "assigns .*'queue"}
+    with (
+        pytest.warns(UserWarning, match=needs_all[script])
+        if script in needs_all
+        else contextlib.nullcontext()
+    ):
+        found = patched(script, two_replicas)
     for a, b in zip(*map(keras.tree.flatten, (found, expected)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 

@@ -105,7 +105,9 @@ class DistributedModel(
     `compile`, and outside of parameter servers `train_step`. On several
     replicas each runs on its own rows, and results are weighted by the number
     of rows: they equal the results of one process if each loss is a mean over
-    the rows of a batch.
+    the rows of a batch, or has a value for each row. A `train_step` that
+    compares rows, or assigns them to a variable, runs on all rows on each
+    replica.
 
     Attributes:
         model: The model that was given.
@@ -583,6 +585,7 @@ class DistributedModel(
         spec = data_batch
         if iterator is not None:
             spec = keras_internals.distributed_element_spec(iterator)
+        self._own.spec = self.bare(spec)
         own_steps.mark_built(self.model)
         if self.model.built:
             self.built = True

@@ -215,13 +215,14 @@ def _with_switch(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @contextlib.contextmanager
 def losses_of_one_replica(share: Any) -> Iterator[None]:
-    """Leaves Keras' losses of this thread means over one replica's rows.
+    """Leaves Keras' losses of this thread means over the rows it has.
 
     Keras divides its own losses and regularizers by the number of replicas,
     and cannot know of a mean that a model computes by itself. A sum of both
     has one meaning only if neither is divided. There is no public switch, so
     `prepare` adds one. `share` is that of this replica's rows: by it counts
-    what a `Mean` is given of all of them, one number without a weight.
+    what a `Mean` is given of all of them, one number without a weight; it is
+    None where all replicas have all rows.
     """
     before = _scaling.is_off, _scaling.share
     _scaling.is_off, _scaling.share = True, share
@@ -543,29 +544,60 @@ def _build_for_training(model: keras.Model, batch: Any) -> None:
         model(_symbols(batch), training=True)
 
 
-def build_by_own_step(
-    model: keras.Model, element_spec: Any, optimizers: Iterable[keras.Optimizer]
-) -> None:
-    """Builds layers that only a training step of the model's own calls.
+class TracedStep(NamedTuple):
+    """What a trace of a model's own step shows, in the graph of now."""
 
-    In one process Keras leaves them to the first step, where on replicas it is
-    too late. Here the step is traced, and nothing of it ever runs: gradients
-    are zeros, and optimizers are built without an update.
+    data: Any
+    # What its tapes differentiate.
+    targets: list[Any]
+    # Keras' variables, each with what it is assigned.
+    assigned: list[tuple[keras.Variable, Any]]
+
+
+def trace_own_step(
+    model: keras.Model,
+    element_spec: Any,
+    optimizers: Iterable[keras.Optimizer],
+    look: Callable[[TracedStep], None] | None = None,
+) -> None:
+    """Traces a training step of the model's own, and has `look` see it.
+
+    It builds layers that only the step calls. In one process Keras leaves them
+    to the first step, where on replicas it is too late. Nothing of the trace
+    ever runs: gradients are zeros, and optimizers make no update.
     """
     batch = keras.tree.map_structure(_first_replica, element_spec)
     data = keras.tree.map_structure(_symbol, batch)
     step = inspect.getattr_static(model, "train_step")
     step = getattr(step, "python_function", step)
+    targets: list[Any] = []
 
     def gradient(
         tape: Any, target: Any, sources: Any, *a: Any, **k: Any
     ) -> Any:
+        targets.extend(tf.nest.flatten(target))
         return tf.nest.map_structure(
             lambda source: tf.zeros_like(tf.convert_to_tensor(source)), sources
         )
 
     def apply(*args: Any, **kwargs: Any) -> None:
         return None
+
+    def traced(data: Any) -> Any:
+        # In a scope that keeps what variables are assigned, by their ids.
+        scope: Any = backend.get_stateless_scope()
+        assigned: list[Any] = []
+        keep = scope.add_update
+
+        def add_update(update: Any) -> None:
+            assigned.append(update)
+            keep(update)
+
+        scope.add_update = add_update
+        found = step(model, data)
+        if look is not None:
+            look(TracedStep(data, targets, assigned))
+        return found
 
     with contextlib.ExitStack() as stack:
         homes = (
@@ -582,7 +614,7 @@ def build_by_own_step(
                 stack.callback(delattr, home, name)
             else:
                 stack.callback(setattr, home, name, before)
-        backend.compute_output_spec(lambda data: step(model, data), data)
+        backend.compute_output_spec(traced, data)
 
 
 def _build_for_inference(model: keras.Model, batch: Any) -> None:
@@ -598,7 +630,9 @@ def _symbols(batch: Any) -> Any:
 
 
 def _symbol(value: Any) -> Any:
-    return value and keras.KerasTensor(
+    if value is None:
+        return None
+    return keras.KerasTensor(
         value.shape, keras.backend.standardize_dtype(value.dtype)
     )
 
@@ -725,6 +759,25 @@ def loss_tracker(model: keras.Model) -> keras.Metric | None:
 def takes_training(model: keras.Model) -> bool:
     """Whether the `call` of a model has `training`, as Keras' own step asks."""
     return bool(model._call_has_training_arg)
+
+
+def metrics_of(layer: keras.Layer) -> list[keras.Metric]:
+    """Returns the metrics among a layer's attributes."""
+    return list(layer._metrics)
+
+
+def not_gathered(element_spec: Any) -> str:
+    """Returns what of data cannot be added up over replicas, or nothing."""
+    for spec in keras.tree.flatten(
+        keras.tree.map_structure(_first_replica, element_spec)
+    ):
+        if spec is None:
+            continue
+        if isinstance(spec, tf.RaggedTensorSpec | tf.SparseTensorSpec):
+            return type(spec).__name__.removesuffix("Spec")
+        if tf.as_dtype(spec.dtype) in (tf.string, tf.variant):
+            return f"a tensor of {tf.as_dtype(spec.dtype).name}"
+    return ""
 
 
 def all_layers(layer: keras.Layer) -> list[keras.Layer]:

@@ -46,6 +46,8 @@ class GlobalBatch:
     may_be_empty: bool
     # Whether losses are now means over the rows here, not shares of a whole.
     is_alone: bool = False
+    # Whether the rows here are those of all replicas.
+    is_whole: bool = False
 
     @classmethod
     def of(cls, inputs: Any) -> "GlobalBatch":
@@ -68,6 +70,26 @@ class GlobalBatch:
             may_be_empty=num_replicas > 1 and not is_known,
         )
 
+    @classmethod
+    def gathered(cls, data: Any) -> "tuple[GlobalBatch, Any]":
+        """Returns all replicas' rows of a step's data, and the batch of them.
+
+        Each replica then does what one process does, so that gradients are
+        equal, and count alike.
+        """
+        num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        _, data = _of_all_replicas(data, num_replicas)
+        inputs = keras.utils.unpack_x_y_sample_weight(data)[0]
+        local = tf.cast(num_rows(inputs)[0], tf.float32)
+        batch = cls(
+            local=local,
+            total=local * num_replicas,
+            num_replicas=num_replicas,
+            may_be_empty=False,
+            is_whole=True,
+        )
+        return batch, data
+
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Makes this the batch that `GlobalBatchLoss` divides by."""
@@ -87,7 +109,8 @@ class GlobalBatch:
         loss in it, compiled ones too, is such a mean.
         """
         alone = dataclasses.replace(self, is_alone=True)
-        switch = keras_internals.losses_of_one_replica(self.share)
+        share = None if self.is_whole else self.share
+        switch = keras_internals.losses_of_one_replica(share)
         with alone.scope(), switch:
             yield
 
@@ -229,6 +252,8 @@ class GlobalBatchLoss(keras.losses.Loss):
         if not replicas.in_replica():
             return self.inner(y_true, y_pred, sample_weight)
         batch = _active.batch or GlobalBatch.of(y_pred)
+        if batch.is_whole:
+            return self.inner(y_true, y_pred, sample_weight)
         mask = getattr(y_pred, "_keras_mask", None)
         dtype = self.inner.dtype
         y_true, y_pred = keras.tree.map_structure(
@@ -245,7 +270,8 @@ class GlobalBatchLoss(keras.losses.Loss):
         if is_gathered:
             # Such as a ratio of sums over the batch, or rows that are compared
             # with each other: it is found on the rows of all replicas.
-            own, whole = _of_all_replicas((y_true, y_pred), batch)
+            given = y_true, y_pred
+            own, whole = _of_all_replicas(given, batch.num_replicas)
             values = self.inner.call(*whole)
         # As Keras: what a loss leaves out itself, such as `ignore_class`.
         out = getattr(values, "_keras_mask", None)
@@ -327,7 +353,7 @@ def _mixes_rows(operation: tf.Operation, after: set[tf.Operation]) -> bool:
     return 0 in (np.ravel(known) if kind == "ExpandDims" else axes)
 
 
-def _of_all_replicas(values: Any, batch: GlobalBatch) -> Any:
+def _of_all_replicas(values: Any, num_replicas: int) -> tuple[slice, Any]:
     """Returns which rows are this replica's, and the rows of all replicas.
 
     A gradient comes back to the replica that holds them.
@@ -336,19 +362,37 @@ def _of_all_replicas(values: Any, batch: GlobalBatch) -> Any:
     fails in a traced step ("destinations can not be empty").
     """
     own = tf.distribute.get_replica_context().replica_id_in_sync_group
-    counts = _sum(tf.one_hot(own, batch.num_replicas) * batch.local)
-    before, total = (
-        tf.cast(tf.reduce_sum(part), tf.int32)
-        for part in (counts[:own], counts)
+    flat = keras.tree.flatten(values)
+    given = [value for value in flat if value is not None]
+    sizes = tf.stack([tf.cast(tf.shape(v)[0], tf.float32) for v in given])
+    # By replica, then by value: those of zipped data differ in their rows.
+    counts = _sum(tf.one_hot(own, num_replicas)[:, None] * sizes)
+    rows = slice(0, 0)
+
+    def padded(index: int, value: tf.Tensor) -> tf.Tensor:
+        nonlocal rows
+        before, total = (
+            tf.cast(tf.reduce_sum(part), tf.int32)
+            for part in (counts[:own, index], counts[:, index])
+        )
+        size = tf.shape(value)[0]
+        rows = slice(before, before + size)
+        around = [before, total - before - size]
+        value = replicas.gatherable(value)
+        return tf.pad(value, [around, *[[0, 0]] * (value.shape.rank - 1)])
+
+    sums = replicas.summed([padded(*each) for each in enumerate(given)])
+    for value, total in zip(given, sums, strict=True):
+        size = value.shape[0]
+        total.set_shape(
+            [None if size is None else size * num_replicas, *value.shape[1:]]
+        )
+    whole = iter(
+        tf.cast(total, value.dtype)
+        for value, total in zip(given, sums, strict=True)
     )
-
-    def padded(value: tf.Tensor) -> tf.Tensor:
-        rows = [before, total - before - tf.shape(value)[0]]
-        return tf.pad(value, [rows, *[[0, 0]] * (value.shape.rank - 1)])
-
-    whole = replicas.summed([padded(v) for v in keras.tree.flatten(values)])
-    rows = slice(before, before + tf.cast(batch.local, tf.int32))
-    return rows, keras.tree.pack_sequence_as(values, whole)
+    found = [None if value is None else next(whole) for value in flat]
+    return rows, keras.tree.pack_sequence_as(values, found)
 
 
 def _share(

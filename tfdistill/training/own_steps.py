@@ -5,9 +5,12 @@ gradients go to the optimizer. Here each replica runs them on its own rows, and
 gradients are averaged by rows on their way into the optimizer, before it clips
 them. So several replicas update as one device does, if each loss is a mean over
 the rows of its batch, or one of each row, which TensorFlow's tape adds up.
+
+Steps that make something of several rows get those of all replicas.
 """
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +22,7 @@ from tfdistill.embedding import layer as embedding_layer
 from tfdistill.system import keras_internals
 from tfdistill.training import global_batch
 from tfdistill.training import steps
+from tfdistill.training import whole_batch
 
 Logs = steps.Logs
 Step = Callable[[Any], Logs]
@@ -49,6 +53,9 @@ class Own:
         is_compiled: Whether it is compiled itself.
         has_loss: Whether its `compute_loss` is called; if it is not compiled
             itself, with the losses of the other.
+        needs_all_rows: Whether its `train_step` makes something of several
+            rows, so that each replica runs its steps on those of all.
+        spec: Of an element of the data that it was last built from.
     """
 
     def __init__(self, model: keras.Model, *, may_compile: bool) -> None:
@@ -57,6 +64,8 @@ class Own:
         self._names = {name for name in _COMPILED if is_own(model, name)}
         self.is_compiled = may_compile and bool(self._names)
         self.has_loss = self.is_compiled or is_own(model, "compute_loss")
+        self.needs_all_rows = False
+        self.spec: Any = None
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -123,9 +132,37 @@ class Own:
         if name not in self or not _has_replicas(model):
             return step
         if name == "train_step":
+            self._look(model.distribute_strategy)
             for optimizer in optimizers_of(self._model).values():
                 keras_internals.pass_gradients_through(optimizer, _averaged)
         return self._on_replicas(step, model)
+
+    def _look(self, strategy: tf.distribute.Strategy) -> None:
+        """Finds out whether each replica must have all rows."""
+        if self.spec is None:
+            return
+        optimizers = optimizers_of(self._model).values()
+        with strategy.scope():
+            reason = whole_batch.reason(self._model, self.spec, optimizers)
+        self.needs_all_rows = reason is not None
+        if reason is None:
+            return
+        step = f"{type(self._model).__name__}.train_step"
+        if wrong := keras_internals.not_gathered(self.spec):
+            raise ValueError(
+                "Data must be dense tensors of numbers if a training step "
+                f"needs all rows of a batch; received {wrong} for {step}, "
+                f"which {reason}. Encode the data before the step, or train on "
+                "one device."
+            )
+        if replicas.is_chief(strategy):
+            warnings.warn(
+                f"{step} of {self._model.name!r} {reason}. So each of "
+                f"{strategy.num_replicas_in_sync} replicas computes the whole "
+                "batch: results are those of one device, and more replicas "
+                "bring no speed.",
+                stacklevel=2,
+            )
 
     def _check_weights(self, weights: Any) -> None:
         # Its own `compile` took the losses, which therefore know of no share.
@@ -142,10 +179,13 @@ class Own:
         """A step of one device as a step of one of several replicas.
 
         What it logs is averaged by rows; Keras' metrics are added up elsewhere.
-        A replica without rows leaves the metrics of `model` as they are.
+        A replica without rows leaves the metrics of `model` as they are, and so
+        do all but one that have the same rows.
         """
 
         def run(data: Any) -> Logs:
+            if self.needs_all_rows:
+                return run_on_all(data)
             inputs, _, weights = keras.utils.unpack_x_y_sample_weight(data)
             if _weigh_rows(weights):
                 self._check_weights(weights)
@@ -165,6 +205,23 @@ class Own:
             }
             means = batch.averaged(list(numbers.values()))
             return {**logs, **dict(zip(numbers, means, strict=True))}
+
+        def run_on_all(data: Any) -> Logs:
+            batch, data = global_batch.GlobalBatch.gathered(data)
+            own = tf.distribute.get_replica_context().replica_id_in_sync_group
+            sums = [
+                variable
+                for metric in model.metrics
+                for variable in metric.variables
+                if variable.aggregation == "sum"
+            ]
+            before = [tf.identity(variable.value) for variable in sums]
+            with batch.alone():
+                logs = steps.flat(step(data))
+            for variable, value in zip(sums, before, strict=True):
+                now = tf.convert_to_tensor(variable.value)
+                variable.assign(tf.where(tf.equal(own, 0), now, value))
+            return logs
 
         return run
 
@@ -217,7 +274,7 @@ def build(model: keras.Model, element_spec: Any) -> None:
     if all(part.built for part in parts if part is not model):
         return
     optimizers = optimizers_of(model).values()
-    keras_internals.build_by_own_step(model, element_spec, optimizers)
+    keras_internals.trace_own_step(model, element_spec, optimizers)
     model.built = True
 
 

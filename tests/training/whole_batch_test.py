@@ -1,0 +1,98 @@
+"""Which training steps need all rows of a batch."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tfdistill.training import whole_batch
+
+ops = keras.ops
+
+
+class _Of(keras.Model):
+    """A model whose step takes the loss that a function gives."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.layers_of_it = [
+            keras.layers.MultiHeadAttention(2, 2),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(3),
+        ]
+        self.tracker = keras.metrics.Mean()
+        self.kept = self.add_weight(shape=(3,), trainable=False)
+        self.other = tf.Variable([0.0] * 3, trainable=False)
+        self._loss = loss
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            attend, normalize, dense = self.layers_of_it
+            z = dense(normalize(attend(x, x), training=True))
+            loss = self._loss(self, z[:, 0])
+        tape.gradient(loss, self.trainable_weights)
+        self.tracker.update_state(loss)
+        return {}
+
+
+def _beside(model, z):
+    return ops.mean(ops.exp(-ops.square(z[:, None] - z[None])))
+
+
+def _correlated(model, z):
+    return ops.sum(ops.square(ops.matmul(ops.transpose(z), z)))
+
+
+def _in_queue(model, z):
+    model.kept.assign(0.9 * model.kept + 0.1 * ops.mean(z, 0))
+    return ops.mean(z)
+
+
+def _in_variable(model, z):
+    model.other.assign_add(tf.reduce_sum(z, 0))
+    return ops.mean(z)
+
+
+def _of_each_row(model, z):
+    """A gradient's length, a quantized row, and noise that is learned."""
+    with tf.GradientTape() as tape:
+        tape.watch(z)
+        score = ops.sum(ops.tanh(z))
+    length = ops.norm(tape.gradient(score, z), axis=1)
+    nearest = ops.argmin(ops.matmul(z, ops.ones((3, 5))), axis=1)
+    chosen = ops.matmul(ops.one_hot(nearest, 5), ops.ones((5, 3)))
+    noise = keras.random.normal(ops.shape(z)) * ops.exp(z)
+    model.kept.assign(model.kept + 1)
+    return ops.mean((length - 1) ** 2) + ops.mean((chosen - z + noise) ** 2)
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (lambda m, z: ops.mean(ops.matmul(z, ops.transpose(z)) ** 2), "loss"),
+        (lambda m, z: ops.mean(ops.einsum("id,jd->ij", z, z) ** 2), "loss"),
+        (lambda m, z: ops.mean(ops.einsum("id,id->i", z, z)), None),
+        (_beside, "loss"),
+        (_correlated, "loss"),
+        (_in_queue, "assigns rows to the variable"),
+        (_in_variable, "assigns rows to a variable"),
+        (_of_each_row, None),
+    ],
+)
+def test_it_is_seen_in_a_trace(loss, reason, batch_size):
+    spec = tf.TensorSpec([batch_size, 5, 3])
+    found = whole_batch.reason(_Of(loss), spec, [])
+    assert reason in found if reason else found is None
+
+
+def test_of_what_cannot_be_traced_nothing_is_said():
+    def loss(model, z):
+        return z.numpy()
+
+    assert (
+        whole_batch.reason(_Of(loss), tf.TensorSpec([None, 5, 3]), []) is None
+    )

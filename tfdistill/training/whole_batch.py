@@ -1,0 +1,147 @@
+"""Whether a model's own training step needs all rows of a batch at once.
+
+A replica has some of them. For a loss that compares rows, such as a contrastive
+one, these are others than one device would have, and a variable that is
+assigned what comes from rows, such as a queue of them, would differ by replica.
+Both are seen in the graph of a trace.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill.system import keras_internals
+from tfdistill.training import metric_joins
+
+# Of two rows that are beside each other, in two operands of one shape.
+_BESIDE = frozenset(
+    {
+        *("Add", "AddV2", "Equal", "Mul", "NotEqual", "RealDiv"),
+        *("SquaredDifference", "Sub"),
+    }
+)
+_ASSIGNED = ("Assign", "ResourceScatter")
+
+
+def reason(
+    model: keras.Model,
+    element_spec: Any,
+    optimizers: Iterable[keras.Optimizer],
+) -> str | None:
+    """Returns what a `train_step` does with several rows, or None.
+
+    Nothing can be said of a step that cannot be traced.
+    """
+    found: list[str] = []
+
+    def look(step: keras_internals.TracedStep) -> None:
+        if kind := _of_step(model, step):
+            found.append(kind)
+
+    try:
+        keras_internals.trace_own_step(model, element_spec, optimizers, look)
+    except Exception:  # Whatever it is, the step itself will say so.
+        return None
+    return found[0] if found else None
+
+
+def _of_step(
+    model: keras.Model, step: keras_internals.TracedStep
+) -> str | None:
+    rows = [
+        value
+        for value in keras.tree.flatten(step.data)
+        if isinstance(value, tf.Tensor)
+    ]
+    sizes = {value.shape[0] for value in rows}
+    after = metric_joins.operations_after(rows)
+    before = _operations_before(step.targets)
+    if any(_compares(each, after, sizes) for each in before & after):
+        return "compares rows with each other in its loss"
+    own = _statistics(model)
+    for variable, value in step.assigned:
+        is_metric = variable.aggregation == "sum" or id(variable) in own
+        if not is_metric and tf.is_tensor(value) and value.op in after:
+            return f"assigns rows to the variable {variable.path!r}"
+    for operation in tf.compat.v1.get_default_graph().get_operations():
+        if operation in after and operation.type.startswith(_ASSIGNED):
+            return "assigns rows to a variable"
+    return None
+
+
+def _statistics(model: keras.Model) -> set[int]:
+    """The ids of variables of which replicas know what to make."""
+    layers = keras_internals.all_layers(model)
+    metrics = [m for layer in layers for m in keras_internals.metrics_of(layer)]
+    kept = [
+        each
+        for each in layers
+        if isinstance(each, keras.layers.BatchNormalization)
+    ]
+    return {
+        id(variable)
+        for owner in [*metrics, *model.metrics, *kept]
+        for variable in owner.variables
+    }
+
+
+def _operations_before(tensors: Iterable[Any]) -> set[tf.Operation]:
+    found: set[tf.Operation] = set()
+    left = [value.op for value in tensors if tf.is_tensor(value)]
+    while left:
+        operation = left.pop()
+        if operation not in found:
+            found.add(operation)
+            left += [value.op for value in operation.inputs]
+    return found
+
+
+def _compares(
+    operation: tf.Operation,
+    after: set[tf.Operation],
+    sizes: set[int | None],
+) -> bool:
+    """Whether an operation has results of two rows, or of all of them.
+
+    `sizes` are the numbers of rows of a batch. That of layers is a product of
+    rows and weights, and that of attention one within each row.
+    """
+    if len(operation.inputs) < 2:
+        return False
+    one, other = operation.inputs[:2]
+    if one.op not in after or other.op not in after:
+        return False
+    if one.shape.rank is None or other.shape.rank is None:
+        return False
+
+    def are_rows(size: int | None) -> bool:
+        if size is None:
+            return True
+        # As of two views of the rows, one after the other.
+        return any(each and size % each == 0 for each in sizes)
+
+    if operation.type == "MatMul":
+        first = one.shape[int(operation.get_attr("transpose_a"))]
+        last = other.shape[1 - int(operation.get_attr("transpose_b"))]
+        summed = one.shape[1 - int(operation.get_attr("transpose_a"))]
+        return are_rows(summed) or (are_rows(first) and are_rows(last))
+    if operation.type == "Einsum":
+        terms, result = operation.get_attr("equation").decode().split("->")
+        labels = [term[:1] for term in terms.split(",")]
+        if "." in terms or not all(labels):
+            return False
+        is_by_row = labels[0] == labels[1] and labels[0] in result
+        return (
+            not is_by_row
+            and are_rows(one.shape[0])
+            and are_rows(other.shape[0])
+        )
+    if operation.type in _BESIDE and min(one.shape.rank, other.shape.rank) > 1:
+        shapes = [tuple(value.shape[:2]) for value in (one, other)]
+        return any(
+            a[0] == 1 and b[1] == 1 and are_rows(a[1]) and are_rows(b[0])
+            for a, b in (shapes, shapes[::-1])
+        )
+    return False
