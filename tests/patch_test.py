@@ -266,6 +266,24 @@ def _added_losses():
     return found
 
 
+def _pictures():
+    """A frozen part with outputs of two sizes, of one row as in `_volumes`."""
+    layers = keras.layers
+    x = inputs = keras.Input((8, 8, 3))
+    found = []
+    for filters in (4, 8):
+        x = layers.Conv2D(filters, 4, 2, "same", use_bias=False)(x)
+        x = layers.LeakyReLU()(layers.BatchNormalization()(x))
+        found.append(x)
+    frozen = keras.Model(inputs, found)
+    frozen.trainable = False
+    inputs = keras.Input((8, 8, 3))
+    first, second = frozen(inputs)
+    second = layers.Conv2DTranspose(4, 3, 2, "same")(second)
+    model = keras.Model(inputs, layers.concatenate([first, second]))
+    return model.predict(tf.constant(_data(8, 8, 3)[:1]), verbose=0)
+
+
 def _volumes():
     """A convolution of any size, of one row: a replica has none."""
     model = keras.Sequential(
@@ -386,8 +404,8 @@ def _queue():
     "script",
     [
         *(_normalized, _own_function, _cut_out, _positions, _own_evaluate),
-        *(_built_by_its_step, _added_losses, _volumes, _without_training),
-        *(_compares_rows, _queue),
+        *(_built_by_its_step, _added_losses, _pictures, _volumes),
+        *(_without_training, _compares_rows, _queue),
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(

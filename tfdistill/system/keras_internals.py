@@ -306,26 +306,18 @@ def _shape_empty_convolutions() -> None:
 def _shaped(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def convolve(inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = original(inputs, *args, **kwargs)
-        shape = outputs.shape[1:]
-        may_be_empty = not inputs.shape[0] and in_replica()
-        if not may_be_empty:
-            return outputs
-        if not shape.is_fully_defined():
-            # As of images of any size: a row of zeros has the other sizes.
-            size = tf.shape(inputs)
-            row = tf.concat([[1], size[1:]], 0)
-            rows = tf.cond(
-                size[0] > 0,
-                lambda: tf.identity(inputs),
-                lambda: tf.zeros(row, inputs.dtype),
-            )
-            rows.set_shape(inputs.shape)
-            return original(rows, *args, **kwargs)[: size[0]]
-        # TensorFlow leaves out what it takes to change nothing.
-        unknown = [None] * outputs.shape.rank
-        outputs = tf.compat.v1.placeholder_with_default(outputs, unknown)
-        return tf.reshape(outputs, [tf.shape(inputs)[0], *shape])
+        if inputs.shape[0] or not in_replica():
+            return original(inputs, *args, **kwargs)
+        # A row of zeros instead: what only gives the outputs another shape is
+        # left out by TensorFlow, which takes it to change nothing.
+        size = tf.shape(inputs)
+        rows = tf.cond(
+            size[0] > 0,
+            lambda: tf.identity(inputs),
+            lambda: tf.zeros(tf.concat([[1], size[1:]], 0), inputs.dtype),
+        )
+        rows.set_shape([None, *inputs.shape[1:]])
+        return original(rows, *args, **kwargs)[: size[0]]
 
     return convolve
 

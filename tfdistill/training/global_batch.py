@@ -46,7 +46,7 @@ class GlobalBatch:
     may_be_empty: bool
     # Whether losses are now means over the rows here, not shares of a whole.
     is_alone: bool = False
-    # Whether the rows here are those of all replicas.
+    # Whether the rows of all replicas are here.
     is_whole: bool = False
 
     @classmethod
@@ -365,7 +365,7 @@ def _of_all_replicas(values: Any, num_replicas: int) -> tuple[slice, Any]:
     flat = keras.tree.flatten(values)
     given = [value for value in flat if value is not None]
     sizes = tf.stack([tf.cast(tf.shape(v)[0], tf.float32) for v in given])
-    # By replica, then by value: those of zipped data differ in their rows.
+    # By replica, then by value: zipped data may differ in their rows.
     counts = _sum(tf.one_hot(own, num_replicas)[:, None] * sizes)
     rows = slice(0, 0)
 

@@ -6,7 +6,7 @@ gradients are averaged by rows on their way into the optimizer, before it clips
 them. So several replicas update as one device does, if each loss is a mean over
 the rows of its batch, or one of each row, which TensorFlow's tape adds up.
 
-Steps that make something of several rows get those of all replicas.
+A step that makes something of several rows gets the rows of all replicas.
 """
 
 import inspect
@@ -54,8 +54,8 @@ class Own:
         has_loss: Whether its `compute_loss` is called; if it is not compiled
             itself, with the losses of the other.
         needs_all_rows: Whether its `train_step` makes something of several
-            rows, so that each replica runs its steps on those of all.
-        spec: Of an element of the data that it was last built from.
+            rows, so that each replica runs its steps on all of them.
+        spec: The spec of an element of the data that it was last built from.
     """
 
     def __init__(self, model: keras.Model, *, may_compile: bool) -> None:

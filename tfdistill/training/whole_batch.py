@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdistill.system import keras_internals
 from tfdistill.training import metric_joins
 
-# Of two rows that are beside each other, in two operands of one shape.
+# Operations on two rows that are beside each other, in operands of one shape.
 _BESIDE = frozenset(
     {
         *("Add", "AddV2", "Equal", "Mul", "NotEqual", "RealDiv"),
@@ -105,8 +105,8 @@ def _compares(
 ) -> bool:
     """Whether an operation has results of two rows, or of all of them.
 
-    `sizes` are the numbers of rows of a batch. That of layers is a product of
-    rows and weights, and that of attention one within each row.
+    `sizes` are the numbers of rows of a batch. Layers multiply rows by weights,
+    and attention multiplies parts of the same row.
     """
     if len(operation.inputs) < 2:
         return False
