@@ -425,6 +425,42 @@ def test_two_replicas_do_what_keras_does_alone(
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_workers_write_a_checkpoint_of_tensorflows_together(
+    is_chief, patched, two_replicas, tmp_path, monkeypatch
+):
+    met = []
+    monkeypatch.setattr(patch.replicas, "num_workers", lambda _: 2)
+    monkeypatch.setattr(patch.replicas, "is_chief", lambda _: is_chief)
+    monkeypatch.setattr(
+        patch.replicas, "meet", lambda _, call: met.append(call)
+    )
+
+    def script():
+        value = tf.Variable(3.0)
+        checkpoint = tf.train.Checkpoint(value=value)
+        manager = tf.train.CheckpointManager(checkpoint, tmp_path / "many", 1)
+        manager.save()
+        assert manager.save() == manager.latest_checkpoint
+        tf.saved_model.save(checkpoint, tmp_path / "exported")
+        return manager.checkpoints, checkpoint.write(tmp_path / "one")
+
+    many, one = patched(script, two_replicas)
+    assert many == [str(tmp_path / "many" / "ckpt-2")]
+    assert one == str(tmp_path / "one")
+    assert met == ["save"] * 4
+    written = {path.name for path in tmp_path.rglob("*.index")}
+    assert written == (
+        {"ckpt-2.index", "one.index", "variables.index"} if is_chief else set()
+    )
+    if is_chief:
+        reader = tf.train.load_checkpoint(one)
+        name = next(
+            n for n in reader.get_variable_to_shape_map() if "value" in n
+        )
+        assert reader.get_tensor(name) == 3.0
+
+
 def _own_loop():
     layer = keras.layers.Dense(1)
     with tf.GradientTape() as tape:

@@ -7,11 +7,14 @@ strategy or the run asks for that. Elsewhere Keras' own methods run.
 
 import collections
 import contextlib
+import copy
 import functools
 import importlib
+import inspect
 import os
 import random
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -151,6 +154,8 @@ class _Patch:
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._said = False
+        # Whether Keras writes a model.
+        self.is_writing = False
         # Whether the strategy is TensorFlow's own for one device, or entered.
         self._is_default, self._has_entered = True, False
         # Whether the script has asked for a strategy of workers.
@@ -189,6 +194,16 @@ class _Patch:
         saved_models = importlib.import_module("tensorflow.saved_model")
         self._undo.append(
             keras_internals.replace(saved_models, "load", _load_exported)
+        )
+        self._undo.append(
+            keras_internals.replace(saved_models, "save", _save_exported)
+        )
+        self._undo.append(
+            keras_internals.replace_checkpoint_writer(_write_checkpoint)
+        )
+        manager = tf.train.CheckpointManager
+        self._undo.append(
+            keras_internals.replace(manager, "__init__", _manage_checkpoints)
         )
         has_others = strategy.num_replicas_in_sync > 1
         has_others |= replicas.on_servers(strategy) or self.teaches(cluster)
@@ -308,8 +323,14 @@ def _write(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
     path = _patched.files.written(filepath)
 
     def write() -> Any:
-        # Keras makes variables meanwhile, which no other worker would.
-        return replicas.outside_scopes(lambda: own(model, path, *args, **kw))
+        before, _patched.is_writing = _patched.is_writing, True
+        try:
+            # Keras makes variables meanwhile, which no other worker would.
+            return replicas.outside_scopes(
+                lambda: own(model, path, *args, **kw)
+            )
+        finally:
+            _patched.is_writing = before
 
     if replicas.num_workers(strategy) == 1 or _patched.is_scripts_own():
         return write()
@@ -334,6 +355,69 @@ def _is_missing(path: str | os.PathLike[str]) -> bool:
     return not os.path.exists(name) or (
         os.path.isfile(name) and not os.path.getsize(name)
     )
+
+
+def _save_exported(
+    own: Any, obj: Any, export_dir: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Exports what a script gives to TensorFlow itself."""
+    # Keras and our own exporters do so, too, on the chief only.
+    if _patched.is_writing or fits.is_under_way():
+        return own(obj, export_dir, *args, **kwargs)
+    path = _patched.files.written(export_dir)
+    return _write_together(lambda place: own(obj, place, *args, **kwargs), path)
+
+
+def _write_checkpoint(
+    own: Any, checkpoint: Any, prefix: str, options: Any = None
+) -> str:
+    """Writes a checkpoint of TensorFlow's."""
+    path = _patched.files.written(prefix)
+
+    def write(place: str) -> None:
+        changed = options
+        if place != path and options and options.experimental_write_callbacks:
+            # Such as those that note which checkpoints there are.
+            tf.io.gfile.makedirs(os.path.dirname(path) or os.curdir)
+            changed = copy.copy(options)
+            changed.experimental_write_callbacks = [
+                functools.partial(_call_with, callback, path)
+                for callback in options.experimental_write_callbacks
+            ]
+        own(checkpoint, place, changed)
+
+    _write_together(write, path)
+    return path
+
+
+def _call_with(callback: Any, path: str, _: str) -> None:
+    callback(*[path][: len(inspect.signature(callback).parameters)])
+
+
+def _write_together(write: Callable[[Any], None], path: Any) -> None:
+    """Has all workers write, and keeps what the chief has written.
+
+    TensorFlow's own variables may be of a kind that all workers read together.
+    """
+    strategy = _patched.strategy
+    is_apart = _patched.is_scripts_own()
+    if strategy is None or is_apart or replicas.num_workers(strategy) == 1:
+        write(path)
+        return
+    if replicas.is_chief(strategy):
+        write(path)
+    else:
+        with tempfile.TemporaryDirectory() as place:
+            write(os.path.join(place, "files"))
+    if not fits.is_under_way():
+        replicas.meet(strategy, "save")
+
+
+def _manage_checkpoints(
+    own: Any, manager: Any, checkpoint: Any, directory: Any, *a: Any, **k: Any
+) -> None:
+    """Keeps a group's checkpoints in a directory of its own."""
+    own(manager, checkpoint, _patched.files.written(directory), *a, **k)
 
 
 def _clear(own: Any, *args: Any, **kwargs: Any) -> None:

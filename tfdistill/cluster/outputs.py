@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdistill.cluster import identity
 from tfdistill.system import keras_internals
@@ -117,6 +118,8 @@ class GroupFiles:
         for home, name, by in (
             (keras.Model, "load_weights", of_model),
             (saved_models, "load", self._reader(0, "export_dir")),
+            (tf.train, "latest_checkpoint", self._reader(0, "checkpoint_dir")),
+            (tf.train.Checkpoint, "read", self._reader(1, "save_path")),
             (builtins, "open", self._open),
             (io, "open", self._open),
         ):

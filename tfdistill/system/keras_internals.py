@@ -1335,6 +1335,11 @@ def replace(home: Any, name: str, by: Callable[..., Any]) -> Callable[[], None]:
     return lambda: setattr(home, name, own)
 
 
+def replace_checkpoint_writer(by: Callable[..., str]) -> Callable[[], None]:
+    """Replaces what `tf.train.Checkpoint` and its managers write by."""
+    return replace(tf.train.Checkpoint, "_write", by)
+
+
 class _OverReplicas:
     """`synchronized` of a `BatchNormalization`: true in one of replicas."""
 
