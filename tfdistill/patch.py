@@ -395,7 +395,7 @@ def _call_with(callback: Any, path: str, _: str) -> None:
 
 
 def _write_together(write: Callable[[Any], None], path: Any) -> None:
-    """Has all workers write, and keeps what the chief has written.
+    """Writes on all workers, and keeps what the chief has written.
 
     TensorFlow's own variables may be of a kind that all workers read together.
     """
@@ -416,7 +416,7 @@ def _write_together(write: Callable[[Any], None], path: Any) -> None:
 def _manage_checkpoints(
     own: Any, manager: Any, checkpoint: Any, directory: Any, *a: Any, **k: Any
 ) -> None:
-    """Keeps a group's checkpoints in a directory of its own."""
+    """Keeps a group's checkpoints apart from other groups'."""
     own(manager, checkpoint, _patched.files.written(directory), *a, **k)
 
 

@@ -159,7 +159,7 @@ class Own:
             warnings.warn(
                 f"{step} of {self._model.name!r} {reason}. So each of "
                 f"{strategy.num_replicas_in_sync} replicas computes the whole "
-                "batch: results are those of one device, and more replicas "
+                "batch: results are as on one device, and more replicas "
                 "bring no speed.",
                 stacklevel=2,
             )
