@@ -369,7 +369,7 @@ def _compares_rows():
 
 
 def _queue():
-    """A step that keeps its last rows, in one that knows their number."""
+    """A step that keeps its last rows, which it counts."""
 
     class Queue(keras.Model):
         def __init__(self):
@@ -387,9 +387,9 @@ def _queue():
                 loss = keras.ops.mean(keras.ops.logsumexp(known, 1))
             variables = self.dense.trainable_variables
             self.optimizer.apply(tape.gradient(loss, variables), variables)
-            kept = self.queue[: -x.shape[0]]
+            kept = self.queue[: -keras.ops.shape(x)[0]]
             self.queue.assign(keras.ops.concatenate([z, kept]))
-            return {"loss": loss}
+            return {"queue_loss": loss}
 
     model = Queue()
     model.compile(keras.optimizers.SGD(0.05))
