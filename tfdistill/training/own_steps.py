@@ -290,6 +290,7 @@ def optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
     Its layers may have some, too, such as those that train by themselves.
     """
     found: dict[str, keras.Optimizer] = {}
+    in_others: dict[str, keras.Optimizer] = {}
     for layer in keras_internals.all_layers(model):
         prefix = "" if layer is model else f"{layer.name}."
         for name, value in vars(layer).items():
@@ -297,12 +298,14 @@ def optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
                 found[prefix + name] = value
             elif isinstance(value, list | tuple | dict):
                 parts = value.values() if isinstance(value, dict) else value
-                found |= {
+                in_others |= {
                     f"{prefix}{name}.{i}": part
                     for i, part in enumerate(parts)
                     if isinstance(part, keras.Optimizer)
                 }
-    return found
+    # TensorFlow keeps attributes a second time, in a dict of its own.
+    known = set(map(id, found.values()))
+    return found | {k: v for k, v in in_others.items() if id(v) not in known}
 
 
 def _averaged(gradients: list[Any]) -> list[Any]:
