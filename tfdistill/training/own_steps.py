@@ -303,7 +303,7 @@ def optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
                     for i, part in enumerate(parts)
                     if isinstance(part, keras.Optimizer)
                 }
-    # TensorFlow keeps attributes a second time, in a dict of its own.
+    # TensorFlow keeps attributes a second time, in another dict.
     known = set(map(id, found.values()))
     return found | {k: v for k, v in in_others.items() if id(v) not in known}
 
