@@ -178,6 +178,23 @@ def _own_evaluate():
     return found, model.evaluate(x, y, return_dict=True, verbose=0)
 
 
+def _ratio():
+    """A metric that is one number a batch, of which rows have unlike shares."""
+
+    def accuracy_where_known(y, predicted):
+        known = keras.ops.cast(y > 0.6, "float32")
+        right = keras.ops.cast(predicted > 0.3, "float32") * known
+        return keras.ops.sum(right) / keras.ops.sum(known)
+
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse", metrics=[accuracy_where_known])
+    history = model.fit(
+        *(_data(3), _data(1)), batch_size=5, epochs=2, shuffle=False, verbose=0
+    )
+    return history.history
+
+
 def _built_by_its_step():
     """A step that alone knows its layers, with losses of each row."""
 
@@ -405,7 +422,7 @@ def _queue():
     [
         *(_normalized, _own_function, _cut_out, _positions, _own_evaluate),
         *(_built_by_its_step, _added_losses, _pictures, _volumes),
-        *(_without_training, _compares_rows, _queue),
+        *(_without_training, _compares_rows, _queue, _ratio),
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(

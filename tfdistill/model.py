@@ -726,9 +726,9 @@ class DistributedModel(
 
     def compute_metrics(self, *args: Any, **kwargs: Any) -> Logs:
         """Updates the metrics; see `keras.Model.compute_metrics`."""
-        if self._own.is_compiled:
-            return self.model.compute_metrics(*args, **kwargs)
-        return super().compute_metrics(*args, **kwargs)
+        owner: Any = self.model if self._own.is_compiled else super()
+        with global_batch.metrics_of_all_rows():
+            return owner.compute_metrics(*args, **kwargs)
 
 
 def _again(metric: Any) -> Any:

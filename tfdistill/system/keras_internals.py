@@ -81,6 +81,7 @@ def prepare() -> None:
     _copy_arrays_of_python()
     _start_variables_of_all_dtypes()
     _count_by_share()
+    _measure_all_rows()
     _add_up_rows()
     _shape_empty_convolutions()
     _pass_data_sets_through()
@@ -200,10 +201,14 @@ def _build_in_step(optimizer: keras.Optimizer, variables: list[Any]) -> None:
 
 
 class _Scaling(threading.local):
-    """Whether this thread's losses are left unscaled; its share of the rows."""
+    """Whether this thread's losses are left unscaled; its share of the rows.
+
+    And what gathers the rows of all replicas for functions as metrics.
+    """
 
     is_off = False
     share: Any = None
+    gather: Callable[[Any], Any] | None = None
 
 
 _scaling = _Scaling()
@@ -244,6 +249,54 @@ def _count_by_share() -> None:
         original(self, values, sample_weight)
 
     keras.metrics.Mean.update_state = update_state
+
+
+@contextlib.contextmanager
+def metrics_gather(gather: Callable[[Any], Any]) -> Iterator[None]:
+    """Gives functions as metrics, of one number a batch, what `gather` returns.
+
+    Such as the accuracy of the tokens that aren't padding: a mean of replicas'
+    ratios is another number. There is no public hook, so `prepare` adds one.
+    """
+    before, _scaling.gather = _scaling.gather, gather
+    try:
+        yield
+    finally:
+        _scaling.gather = before
+
+
+def _measure_all_rows() -> None:
+    """Makes a function of one number a batch see the rows of all replicas."""
+    kind = keras.metrics.MeanMetricWrapper
+    original = kind.update_state
+
+    @functools.wraps(original)
+    def update_state(
+        self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+    ) -> Any:
+        gather, function = _scaling.gather, self._fn
+        given = y_true, y_pred
+        is_rowwise = inspect.isfunction(function) and (
+            function.__module__.startswith("keras.")
+        )
+        if gather is None or is_rowwise or not all(map(_is_number, given)):
+            return original(self, y_true, y_pred, sample_weight)
+        with losses_of_one_replica(_scaling.share):
+            values = tf.convert_to_tensor(function(*given, **self._fn_kwargs))
+            if values.shape.rank != 0:
+                return original(self, y_true, y_pred, sample_weight)
+            values = function(*gather(given), **self._fn_kwargs)
+        mask = backend.get_keras_mask(y_pred)
+        sample_weight = loss_module.apply_mask(
+            sample_weight, mask, dtype=self.dtype, reduction="sum"
+        )
+        return keras.metrics.Mean.update_state(self, values, sample_weight)
+
+    kind.update_state = update_state
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.dtype != tf.string
 
 
 def _add_up_rows() -> None:

@@ -290,6 +290,20 @@ class GlobalBatchLoss(keras.losses.Loss):
         return self.inner.call(y_true, y_pred)
 
 
+@contextlib.contextmanager
+def metrics_of_all_rows() -> Iterator[None]:
+    """Gives metrics of one number a batch the rows of all replicas."""
+    is_whole = _active.batch is not None and _active.batch.is_whole
+    if is_whole or not replicas.in_replica():
+        yield
+        return
+    num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    with keras_internals.metrics_gather(
+        lambda values: _of_all_replicas(values, num_replicas)[1]
+    ):
+        yield
+
+
 def _is_of_whole_batch(loss: keras.losses.Loss, given: list[tf.Tensor]) -> bool:
     """Whether a loss of one number a row depends on the other rows, too.
 
