@@ -195,6 +195,21 @@ def _ratio():
     return history.history
 
 
+def _accumulates():
+    """Three batches an update, which is clipped."""
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    optimizer = keras.optimizers.Adam(
+        0.1, gradient_accumulation_steps=3, global_clipnorm=0.1
+    )
+    model.compile(optimizer, "mse")
+    # The last batch of an epoch has two rows, and is the first of an update.
+    model.fit(
+        *(_data(3), _data(1)), batch_size=5, epochs=3, shuffle=False, verbose=0
+    )
+    return model.get_weights(), optimizer.iterations.numpy()
+
+
 def _built_by_its_step():
     """A step that alone knows its layers, with losses of each row."""
 
@@ -422,7 +437,7 @@ def _queue():
     [
         *(_normalized, _own_function, _cut_out, _positions, _own_evaluate),
         *(_built_by_its_step, _added_losses, _pictures, _volumes),
-        *(_without_training, _compares_rows, _queue, _ratio),
+        *(_without_training, _compares_rows, _queue, _ratio, _accumulates),
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(

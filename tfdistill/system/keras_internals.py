@@ -29,6 +29,7 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.export import export_utils
 from keras.src.losses import loss as loss_module
 from keras.src.losses import losses as losses_module
+from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 from keras.src.trainers import compile_utils
 from keras.src.trainers import data_adapters
@@ -83,6 +84,7 @@ def prepare() -> None:
     _count_by_share()
     _measure_all_rows()
     _add_up_rows()
+    base_optimizer.ops = _OpsThatMeet()
     _shape_empty_convolutions()
     _pass_data_sets_through()
     for name in (
@@ -149,15 +151,39 @@ def leave_reduction_to_caller(optimizer: keras.Optimizer) -> None:
     switch and is turned off on this instance.
     """
     for instance in (optimizer, inner(optimizer)):
-        if instance.gradient_accumulation_steps:
-            # Keras updates inside a condition, where replicas cannot meet.
-            raise ValueError(
-                "`gradient_accumulation_steps` does not work on several "
-                "replicas; received "
-                f"{instance.gradient_accumulation_steps}. Use a larger global "
-                "batch on more replicas, or train on one device."
-            )
         instance._all_reduce_sum_gradients = list
+
+
+class _OpsThatMeet:
+    """`keras.ops` for optimizers, whose conditions hold updates of variables.
+
+    With `gradient_accumulation_steps`, `BaseOptimizer._backend_apply_gradients`
+    updates inside a condition. A replica must not wait for the others in one,
+    so the condition is made where replicas have met, and each replica's branch
+    inside of it, as `LossScaleOptimizer._tf_apply` does.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(keras.ops, name)
+
+    @staticmethod
+    def cond(pred: Any, true_fn: Any, false_fn: Any) -> Any:
+        """Runs one of two functions, which give nothing on replicas."""
+        if not in_replica():
+            return keras.ops.cond(pred, true_fn, false_fn)
+
+        def met(strategy: Any, preds: Any, branches: Any) -> None:
+            # All replicas have the same.
+            chosen = strategy.experimental_local_results(preds)[0]
+            each = strategy.extended.call_for_each_replica
+            keras.ops.cond(
+                chosen,
+                lambda: each(lambda taken, _: taken(), args=branches),
+                lambda: each(lambda _, taken: taken(), args=branches),
+            )
+
+        context = tf.distribute.get_replica_context()
+        return context.merge_call(met, args=(pred, (true_fn, false_fn)))
 
 
 def pass_gradients_through(
