@@ -179,7 +179,7 @@ def _own_evaluate():
 
 
 def _ratio():
-    """A metric that is one number a batch, of which rows have unlike shares."""
+    """Numbers of a batch or a column, of which rows have unlike shares."""
 
     def accuracy_where_known(y, predicted):
         known = keras.ops.cast(y > 0.6, "float32")
@@ -188,7 +188,11 @@ def _ratio():
 
     inputs = keras.Input((3,))
     model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    model.compile("sgd", "mse", metrics=[accuracy_where_known])
+    model.compile(
+        "sgd",
+        keras.losses.CosineSimilarity(axis=0),
+        metrics=[accuracy_where_known, keras.metrics.CosineSimilarity(axis=0)],
+    )
     history = model.fit(
         *(_data(3), _data(1)), batch_size=5, epochs=2, shuffle=False, verbose=0
     )

@@ -302,14 +302,15 @@ def _measure_all_rows() -> None:
     ) -> Any:
         gather, function = _scaling.gather, self._fn
         given = y_true, y_pred
+        is_over_rows = goes_over_rows(self)
         is_rowwise = inspect.isfunction(function) and (
-            function.__module__.startswith("keras.")
+            function.__module__.startswith("keras.") and not is_over_rows
         )
         if gather is None or is_rowwise or not all(map(_is_number, given)):
             return original(self, y_true, y_pred, sample_weight)
         with losses_of_one_replica(_scaling.share):
             values = tf.convert_to_tensor(function(*given, **self._fn_kwargs))
-            if values.shape.rank != 0:
+            if values.shape.rank != 0 and not is_over_rows:
                 return original(self, y_true, y_pred, sample_weight)
             values = function(*gather(given), **self._fn_kwargs)
         mask = backend.get_keras_mask(y_pred)
@@ -319,6 +320,14 @@ def _measure_all_rows() -> None:
         return keras.metrics.Mean.update_state(self, values, sample_weight)
 
     kind.update_state = update_state
+
+
+def goes_over_rows(wrapper: Any) -> bool:
+    """Whether a loss or metric is one number a column, as CosineSimilarity(0).
+
+    Keras keeps the arguments of its functions in `_fn_kwargs` alone.
+    """
+    return getattr(wrapper, "_fn_kwargs", {}).get("axis") == 0
 
 
 def _is_number(value: Any) -> bool:

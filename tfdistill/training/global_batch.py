@@ -263,8 +263,13 @@ class GlobalBatchLoss(keras.losses.Loss):
             (y_true, y_pred),
         )
         values = self.inner.call(y_true, y_pred)
-        is_whole = not values.shape.rank or _is_of_whole_batch(
-            self.inner, keras.tree.flatten([y_true, y_pred])
+        is_of_columns = keras_internals.goes_over_rows(self.inner)
+        is_whole = (
+            is_of_columns
+            or not values.shape.rank
+            or _is_of_whole_batch(
+                self.inner, keras.tree.flatten([y_true, y_pred])
+            )
         )
         is_gathered = is_whole and not batch.is_alone
         if is_gathered:
@@ -273,6 +278,10 @@ class GlobalBatchLoss(keras.losses.Loss):
             given = y_true, y_pred
             own, whole = _of_all_replicas(given, batch.num_replicas)
             values = self.inner.call(*whole)
+            if is_of_columns:
+                is_sum = self.reduction == "sum"
+                reduce = tf.reduce_sum if is_sum else tf.reduce_mean
+                values = reduce(values)
         # As Keras: what a loss leaves out itself, such as `ignore_class`.
         out = getattr(values, "_keras_mask", None)
         if is_gathered and values.shape.rank:
