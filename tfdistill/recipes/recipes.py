@@ -34,8 +34,9 @@ _FIELDS = {
 }
 # What may stand before the name of an argument, as in optimizer.learning_rate.
 _PARTS = (
-    *("codistillation", "data", "data.arguments", "loss", "model"),
-    *("model.arguments", "optimizer", "training"),
+    *("codistillation", "data", "data.arguments", "distillation", "exchange"),
+    *("exporter", "loss", "model", "model.arguments", "optimizer"),
+    *("teachers", "training"),
 )
 # Arguments that count steps of the whole run: all of them shrink with it.
 _STEPS = (
