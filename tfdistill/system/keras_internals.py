@@ -240,12 +240,24 @@ class _Scaling(threading.local):
 _scaling = _Scaling()
 
 
+@contextlib.contextmanager
+def _holding(place: threading.local, **values: Any) -> Iterator[None]:
+    """Sets attributes of this thread, and afterwards as they were before."""
+    before = {name: getattr(place, name) for name in values}
+    vars(place).update(values)
+    try:
+        yield
+    finally:
+        vars(place).update(before)
+
+
 def _with_switch(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: value if _scaling.is_off else original(value)
 
 
-@contextlib.contextmanager
-def losses_of_one_replica(share: Any) -> Iterator[None]:
+def losses_of_one_replica(
+    share: Any,
+) -> contextlib.AbstractContextManager[None]:
     """Leaves Keras' losses of this thread means over the rows it has.
 
     Keras divides its own losses and regularizers by the number of replicas,
@@ -255,12 +267,7 @@ def losses_of_one_replica(share: Any) -> Iterator[None]:
     what a `Mean` is given of all of them, one number without a weight; it is
     None where all replicas have all rows.
     """
-    before = _scaling.is_off, _scaling.share
-    _scaling.is_off, _scaling.share = True, share
-    try:
-        yield
-    finally:
-        _scaling.is_off, _scaling.share = before
+    return _holding(_scaling, is_off=True, share=share)
 
 
 def _count_by_share() -> None:
@@ -277,18 +284,15 @@ def _count_by_share() -> None:
     keras.metrics.Mean.update_state = update_state
 
 
-@contextlib.contextmanager
-def metrics_gather(gather: Callable[[Any], Any]) -> Iterator[None]:
+def metrics_gather(
+    gather: Callable[[Any], Any],
+) -> contextlib.AbstractContextManager[None]:
     """Gives functions as metrics, of one number a batch, what `gather` returns.
 
     Such as the accuracy of the tokens that aren't padding: a mean of replicas'
     ratios is another number. There is no public hook, so `prepare` adds one.
     """
-    before, _scaling.gather = _scaling.gather, gather
-    try:
-        yield
-    finally:
-        _scaling.gather = before
+    return _holding(_scaling, gather=gather)
 
 
 def _measure_all_rows() -> None:
@@ -419,20 +423,15 @@ class _Passing(threading.local):
 _passing = _Passing()
 
 
-@contextlib.contextmanager
 def data_sets_through(
     change: Callable[[tf.data.Dataset], tf.data.Dataset],
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Changes the data sets that Keras makes of arrays and Python code.
 
     It hands them to the strategy at once. There is no public hook for it, so
     `prepare` adds one.
     """
-    before, _passing.change = _passing.change, change
-    try:
-        yield
-    finally:
-        _passing.change = before
+    return _holding(_passing, change=change)
 
 
 def _pass_data_sets_through() -> None:

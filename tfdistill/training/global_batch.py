@@ -78,7 +78,7 @@ class GlobalBatch:
         equal, and count alike.
         """
         num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        _, data = _of_all_replicas(data, num_replicas)
+        _, data = _of_all_replicas(data)
         inputs = keras.utils.unpack_x_y_sample_weight(data)[0]
         local = tf.cast(num_rows(inputs)[0], tf.float32)
         batch = cls(
@@ -275,8 +275,7 @@ class GlobalBatchLoss(keras.losses.Loss):
         if is_gathered:
             # Such as a ratio of sums over the batch, or rows that are compared
             # with each other: it is found on the rows of all replicas.
-            given = y_true, y_pred
-            own, whole = _of_all_replicas(given, batch.num_replicas)
+            own, whole = _of_all_replicas((y_true, y_pred))
             values = self.inner.call(*whole)
             if is_of_columns:
                 is_sum = self.reduction == "sum"
@@ -306,9 +305,8 @@ def metrics_of_all_rows() -> Iterator[None]:
     if is_whole or not replicas.in_replica():
         yield
         return
-    num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
     with keras_internals.metrics_gather(
-        lambda values: _of_all_replicas(values, num_replicas)[1]
+        lambda values: _of_all_replicas(values)[1]
     ):
         yield
 
@@ -376,7 +374,7 @@ def _mixes_rows(operation: tf.Operation, after: set[tf.Operation]) -> bool:
     return 0 in (np.ravel(known) if kind == "ExpandDims" else axes)
 
 
-def _of_all_replicas(values: Any, num_replicas: int) -> tuple[slice, Any]:
+def _of_all_replicas(values: Any) -> tuple[slice, Any]:
     """Returns which rows are this replica's, and the rows of all replicas.
 
     A gradient comes back to the replica that holds them.
@@ -384,7 +382,9 @@ def _of_all_replicas(values: Any, num_replicas: int) -> tuple[slice, Any]:
     By a sum of rows and zeros: on several workers TensorFlow's own gathering
     fails in a traced step ("destinations can not be empty").
     """
-    own = tf.distribute.get_replica_context().replica_id_in_sync_group
+    context = tf.distribute.get_replica_context()
+    num_replicas = context.num_replicas_in_sync
+    own = context.replica_id_in_sync_group
     flat = keras.tree.flatten(values)
     given = [value for value in flat if value is not None]
     sizes = tf.stack([tf.cast(tf.shape(v)[0], tf.float32) for v in given])
