@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 from _pytest import faulthandler as faulthandler_plugin
@@ -34,6 +35,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("MPLBACKEND", "agg")
+
+# A busy machine draws slowly, which is no fault of what is drawn.
+hypothesis.settings.register_profile(
+    "tests",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tests")
 
 _TESTS = pathlib.Path(__file__).resolve().parent
 _ROOT = _TESTS.parent

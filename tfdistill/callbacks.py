@@ -105,23 +105,29 @@ def defaults(
         >>> [type(callback).__name__ for callback in defaults(every_steps=50)]
         ['StudentExporter', 'TeacherLoader']
     """
-    cluster = strategy_lib.cluster_of(tf.distribute.get_strategy())
+    cluster = strategy_lib.current_cluster()
     looks: Any = _REFRESH_STEPS if every_steps == _AUTO else every_steps
     found: list[keras.callbacks.Callback] = [
         StudentExporter(exchange, every_steps=every_steps),
         TeacherLoader(every_steps=looks),
     ]
-    if chosen := method.chosen():  # Runs of a comparison are short.
+    if chosen := cluster.method:  # Runs of a comparison are short.
         found.insert(0, WaitForGroups(cluster, limit_secs=method.TOGETHER_SECS))
         if chosen.mixes:
             found[-1] = mixer.WeightMixer(
                 rules.ModelAveraging(),
-                every_steps=method.every_steps(every_steps),
+                every_steps=_compared(every_steps),
                 wait_secs=method.TOGETHER_SECS,
             )
     if cluster.group_dir is not None:
         found.append(Backup(f"{cluster.group_dir}/backup"))
     return found
+
+
+def _compared(every_steps: Any) -> Any:
+    """Returns the steps between exports that a comparison asks for, if any."""
+    chosen = strategy_lib.current_cluster().method
+    return (chosen and chosen.every_steps) or every_steps
 
 
 class StudentExporter(steps.Exporter):
@@ -206,7 +212,7 @@ class StudentExporter(steps.Exporter):
                 "`choose` picks changes of floats; received it with "
                 f"variables_dtype={variables_dtype!r}. Leave one of them out."
             )
-        every_steps = method.every_steps(every_steps)
+        every_steps = _compared(every_steps)
         self._adapts = every_steps == _AUTO
         first: Any = _FIRST_STEPS if self._adapts else every_steps
         self._schedule = steps.EverySteps(first)
@@ -605,7 +611,7 @@ class TeacherLoader(steps.Loader):
         super().__init__()
         own = steps.EverySteps(every_steps).every_steps
         # To look less often than there is news would hide the interval.
-        self._schedule = steps.EverySteps(min(own, method.every_steps(own)))
+        self._schedule = steps.EverySteps(min(own, _compared(own)))
         self.num_refreshes = self._refreshed = 0
         self._burn_in: Any = None
         self._exporter: Any = None

@@ -76,7 +76,9 @@ def group_shard(
     if mode not in _MODES:
         raise ValueError(f"`mode` must be one of {_MODES}; received {mode!r}.")
     cluster = cluster or identity.Cluster.from_env()
-    mode = method.share(mode, num_groups=cluster.num_groups)
+    if cluster.method is not None and cluster.num_groups > 1:
+        mode = cluster.method.share
+        method.shares.add(mode)
     if not isinstance(examples, tf.data.Dataset):
         return _shard_arrays(examples, cluster, mode)
     if mode == "coordinated":

@@ -968,8 +968,10 @@ class CodistillModel(steps.Codistilled, DistributedModel):
                 "For classes: tfdistill.losses.SoftTargetCrossEntropy()."
             )
         super().compile(*args, **kwargs)
-        if decay := method.weight_decay():
-            keras_internals.inner(self.optimizer).weight_decay = decay
+        chosen = self._cluster.method
+        if chosen and chosen.weight_decay:
+            optimizer = keras_internals.inner(self.optimizer)
+            optimizer.weight_decay = chosen.weight_decay
         names = steps.output_names(self.student)
         if uncertainty.is_asked(distillation_loss_weights):
             distillation_loss_weights = self._learned_distillation_weights(
@@ -1023,7 +1025,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         if isinstance(weight, kinds) and weight not in found:
             # Before an exporter publishes the last step.
             found.insert(0, weight)
-        method.check_predicted()
+        _check_predicted(self._cluster)
         _check_roles(found, self.teachers, self._cluster)
         self._turn_exchanges(found)
         directory = self._cluster.group_dir
@@ -1166,6 +1168,20 @@ def _leave_out_xla(arguments: dict[str, Any]) -> None:
             f"{arguments['jit_compile']!r}. XLA cannot compile that."
         )
     arguments["jit_compile"] = False
+
+
+def _check_predicted(cluster: identity.Cluster) -> None:
+    """Refuses a `fit` after which a comparison would have no predictions."""
+    name = cluster.method and cluster.method.held_out
+    if name and name not in method.predicted:
+        others = ", ".join(map(repr, sorted(method.predicted)))
+        raise ValueError(
+            f"`fit` must have a HeldOutPredictions({name!r}, ...), which the "
+            "comparison reads; this script has "
+            f"{f'made only {others}' if others else 'none'}. Add "
+            f"tfdistill.callbacks.HeldOutPredictions({name!r}, (x, y)) to the "
+            "callbacks, before the first `fit`."
+        )
 
 
 def _check_labels(

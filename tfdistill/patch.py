@@ -236,7 +236,7 @@ class _Patch:
 
     def teaches(self, cluster: identity.Cluster) -> bool:
         """Whether models learn from teachers."""
-        if method.chosen():
+        if cluster.method:
             return True
         return cluster.num_groups > 1 and self.settings["teachers"] != "none"
 
@@ -256,8 +256,8 @@ class _Patch:
         groups = ""
         if cluster.num_groups > 1:
             groups = f", as group {cluster.group} of {cluster.num_groups}"
-            if name := os.environ.get(method.METHOD):
-                groups += f", by the method {name}"
+            if cluster.method:
+                groups += f", by the method {cluster.method.name}"
             elif self.teaches(cluster):
                 groups += f" with teachers={self.settings['teachers']}"
         if replicas.is_chief(strategy):
@@ -278,7 +278,8 @@ def _differ(cluster: identity.Cluster) -> Callable[[], None]:
     and trial. Python's and NumPy's random numbers, by which scripts split their
     data, do not. Returns what undoes it.
     """
-    drawn = method.seed(cluster.group)
+    chosen = cluster.method
+    drawn = None if chosen is None else chosen.group_seed(cluster.group)
     if drawn is None and cluster.num_groups == 1:
         return lambda: None
     random.seed(0)
@@ -498,9 +499,8 @@ class _State:
         cluster = strategy_lib.cluster_of(strategy)
         is_alone = strategy.num_replicas_in_sync == 1
         if is_alone and not replicas.on_servers(strategy):
-            is_helped = cluster.workdir is not None and not _is_built_late(
-                model
-            )
+            is_late = cluster.method is None and _is_built_late(model)
+            is_helped = cluster.workdir is not None and not is_late
             if cluster.num_groups == 1 and not is_helped:
                 return None
             if self._wrapper is None and call not in _TRAINING:
@@ -524,7 +524,7 @@ class _State:
 
 def _is_built_late(model: Any) -> bool:
     """Whether only its own `train_step` can build it, as with a GAN."""
-    if method.chosen() or not own_steps.is_own(model, "train_step"):
+    if not own_steps.is_own(model, "train_step"):
         return False
     parts = keras_internals.all_layers(model)
     return not all(part.built for part in parts if part is not model)
@@ -709,7 +709,7 @@ class _Codistilled(_OfScript, model_lib.CodistillModel):
         super().compile_as(model, arguments)
 
     def _callbacks(self, arguments: Any) -> Any:
-        if chosen := method.chosen():
+        if chosen := self._cluster.method:
             if chosen.teachers in _OF_GROUPS or chosen.mixes:
                 _share(arguments, self._cluster)
             arguments["callbacks"] = [
@@ -730,7 +730,7 @@ class _Codistilled(_OfScript, model_lib.CodistillModel):
         roles = steps.Exporter, steps.Loader, steps.Mixer
         if any(isinstance(callback, roles) for callback in given):
             return super()._added(given)
-        every, chosen = self._settings["every_steps"], method.chosen()
+        every, chosen = self._settings["every_steps"], self._cluster.method
         if chosen and chosen.mixes and every == "auto":
             every = method.MIX_EVERY_STEPS
         found = callbacks_lib.defaults(every)

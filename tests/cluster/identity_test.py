@@ -1,5 +1,6 @@
 """Tests of the identity of a task: environment to Cluster and back."""
 
+import dataclasses
 import json
 
 import hypothesis
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tfdistill.cluster import identity
+from tfdistill.cluster import method
 
 Cluster = identity.Cluster
 TWO = {"worker": ["a:1", "b:2"]}
@@ -241,6 +243,13 @@ def _clusters(draw):
         fields["task_type"] = draw(st.sampled_from(kinds))
         last = len(spec[fields["task_type"]]) - 1
         fields["task_index"] = draw(st.integers(0, last))
+    if draw(st.booleans()):
+        fields["method"] = dataclasses.replace(
+            draw(st.sampled_from(list(method.METHODS.values()))),
+            seed=draw(st.none() | st.integers(0, 9)),
+            every_steps=draw(st.none() | st.integers(1, 9)),
+            held_out=draw(st.none() | st.just("day")),
+        )
     return Cluster(spec=spec, **fields)
 
 

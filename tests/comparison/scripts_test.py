@@ -134,23 +134,17 @@ def test_a_script_that_obeyed_has_results(script, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "obeyed",
     [
-        ({"obeyed": {}}, "make_strategy"),
-        ({"obeyed": {"seed": 2}}, "group_shard"),
-        ({"obeyed": {"seed": 2, "share": "shared"}}, "group_shard"),
-        ({"teachers": []}, "teachers were none"),
-        ({"teachers": [{"name": "own_past"}]}, "teachers were own_past"),
-        ({"exports": {}}, "no StudentExporter"),
-        ({"mixing": {}}, "WeightMixer"),
+        {},
+        {"method": "codistill", "seed": 1},
+        {"method": "own_past", "seed": 2},
     ],
 )
-def test_a_script_that_did_not_obey_has_none(
-    script, tmp_path, changes, message
-):
-    _write(tmp_path / "run", **changes)
+def test_a_script_that_did_not_obey_has_none(script, tmp_path, obeyed):
+    _write(tmp_path / "run", obeyed=obeyed)
     why = script.finish(tmp_path / "run", 2)
-    assert re.search(f"codistill was not applied: .*{message}", why)
+    assert re.search("asked for .*'codistill', 'seed': 2.*make_strategy", why)
     assert not (tmp_path / "run" / "results.json").exists()
 
 
@@ -160,7 +154,7 @@ def test_predictions_of_another_name_are_told(script, tmp_path):
 
 def test_a_script_that_sets_its_own_seed_is_found(script, tmp_path):
     _write(tmp_path / "one")
-    other = {"seed": 1, "share": "disjoint"}
+    other = {"method": "codistill", "seed": 1}
     _write(tmp_path / "two", obeyed=other, first_loss=0.7000001)
     assert "another seed gave the same loss" in script.finish(
         tmp_path / "one", 2

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import weakref
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ import tensorflow as tf
 import tfdistill
 from tfdistill.cluster import method
 from tfdistill.cluster import strategy
+from tfdistill.held_out import callback
 from tfdistill.held_out import objectives
 from tfdistill.held_out import predictions
 
@@ -22,7 +24,9 @@ _Y = (_X[:, 0] > 0).astype("int64")
 def named(monkeypatch, tmp_path):
     """Names a method in the environment of a launched run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(method, "obeyed", {})
+    monkeypatch.setattr(method, "shares", set())
+    clusters = weakref.WeakKeyDictionary()
+    monkeypatch.setattr(strategy, "_CLUSTERS", clusters)
     # Two mirrored strategies in one process get in each other's way.
     monkeypatch.setattr(strategy, "_one_task", tf.distribute.get_strategy)
 
@@ -130,11 +134,10 @@ def test_what_a_comparison_lacks_is_told_before_the_first_step(
     "name, number", [("codistill", 32), ("codistill_shared", 64)]
 )
 def test_groups_train_on_their_share(named, name, number):
-    named(name)
-    cluster = tfdistill.Cluster(group=1, num_groups=2)
-    shard = tfdistill.data.group_shard(_Y, cluster, mode="coordinated")
+    named(name, GROUP="1", NUM_GROUPS="2")
+    shard = tfdistill.data.group_shard(_Y, mode="coordinated")
     assert len(shard) == number
-    assert method.obeyed["share"] == method.METHODS[name].share
+    assert method.shares == {method.METHODS[name].share}
 
 
 def test_callbacks_of_averaging_mix_weights(named):
@@ -175,3 +178,35 @@ def test_shuffled_held_out_data_are_refused(named):
     model.compile("sgd", "sparse_categorical_crossentropy")
     with pytest.raises(ValueError, match="in the same order each time"):
         model.fit(_X, _Y, callbacks=[callback], verbose=0)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({}, ""),
+        ({"is_seeded": False}, "make_strategy"),
+        ({"teachers": []}, "teachers were none"),
+        ({"teachers": ["own_past"]}, "teachers were own_past"),
+        ({"shares": {"shared"}}, "group_shard"),
+        ({"shares": set()}, "group_shard"),
+        ({"every_steps": None}, "no StudentExporter"),
+        ({"every_steps": 3}, "no StudentExporter"),
+        ({"mixes": True}, "WeightMixer"),
+    ],
+)
+def test_a_script_that_goes_round_its_method_is_told_why(
+    monkeypatch, changes, message
+):
+    shown = {
+        "is_seeded": True,
+        "teachers": ["group_1"],
+        "every_steps": 25,
+        "mixes": False,
+        "num_groups": 2,
+    }
+    monkeypatch.setattr(method, "shares", changes.pop("shares", {"disjoint"}))
+    chosen = method.from_env(
+        {"TFDISTILL_METHOD": "codistill", "TFDISTILL_EVERY_STEPS": "25"}
+    )
+    why = callback._disobeyed(chosen, **shown | changes)
+    assert message in why and bool(message) == bool(why)

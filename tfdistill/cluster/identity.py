@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tfdistill.cluster import method as method_lib
 from tfdistill.system import run_files
 
 TASK_TYPES = ("chief", "worker", "ps")
@@ -151,6 +152,8 @@ class Cluster:
         exchange: Directory or URL through which the groups see each other.
             Default: `exchange` below `workdir`, or None without a workdir.
         workdir: Directory or URL of the run, or None (default).
+        method: What `tfdistill compare` decides for this run; None (default)
+            outside of a comparison.
 
     Raises:
         ValueError: If the fields do not describe a cluster that can run.
@@ -171,6 +174,7 @@ class Cluster:
     num_groups: int = 1
     exchange: str | None = None
     workdir: str | None = None
+    method: method_lib.Method | None = None
 
     def __post_init__(self) -> None:
         """Validates the fields and fills in the default exchange."""
@@ -232,6 +236,7 @@ class Cluster:
             num_groups=_number(environ, "TFDISTILL_NUM_GROUPS", 1),
             exchange=environ.get("TFDISTILL_EXCHANGE") or None,
             workdir=environ.get("TFDISTILL_WORKDIR") or None,
+            method=method_lib.from_env(environ),
         )
 
     def to_env(self) -> dict[str, str]:
@@ -248,6 +253,8 @@ class Cluster:
             environ["TFDISTILL_EXCHANGE"] = self.exchange
         if self.workdir is not None:
             environ["TFDISTILL_WORKDIR"] = self.workdir
+        if self.method is not None:
+            environ |= self.method.to_env()
         return environ
 
     @property

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfdistill.cluster import ending
 from tfdistill.cluster import identity
-from tfdistill.cluster import method
 from tfdistill.cluster import rendezvous
 from tfdistill.cluster import replicas
 from tfdistill.cluster import server
@@ -91,7 +90,8 @@ def make_strategy(
     ending.install()  # TensorFlow may have put its own handler there.
     signs.announce(signs.READY)
     _CLUSTERS[strategy] = cluster
-    seed = method.seed(cluster.group)
+    chosen = cluster.method
+    seed = None if chosen is None else chosen.group_seed(cluster.group)
     if seed is not None:
         keras.utils.set_random_seed(seed)
     return strategy
@@ -103,6 +103,16 @@ def cluster_of(strategy: tf.distribute.Strategy) -> identity.Cluster:
     Any other strategy says nothing of groups: then the environment does.
     """
     return _CLUSTERS.get(strategy) or identity.Cluster.from_env()
+
+
+def current_cluster() -> identity.Cluster:
+    """Returns the cluster of the strategy in whose scope it is called."""
+    return cluster_of(tf.distribute.get_strategy())
+
+
+def is_made(strategy: tf.distribute.Strategy) -> bool:
+    """Whether `make_strategy` made it, and so set the seed of a comparison."""
+    return strategy in _CLUSTERS
 
 
 def _one_task() -> tf.distribute.Strategy:

@@ -132,16 +132,15 @@ class Script(recipes.Recipe):
     @property
     def environ(self) -> dict[str, str]:
         """The variables that say by which method it trains."""
-        every = self.settings.get("every_steps", "")
-        return {
-            method_lib.METHOD: str(self.method),
-            method_lib.SEED: str(self.settings["seed"]),
-            method_lib.EVERY_STEPS: str(every),
-            method_lib.HELD_OUT: self.held_out,
-            method_lib.WEIGHT_DECAY: str(
-                self.method_arguments.get("decay", "")
-            ),
+        changes: dict[str, Any] = {
+            "seed": self.settings["seed"],
+            "every_steps": self.settings.get("every_steps"),
+            "held_out": self.held_out,
         }
+        if (decay := self.method_arguments.get("decay")) is not None:
+            changes["weight_decay"] = decay
+        chosen = method_lib.METHODS[str(self.method)]
+        return dataclasses.replace(chosen, **changes).to_env()
 
     def finish(self, directory: pathlib.Path, num_groups: int) -> str:
         """Writes the results of a run, if it shows that the script obeyed.
@@ -164,9 +163,14 @@ class Script(recipes.Recipe):
                     f"({name!r}, (x, y)) to the callbacks of `fit`."
                 )
             result = json.loads(found.read_bytes())
-            why = self._disobeyed(result, num_groups)
-            if why:
-                return f"{self.method} was not applied: {why}"
+            wanted = {"method": self.method, "seed": self.settings["seed"]}
+            obeyed = result["obeyed"]
+            if wanted != {name: obeyed.get(name) for name in wanted}:
+                return (
+                    f"it trained with {obeyed or 'settings of its own'}, where "
+                    f"the comparison asked for {wanted}. Make the model after "
+                    "tfdistill.make_strategy()."
+                )
             shutil.copyfile(found.with_suffix(".npz"), place / predictions.FILE)
             results.append({"group": group, "recipe": self.recipe, **result})
         if self._ignores_seed(directory, results[0]["first_loss"]):
@@ -182,18 +186,6 @@ class Script(recipes.Recipe):
                 result, workdir=str(directory), num_groups=num_groups
             )
         return ""
-
-    def _disobeyed(self, found: Mapping[str, Any], num_groups: int) -> str:
-        """Returns what a training does not show of the method, and a remedy."""
-        return method_lib.disobeyed(
-            str(self.method),
-            found["obeyed"],
-            teachers=[each["name"] for each in found["teachers"]],
-            every_steps=found["exports"].get("every_steps"),
-            mixes="mixing" in found,
-            num_groups=num_groups,
-            asked=(self.settings["seed"], self.settings.get("every_steps")),
-        )
 
     def _ignores_seed(
         self, directory: pathlib.Path, loss: float | None

@@ -1,10 +1,10 @@
 """HeldOutPredictions: `fit` writes down what a student predicts."""
 
 import json
-import os
 import pathlib
 import re
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,7 +130,7 @@ class HeldOutPredictions(steps.SteppedCallback):
         seconds, process_seconds = np.subtract(now, self._start).tolist()
         text = json.dumps(
             {
-                "obeyed": method.obeyed,
+                "obeyed": _obeyed(cluster.method),
                 "seconds": seconds,
                 "process_seconds": process_seconds,
                 **self._measured(),
@@ -138,27 +138,27 @@ class HeldOutPredictions(steps.SteppedCallback):
         )
         path = directory / f"{self.name}.json"
         run_files.write(path, [f"{text}\n".encode()])
-        if method.obeyed:
-            print(f"tfdistill: the comparison set: {self._told()}", flush=True)
+        if cluster.method is not None:
+            told = self._told(_obeyed(cluster.method))
+            print(f"tfdistill: the comparison set: {told}", flush=True)
 
     def _check_obeyed(self) -> None:
         """Refuses a training that is not what the comparison is about."""
-        if os.environ.get(method.HELD_OUT) != self.name:
-            return
         strategy = self.codistilled.distribute_strategy
-        exporter = self._exporter
-        why = method.disobeyed(
-            os.environ[method.METHOD],
-            method.obeyed,
+        cluster, exporter = strategy_lib.cluster_of(strategy), self._exporter
+        chosen = cluster.method
+        if chosen is None or chosen.held_out != self.name:
+            return
+        why = _disobeyed(
+            chosen,
+            is_seeded=strategy_lib.is_made(strategy),
             teachers=self.codistilled.teachers.names,
             every_steps=exporter and exporter.every_steps,
             mixes=self._mixer is not None,
-            num_groups=strategy_lib.cluster_of(strategy).num_groups,
-            asked=method.asked(),
+            num_groups=cluster.num_groups,
         )
         if why:
-            name = os.environ[method.METHOD]
-            raise ValueError(f"{name} was not applied: {why}")
+            raise ValueError(f"{chosen.name} was not applied: {why}")
 
     def _predict(self) -> tuple[Any, Any]:
         """Returns outputs and labels, in the same order."""
@@ -206,7 +206,67 @@ class HeldOutPredictions(steps.SteppedCallback):
             **({"mixing": mixer.totals} if mixer else {}),
         }
 
-    def _told(self) -> str:
+    def _told(self, obeyed: Mapping[str, Any]) -> str:
         names = self.model.teachers.names
-        parts = [f"{key} {value}" for key, value in method.obeyed.items()]
+        parts = [f"{key} {value}" for key, value in obeyed.items()]
         return ", ".join([*parts, f"teachers {', '.join(names) or 'none'}"])
+
+
+def _obeyed(chosen: method.Method | None) -> dict[str, Any]:
+    """Returns what a comparison decided of this training."""
+    if chosen is None:
+        return {}
+    found = {
+        "method": chosen.name,
+        "seed": chosen.seed,
+        "weight_decay": chosen.weight_decay,
+        "share": chosen.share if method.shares else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _disobeyed(
+    chosen: method.Method,
+    *,
+    is_seeded: bool,
+    teachers: Sequence[str],
+    every_steps: int | None,
+    mixes: bool,
+    num_groups: int,
+) -> str:
+    """Returns what a training does not show of a method, and a remedy.
+
+    Empty if it shows all. `every_steps` is None without an exporter.
+    """
+    peers = [each for each in teachers if each != method.OWN_PAST]
+    taught = {
+        method.NOBODY: not teachers,
+        method.OWN_PAST: list(teachers) == [method.OWN_PAST],
+        method.PEERS: bool(peers) and len(peers) == len(teachers),
+    }
+    taught[method.PREDICTIONS] = taught[method.PEERS]
+    if not is_seeded:
+        return "make_strategy() was not called, which sets the seed."
+    if not taught[chosen.teachers]:
+        return (
+            f"the teachers were {', '.join(teachers) or 'none'}. Make the "
+            "tfdistill.CodistillModel after make_strategy()."
+        )
+    if num_groups > 1 and chosen.share not in method.shares:
+        return (
+            "the script chooses the groups' data itself. Pass the data through "
+            "tfdistill.data.group_shard."
+        )
+    if every_steps is None or (chosen.every_steps or every_steps) != (
+        every_steps
+    ):
+        return (
+            "no StudentExporter was in `fit`. Add "
+            "tfdistill.callbacks.defaults(every_steps=...)."
+        )
+    if mixes != chosen.mixes:
+        return (
+            "a WeightMixer is missing, or the script adds its own. Leave it to "
+            "tfdistill.callbacks.defaults(every_steps=...)."
+        )
+    return ""

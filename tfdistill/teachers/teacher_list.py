@@ -94,7 +94,7 @@ class TeacherList:
         `teachers` is None, a teacher, or a list of them. ValueError if two
         have the same name.
         """
-        self._given = _chosen(checked(teachers))
+        self._given = _chosen(checked(teachers), cluster.method)
         self._teachers = [
             member for given in self._given for member in given.members(cluster)
         ]
@@ -606,9 +606,10 @@ class TeacherList:
         self._publish()
 
 
-def _chosen(given: list[teacher_lib.Teacher]) -> list[teacher_lib.Teacher]:
-    """Returns the teachers of the method that the environment names, if any."""
-    chosen = method.chosen()
+def _chosen(
+    given: list[teacher_lib.Teacher], chosen: method.Method | None
+) -> list[teacher_lib.Teacher]:
+    """Returns the teachers of a comparison's method, if there is one."""
     if chosen is None:
         return given
     if chosen.teachers == method.OWN_PAST:
