@@ -261,9 +261,9 @@ def test_workers_take_the_interval_that_the_chief_says(
     class Chief(agreement.Agreement):
         """One that is another worker, and says 33."""
 
-        def exchange_news(self, said=()):
+        def exchange_news(self, **said):
             assert said == [0]
-            return super().exchange_news([33])
+            return super().exchange_news(every=[33])
 
     monkeypatch.setattr(agreement, "Agreement", Chief)
     monkeypatch.setattr(replicas, "is_chief", lambda strategy: False)

@@ -331,7 +331,7 @@ class StudentExporter(steps.Exporter):
         self._schedule.start(self.step)
         self._last_due = self.step, time.monotonic()
         if self._adapts:
-            self._agreement = agreement.Agreement(strategy, [], num_said=1)
+            self._agreement = agreement.Agreement(strategy, [], every=1)
         self._peers = [g for g in cluster.peers if g != self.group]
         self._looks_for_earlier = self._looks_for_twins = self.step == 0
         if replicas.is_chief(strategy):
@@ -414,7 +414,8 @@ class StudentExporter(steps.Exporter):
             wanted = _MARGIN * secs * (self.step - step) / (now - then)
             wanted = min(max(wanted, every / 2, _LEAST_STEPS), every * 2)
             every = math.ceil(wanted)
-        (every,) = self._agreement.exchange_news([every]).said
+        news = self._agreement.exchange_news(every=[every])
+        (every,) = news.said["every"]
         self.every_steps = every
         self._schedule = steps.EverySteps(every, offset_steps=self.step % every)
         self._schedule.start(self.step)

@@ -912,9 +912,7 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         if len(self.teachers):
             rows_lib.check_inputs(self._agree_on, self.trainer.input_spec)
             strategy, last = self.distribute_strategy, self.trainer.last
-            self.teachers.attach(
-                teacher_lib.Student(self.graph, strategy, last=last)
-            )
+            self.teachers.attach(self.graph, strategy, last)
         return self.teachers.remote
 
     def compile(

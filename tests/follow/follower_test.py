@@ -373,9 +373,7 @@ class _Group:
             self.readers.append(reader)
             self.cannot_load.append(cannot_load)
             self.collectives.append(_Collective())
-            made = agreement.Agreement(
-                tf.distribute.get_strategy(), [reader], num_said=0
-            )
+            made = agreement.Agreement(tf.distribute.get_strategy(), [reader])
             made._sum, made._is_chief = self.collectives[-1], index == 0
             made._num_workers = num_workers
             self.agreements.append(made)

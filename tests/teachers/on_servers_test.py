@@ -12,6 +12,7 @@ from tests.cases import codistillation as codistillation_cases
 from tests.cases import object_store
 from tests.cases import servers as cases
 from tfdistill import teachers as kinds
+from tfdistill.cluster import replicas
 from tfdistill.exports import key_frames
 from tfdistill.exports import student_graph
 from tfdistill.teachers import on_servers
@@ -41,14 +42,15 @@ def _graph():
     return student_graph.StudentGraph(cases.student(), SPEC)
 
 
-class _Student(teacher_lib.Student):
-    """One of a parameter-server group, wherever it runs."""
+@pytest.fixture
+def on_server_group(monkeypatch):
+    """Every student is one of a parameter-server group, wherever it runs."""
+    monkeypatch.setattr(replicas, "on_servers", lambda strategy: True)
 
-    on_servers = True
 
-
-def _student():
-    return _Student(_graph(), tf.distribute.get_strategy())
+def _attach(teachers):
+    strategy = tf.distribute.get_strategy()
+    teachers.attach(_graph(), strategy, steps.LastExecution())
 
 
 class _Group:
@@ -61,7 +63,7 @@ class _Group:
             codistillation_cases.peers(self.exchange, **kwargs),
             tfdistill.Cluster(),
         )
-        self.teachers.attach(_student())
+        _attach(self.teachers)
         (self.teacher,), self.remote = self.teachers, self.teachers.remote
         self.refresh = self.teachers.refresh
         self._ask = tf.function(self._execute, autograph=False)
@@ -101,12 +103,14 @@ class _Group:
 
 
 @pytest.fixture
-def group(tmp_path):
+def group(tmp_path, on_server_group):
     return _Group(tmp_path)
 
 
 @pytest.mark.deep
-def test_a_version_comes_from_an_object_store(tmp_path, monkeypatch):
+def test_a_version_comes_from_an_object_store(
+    tmp_path, monkeypatch, on_server_group
+):
     """Which TensorFlow's operations, on whatever task, cannot read."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -217,7 +221,7 @@ def test_waiting_for_a_half_has_an_end(group, monkeypatch):
     group.remote._wait_until_free()
 
 
-def test_another_group_takes_a_place(tmp_path):
+def test_another_group_takes_a_place(tmp_path, on_server_group):
     group = _Group(tmp_path, peers=(1, 2), at_most=1)
     group.take(_peer(3), 10)
     before = group.remote.arguments()
@@ -286,7 +290,7 @@ def test_a_version_with_nan_is_refused(group, what):
     assert "NaN or infinite" in group.teacher.follower.rejected[10]
 
 
-def test_a_version_that_is_too_old_is_not_obeyed(tmp_path):
+def test_a_version_that_is_too_old_is_not_obeyed(tmp_path, on_server_group):
     group = _Group(tmp_path, max_staleness_steps=50)
     group.take(_peer(3), 10)
     arguments = group.remote.arguments()
@@ -358,7 +362,7 @@ def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):
     np.testing.assert_allclose(ask(), peer(cases.data()[0]), rtol=1e-5)
 
 
-def test_a_version_is_tried_before_it_is_obeyed(tmp_path):
+def test_a_version_is_tried_before_it_is_obeyed(tmp_path, on_server_group):
     """Out of the half that is not in use, while the other one is."""
     good = _peer(3)
     group = _Group(tmp_path, canary=(cases.data()[0], None))
@@ -387,4 +391,4 @@ def test_kinds_that_cannot_run_on_servers_say_so(monkeypatch, teacher):
     cases.pretend(monkeypatch)
     teachers = teacher_list.TeacherList(teacher(), tfdistill.Cluster())
     with pytest.raises(ValueError, match="arameter.server"):
-        teachers.attach(_student())
+        _attach(teachers)

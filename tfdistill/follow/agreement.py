@@ -62,13 +62,13 @@ class News:
         ready: Followers whose announced version every worker has read.
         failed: Followers whose announced version some worker could not read,
             and which all have rejected.
-        said: The sums of the workers' own numbers.
+        said: The sums of the workers' own numbers, by their names.
     """
 
     newest: Sequence[int]
     ready: Sequence[int]
     failed: Sequence[int]
-    said: Sequence[int]
+    said: Mapping[str, Sequence[int]]
 
 
 class Agreement:
@@ -78,12 +78,15 @@ class Agreement:
         self,
         strategy: tf.distribute.Strategy,
         followers: Sequence[follower.Follower],
-        *,
-        num_said: int,
+        **said: int,
     ) -> None:
-        """Takes the followers, in the same order on all workers."""
+        """Takes the followers, in the same order on all workers.
+
+        `said` are the names of the workers' own numbers, and how many there
+        are of each.
+        """
         self._followers = followers
-        size = _FIELDS * len(followers) + num_said
+        size = _FIELDS * len(followers) + sum(said.values())
         self._sum = (
             (lambda values: values)
             if replicas.num_workers(strategy) == 1
@@ -91,13 +94,13 @@ class Agreement:
         )
         self._num_workers = replicas.num_workers(strategy)
         self._is_chief = replicas.is_chief(strategy)
-        self._num_said = num_said
+        self._said = said
 
-    def exchange_news(self, said: Sequence[int] = ()) -> News:
+    def exchange_news(self, **said: Sequence[int]) -> News:
         """Sends the other workers what this one knows; rejects what failed.
 
-        `said` are `num_said` numbers of this worker's own, 0 by default, of
-        which all learn the sums.
+        `said` are this worker's own numbers, 0 by default, of which all learn
+        the sums.
         """
         mine = self._no_news()
         for index, each in enumerate(self._followers):
@@ -105,7 +108,7 @@ class Agreement:
             mine[0, index] = (each.newest + 1) * self._is_chief
             mine[1, index] = state == follower.READY
             mine[2, index] = state == follower.FAILED
-        (newest, ready, failed), sums = self._summed(mine, said)
+        (newest, ready, failed), sums = self._summed(mine, **said)
         for index in map(int, np.flatnonzero(failed)):
             self._reject(index)
         return News(
@@ -163,12 +166,16 @@ class Agreement:
         return np.zeros([_FIELDS, len(self._followers)], np.int64)
 
     def _summed(
-        self, mine: np.ndarray, said: Sequence[int] = ()
-    ) -> tuple[np.ndarray, list[int]]:
-        said = said or [0] * self._num_said
-        summed = self._sum(np.array([*mine.reshape(-1), *said], np.int64))
-        of_followers, sums = np.split(summed, [mine.size])
-        return of_followers.reshape(mine.shape), sums.tolist()
+        self, mine: np.ndarray, **said: Sequence[int]
+    ) -> tuple[np.ndarray, dict[str, list[int]]]:
+        own = [*mine.flat]
+        for name, number in self._said.items():
+            own += said.get(name, [0] * number)
+        summed = self._sum(np.array(own, np.int64))
+        ends = np.cumsum([mine.size, *self._said.values()])
+        of_followers, *sums, _ = np.split(summed, ends)
+        by_name = zip(self._said, (part.tolist() for part in sums), strict=True)
+        return of_followers.reshape(mine.shape), dict(by_name)
 
 
 def _read_now(each: follower.Follower) -> None:

@@ -113,7 +113,7 @@ class Rounds:
         self._wait_secs, self._clock = wait_secs, clock
         self._is_chief = replicas.is_chief(strategy)
         self._agreement = agreement.Agreement(
-            strategy, self._followers, num_said=1
+            strategy, self._followers, is_over=1
         )
         if wait_secs:  # A later version than the first mix's is not for it.
             for each in self._followers:
@@ -173,7 +173,7 @@ class Rounds:
         num_rounds = 0
         while True:
             is_over = self._is_chief and self._clock() >= deadline
-            news = self._agreement.exchange_news([is_over])
+            news = self._agreement.exchange_news(is_over=[is_over])
             num_rounds += 1
             for index in news.failed:
                 self._missed[index] = news.newest[index]
@@ -186,7 +186,7 @@ class Rounds:
                     and self._followers[index].announced == step
                 )
             ]
-            if any(news.said) or not late:
+            if any(news.said["is_over"]) or not late:
                 break
             for index in range(len(self._followers)):
                 self._announce(news, index)

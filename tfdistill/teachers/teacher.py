@@ -87,7 +87,7 @@ class Batch:
         return keras.tree.flatten(self.outputs)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Student:
     """What a teacher may know of the student, once `fit` has seen its data.
 

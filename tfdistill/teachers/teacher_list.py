@@ -15,6 +15,7 @@ from tfdistill import losses as losses_lib
 from tfdistill.cluster import identity
 from tfdistill.cluster import method
 from tfdistill.cluster import replicas
+from tfdistill.exports import student_graph
 from tfdistill.follow import agreement
 from tfdistill.follow import follower
 from tfdistill.teachers import canary
@@ -198,6 +199,10 @@ class TeacherList:
             loss, task_loss=task_loss, output_names=output_names, **options
         )
 
+    def _weight_at(self, step: tf.Tensor) -> Any:
+        """Returns the distillation weight, as the last `compile` has it."""
+        return self.weight(step) if self.weight else 0.0
+
     def forget(self) -> None:
         """Forgets an earlier training, whose versions are not of this one."""
         if self._student is None:
@@ -208,34 +213,44 @@ class TeacherList:
             peer.forget()
         self._publish()
 
-    def attach(self, student: teacher_lib.Student) -> None:
+    def attach(
+        self,
+        graph: student_graph.StudentGraph,
+        strategy: tf.distribute.Strategy,
+        last: steps.LastExecution,
+    ) -> None:
         """Makes the teachers and their variables for one student, once.
 
-        If the same student was compiled again, only its weight and what is
-        frozen are updated.
+        If the same student was compiled again, only what is frozen is updated.
         """
         if self._student is not None:
-            if student.graph is not self._student.graph:
+            if graph is not self._student.graph:
                 raise RuntimeError(_ATTACHED.format(", ".join(self.names)))
-            self._student.weight = self.weight
             for peer in self._peers:
                 peer.compiled_again()
             return
-        self._student = student
-        student.last.also["teacher_loss"] = math.nan
-        student.names, student.weight = self.names, self.weight
-        if self._term:
-            student.losses = self._term.losses_of(student.graph.output_spec)
-            scale.check_own_ends(student.graph.ends, student.losses)
-        student.yardstick = yardstick.of_task(self._task_loss)
+        losses = self._term.losses_of(graph.output_spec) if self._term else ()
+        scale.check_own_ends(graph.ends, losses)
+        last.also["teacher_loss"] = math.nan
+        if replicas.on_servers(strategy):
+            self.remote = on_servers.RemoteTeachers(self._teachers)
+        asks_all = all(peer.canary is not None for peer in self._peers)
+        student = self._student = teacher_lib.Student(
+            graph,
+            strategy,
+            weight=self.weight and self._weight_at,
+            losses=losses,
+            last=last,
+            names=self.names,
+            yardstick=yardstick.of_task(self._task_loss),
+            remote=self.remote,
+            held_out=None
+            if asks_all
+            else canary.of_validation(self.validation_data),
+        )
         if student.yardstick and student.is_chief:
             self._reports = worth.Reports(student.yardstick)
-        if any(peer.canary is None for peer in self._peers):
-            student.held_out = canary.of_validation(self.validation_data)
-        if student.on_servers:
-            self.remote = on_servers.RemoteTeachers(self._teachers)
-            student.remote = self.remote
-        with student.strategy.scope():
+        with strategy.scope():
             if not self.remote:
                 self._standings = replicas.told(
                     student.strategy,
@@ -250,7 +265,10 @@ class TeacherList:
         self._agreement = agreement.Agreement(
             student.strategy,
             [peer.follower for peer in self._peers],
-            num_said=2 * len(self._teachers) + len(self._peers) + 1,
+            bad=len(self),
+            doubted=len(self),
+            moves=len(self._peers),
+            loss=1,
         )
         self._publish()
 
@@ -407,25 +425,22 @@ class TeacherList:
         for held_out in self._student.held_out_losses.values():
             held_out.take(step)
         self._read_report(step or 0)
-        bad = [count >= _MAX_BAD for count in self._num_bad]
         doubts = [each.doubt() for each in self._teachers]
         decides = self._student.is_chief
-        doubted = [decides and bool(doubt) for doubt in doubts]
-        moves = [peer.next_group() + 1 for peer in self._peers]
         # By its bits: all workers show the same.
         loss = int(self._mean_loss().view(np.int32)) if decides else 0
-        news = self._agreement.exchange_news([*bad, *doubted, *moves, loss])
-        bad, doubted, moves, (loss,) = (
-            part.tolist()
-            for part in np.split(news.said, [len(self), 2 * len(self), -1])
+        news = self._agreement.exchange_news(
+            bad=[count >= _MAX_BAD for count in self._num_bad],
+            doubted=[decides and bool(doubt) for doubt in doubts],
+            moves=[peer.next_group() + 1 for peer in self._peers],
+            loss=[loss],
         )
-        shown = np.int32(loss).view(np.float32)
+        shown = np.int32(news.said["loss"][0]).view(np.float32)
         self._student.last.also["teacher_loss"] = float(shown)
         for index, each in enumerate(self._teachers):
-            self._doubt(
-                each, (doubts[index] or _CHIEFS) if doubted[index] else ""
-            )
-            if bad[index]:
+            is_doubted = news.said["doubted"][index]
+            self._doubt(each, (doubts[index] or _CHIEFS) if is_doubted else "")
+            if news.said["bad"][index]:
                 self._num_bad[index] = 0
                 each.drop(
                     "its outputs were NaN or infinite in the batches before "
@@ -440,7 +455,7 @@ class TeacherList:
             is_good = newest not in follower.rejected
             if is_good and newest > follower.current and follower.announced < 0:
                 follower.announce(newest)
-        for peer, move in zip(self._peers, moves, strict=True):
+        for peer, move in zip(self._peers, news.said["moves"], strict=True):
             if move:
                 peer.follow(move - 1)
         if not self.has_exporter:
