@@ -32,6 +32,7 @@ from absl import logging
 from tfdistill.exchange import deltas
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import publisher
+from tfdistill.exchange import store
 from tfdistill.exchange import versions
 from tfdistill.system import programs
 
@@ -144,7 +145,7 @@ class _Table:
             self._encoder = deltas.Encoder(step, self.at(step))
             return
         field, blocks = encoder.encode(self.at(step))
-        hub.publish_delta(
+        hub.deltas.publish_file(
             blocks, group=0, step=step, extras={deltas.FIELD: field}
         )
 
@@ -290,7 +291,7 @@ def _check(
 
 
 def _check_in(
-    reader: publisher.Exchange, counts: Counts, newest: int, table: _Table
+    reader: store.VersionStore, counts: Counts, newest: int, table: _Table
 ) -> tuple[int, bool]:
     """Returns the newest step in sight, and whether something is unfinished."""
     steps = reader.steps(0)

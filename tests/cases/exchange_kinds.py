@@ -78,21 +78,21 @@ def publish(root):
         encoder = deltas.Encoder(1, VALUES[1])
         for step in (2, 3):
             field, blocks = encoder.encode(VALUES[step])
-            exchange.publish_delta(
+            exchange.deltas.publish_file(
                 blocks, group=0, step=step, extras={deltas.FIELD: field}
             )
         name = bases.name_of(BASE)
         exchange.bases.publish(name, BASE)
         zeros = {"a": np.zeros_like(VALUES[4]["a"])}
         field, blocks = deltas.Encoder(4, zeros).encode(VALUES[4])
-        exchange.publish_delta(
+        exchange.deltas.publish_file(
             blocks,
             group=0,
             step=4,
             extras={deltas.FIELD: {**field, deltas.BASE: name}},
         )
         for step, bits in ((2, 8), (4, 1)):
-            exchange.publish_outer_gradient(
+            exchange.outer_gradients.publish_file(
                 outer_gradients.encode(GRADIENTS, _last_two, bits=bits),
                 group=1,
                 step=step,

@@ -49,7 +49,7 @@ def test_a_base_stays_while_any_group_names_it(tmp_path, clock):
         exchange.bases.publish(name, _blocks(seed))
         field = {"frame": 1, deltas.BASE: name, "variables": {}}
         described = {"group": group, "step": step}
-        exchange.publish_delta(
+        exchange.deltas.publish_file(
             [b"-"], **described, extras={deltas.FIELD: field}
         )
         exchange.publish(

@@ -9,6 +9,7 @@ import pytest
 from tests.cases import object_store
 from tests.cases import tiers
 from tfdistill import contrib
+from tfdistill.exchange import claim
 from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
@@ -88,7 +89,7 @@ class _Group:
                 step=self.step,
             )
         field, blocks = encoder.encode(values)
-        return self.exchange.publish_delta(
+        return self.exchange.deltas.publish_file(
             blocks, group=0, step=self.step, extras={deltas.FIELD: field}
         )
 
@@ -237,7 +238,7 @@ def test_a_publisher_that_lost_its_group_publishes_no_delta(tmp_path):
     exchange.claim(0, run="a")
     group.publish(values)
     publisher.Exchange(tmp_path).claim(0, run="a")
-    with pytest.raises(publisher.group_claim.ClaimLostError):
+    with pytest.raises(claim.ClaimLostError):
         group.publish(values)
     assert exchange.deltas.listed(0) == []
 

@@ -9,10 +9,12 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.exchange import commit
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import versions
 
@@ -34,18 +36,22 @@ class Bases:
         self,
         file_system: filesystem.FileSystem,
         root: str,
-        *,
-        min_keep_secs: float,
-        clock: Callable[[], float],
+        retention: commit.Retention,
+        needed: Callable[[], Collection[str]],
     ) -> None:
-        """Touches no storage."""
+        """Touches no storage.
+
+        `needed` finds the names in the manifests of all groups.
+        """
         self._file_system, self.root = file_system, f"{root}/bases"
-        self._min_keep_secs, self._clock = min_keep_secs, clock
+        self._retention, self._needed = retention, needed
+        self._has_published = False
         # Since when no version has named each.
         self._unnamed: dict[str, float] = {}
 
     def publish(self, name: str, blocks: Sequence[Any]) -> None:
         """Writes a base unless it is there; raises ExportError."""
+        self._has_published = True
         path, size = f"{self.root}/{name}", sum(map(len, blocks))
         try:
             if not self._is_there(path, size):
@@ -100,23 +106,18 @@ class Bases:
             )
         return found
 
-    def prune(self, named: Callable[[], set[str]]) -> None:
+    def prune(self) -> None:
         """Removes what no version has named for long; one always stays.
 
-        `named` finds the names in the manifests of all groups.
+        Only for a process that has published one.
         """
         names: list[str] = []
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            names = self._file_system.list_dir(self.root)
+        if self._has_published:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                names = self._file_system.list_dir(self.root)
         if len(names) < 2:
             return
-        used, now = named(), self._clock()
-        self._unnamed = {
-            name: self._unnamed.get(name, now)
-            for name in names
-            if name not in used and _NAME.fullmatch(name)
-        }
-        for name, since in self._unnamed.items():
-            if now - since >= self._min_keep_secs:
-                with contextlib.suppress(FileNotFoundError):
-                    self._file_system.remove(f"{self.root}/{name}")
+        unneeded = {*filter(_NAME.fullmatch, names)} - {*self._needed()}
+        for name in self._retention.expired(self._unnamed, unneeded):
+            with contextlib.suppress(FileNotFoundError):
+                self._file_system.remove(f"{self.root}/{name}")

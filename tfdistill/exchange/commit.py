@@ -6,12 +6,12 @@ import logging
 import tempfile
 import uuid
 from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
 from tfdistill.exchange import claim
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
-from tfdistill.exchange import signing
 from tfdistill.exchange import versions
 
 _log = logging.getLogger(__name__)
@@ -45,83 +45,32 @@ class Retention:
                 f"{self.min_keep_secs!r}."
             )
 
+    def expired(
+        self, since: dict[Any, float], unneeded: Iterable[Any]
+    ) -> set[Any]:
+        """Returns which names have been unneeded for `min_keep_secs`.
 
-class GroupPublisher:
-    """Publishes the versions of one group, whose claim it may hold."""
-
-    def __init__(
-        self,
-        file_system: filesystem.FileSystem,
-        directory: str,
-        retention: Retention,
-    ) -> None:
-        self.claim: claim.GroupClaim | None = None
-        self._file_system = file_system
-        self._directory = directory
-        self._retention = retention
-        # Since when each version has had a newer one.
-        self._superseded: dict[int, float] = {}
-
-    def confirm(self) -> None:
-        """Makes sure that no other process has taken the group over."""
-        if self.claim is not None:
-            self.claim.confirm()
-
-    def publish(
-        self,
-        write: Callable[[str], None],
-        draft: manifest.Manifest,
-        signer: signing.Signer | None,
-    ) -> manifest.Manifest:
-        """Makes a version of what `write` leaves in a directory."""
-        stage = Staging(
-            self._file_system,
-            f"{self._directory}/{draft.step}",
-            incarnation=draft.incarnation,
-        )
-        try:
-            write(stage.path)
-            files = stage.files()
-            if not files:
-                raise versions.ExportError(
-                    f"`write` must leave at least one file in {stage.path}; it "
-                    "left no file."
-                )
-            checked = dataclasses.replace(draft, files=files)
-            if signer is not None:
-                checked = signer.sign(checked)
-            stage.commit(checked, confirm=self.confirm)
-        finally:
-            stage.discard()
-        # As a reader gets it: tuples of the caller have become lists.
-        return manifest.Manifest.from_json(checked.to_json())
-
-    def prune(self, steps: Sequence[int]) -> None:
-        """Removes versions that may go, and what crashed publishers left.
-
-        `steps` are all versions, ascending.
+        `since` holds since when each has been, from call to call.
         """
-        now, since = self._retention.clock(), self._superseded
-        self._superseded = {step: since.get(step, now) for step in steps[:-1]}
-        for step in steps[: -self._retention.max_to_keep]:
-            age = now - self._superseded[step]
-            if age >= self._retention.min_keep_secs:
-                path = f"{self._directory}/{step}"
-                try_to_remove_version(self._file_system, path)
-        self._sweep()
+        now, before = self.clock(), dict(since)
+        since.clear()
+        since.update({name: before.get(name, now) for name in unneeded})
+        return {n for n, t in since.items() if now - t >= self.min_keep_secs}
 
-    def _sweep(self) -> None:
-        try:
-            names = self._file_system.list_dir(self._directory)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for name in sorted(names):
-            path = f"{self._directory}/{name}"
-            if name.startswith((".trash-", ".tmp-")) or (
-                versions.step_of_name(name) is not None
-                and is_committed(self._file_system, path) is False
-            ):
-                _try_to(self._file_system.remove_tree, path)
+
+def sweep(file_system: filesystem.FileSystem, directory: str) -> None:
+    """Removes from a group's directory what crashed publishers left."""
+    try:
+        names = file_system.list_dir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in sorted(names):
+        path = f"{directory}/{name}"
+        if name.startswith((".trash-", ".tmp-")) or (
+            versions.step_of_name(name) is not None
+            and is_committed(file_system, path) is False
+        ):
+            _try_to(file_system.remove_tree, path)
 
 
 def remove_version(file_system: filesystem.FileSystem, directory: str) -> None:

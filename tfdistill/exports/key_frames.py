@@ -114,7 +114,7 @@ class KeyFrames:
             # If a whole version is needed, the delta may have been published.
             known = [versions.VersionExistsError] if whole else []
             with contextlib.suppress(*known):
-                version = exchange.publish_delta(
+                version = exchange.deltas.publish_file(
                     blocks, **{**described, "extras": of_delta}
                 )
             if not is_key:

@@ -18,6 +18,7 @@ from typing import Any
 
 from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
+from tfdistill.exchange import store
 from tfdistill.exchange import versions
 from tfdistill.system import background
 
@@ -183,7 +184,7 @@ class Follower:
 
     def _open(
         self, group: int, step: int
-    ) -> tuple[publisher.Exchange, versions.Version]:
+    ) -> tuple[store.VersionStore, versions.Version]:
         """Opens a version where it is: a delta before a frame of its step.
 
         So all workers take the same: the delta was there first. After two bad

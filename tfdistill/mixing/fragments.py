@@ -308,7 +308,7 @@ class FragmentMixer(mixer.WeightMixer):
             pause = background.Backoff(first_secs=0.1, longest_secs=5.0)
             while self._publisher is publisher:  # Else it was given up.
                 try:
-                    exporter.exchange.publish_outer_gradient(
+                    exporter.exchange.outer_gradients.publish_file(
                         blocks,
                         group=exporter.group,
                         step=step,
