@@ -25,19 +25,33 @@ from tfdistill.mixing import outer_gradients
 
 KEY = b"0123456789abcdef"
 _INCARNATION = uuid.UUID(int=7)
-# By step: a key frame; deltas of it, of a float, a whole number and a quantized
-# kernel with its scale; and a delta over zeros, whose other values are a base.
+TABLE, COUNT, KERNEL = (f"model_variables/{index}" for index in range(3))
+SCALE = "scales/2"
+# A student's, as its manifest has them.
+STUDENT = {
+    TABLE: {"shape": [3, 2], "dtype": "float32"},
+    COUNT: {"shape": [], "dtype": "int64"},
+    KERNEL: {"shape": [2, 2], "dtype": "float32"},
+}
+# Of its quantized versions.
+_STORED = {
+    **STUDENT,
+    KERNEL: {"shape": [2, 2], "dtype": "int8"},
+    SCALE: {"shape": [1, 2], "dtype": "float32"},
+}
+# By step: a key frame, two deltas of it, and one over zeros, with a base.
 VALUES = {
     step: {
-        "a": np.float32([[0, 1], [2, 3], [4, 5]])
+        TABLE: np.float32([[0, 1], [2, 3], [4, 5]])
         + np.float32([[0], [step == 2], [step == 3]]) * 0.5,
-        "b": np.array(step),
-        "kernel": np.int8([[step, -1], [2, -128]]),
-        "scales_kernel": np.float32([[0.5, 2.0**-step]]),
+        COUNT: np.array(step),
+        KERNEL: np.int8([[step, -1], [2, -128]]),
+        SCALE: np.float32([[0.5, 2.0**-step]]),
     }
-    for step in (1, 2, 3)
-} | {4: {"a": np.float32([[0, 0.25]])}}
-BASE = [b"\x00\x00\x80?", b"\x01"]
+    for step in (1, 2, 3, 4)
+}
+_FROZEN = (KERNEL, SCALE)
+BASE = [VALUES[4][key].tobytes() for key in _FROZEN]
 GRADIENTS = [np.float32([0, 1, -2]), np.float32([])]
 
 
@@ -70,27 +84,28 @@ def publish(root):
             group=0,
             step=1,
             graph_fingerprint="f",
-            inputs={"x": {"shape": [None, 2], "dtype": "float32"}},
+            inputs={"x": {"shape": (None, 2), "dtype": "float32"}},
             outputs=[],
-            variables={"a": {"shape": (3, 2), "dtype": "float32"}},
+            variables=_STORED,
             extras={deltas.KEY_EVERY_FIELD: 4},
         )
-        encoder = deltas.Encoder(1, VALUES[1])
-        for step in (2, 3):
-            field, blocks = encoder.encode(VALUES[step])
+        exchange.bases.publish(bases.name_of(BASE), BASE)
+        encoder, more = deltas.Encoder(1, VALUES[1]), {}
+        for step in (2, 3, 4):
+            values = VALUES[step]
+            if step == 4:
+                values = {key: values[key] for key in (TABLE, COUNT)}
+                zeros = {key: np.zeros_like(v) for key, v in values.items()}
+                encoder = deltas.Encoder(4, zeros)
+                more = {deltas.BASE: bases.name_of(BASE)}
+            field, blocks = encoder.encode(values)
             exchange.deltas.publish_file(
-                blocks, group=0, step=step, extras={deltas.FIELD: field}
+                blocks,
+                group=0,
+                step=step,
+                variables=_STORED,
+                extras={deltas.FIELD: {**field, **more}},
             )
-        name = bases.name_of(BASE)
-        exchange.bases.publish(name, BASE)
-        zeros = {"a": np.zeros_like(VALUES[4]["a"])}
-        field, blocks = deltas.Encoder(4, zeros).encode(VALUES[4])
-        exchange.deltas.publish_file(
-            blocks,
-            group=0,
-            step=4,
-            extras={deltas.FIELD: {**field, deltas.BASE: name}},
-        )
         for step, bits in ((2, 8), (4, 1)):
             exchange.outer_gradients.publish_file(
                 outer_gradients.encode(GRADIENTS, _last_two, bits=bits),
@@ -145,83 +160,77 @@ def files():
         for name, content in contents.items():
             found[f"{path}/{name}"] = content
 
-    def delta(step, content, signature, lengths, **more):
-        """`lengths`: by variable, rows, those sent, and bytes of the index."""
+    def delta(step, content, signature, num_sent, **more):
+        """`num_sent` has the rows that are sent, by variable."""
         entries = {
             name: {
-                "of": of,
+                "of": len(VALUES[step][name]) if VALUES[step][name].ndim else 1,
                 "rows": rows,
-                "index": index,
+                "index": 9,
                 "sha256": hashlib.sha256(VALUES[step][name]).hexdigest(),
             }
-            for name, (of, rows, index) in lengths.items()
+            for name, rows in num_sent.items()
         }
-        field = {**more, "variables": entries}
         add(
             f"deltas/group_0/{step}",
             {"delta.bin": content},
             signature,
-            extras={"delta": field},
+            extras={"delta": {**more, "variables": entries}},
+            variables=_STORED,
         )
 
     add(
         "group_0/1",
         {"saved_model.pb": b"graph", "variables/variables.index": b"index"},
-        "f65ee604959dfd33266e266b15d9e90ed277f776d8108cedc1ee6f2aa00d7e36",
+        "463cdf2f4b949c2c5dc2575eb5e2c31c46635d1490a442cc1f7fe8cd251adf5b",
         extras={"key_every": 4},
         graph_fingerprint="f",
         inputs={"x": {"shape": [None, 2], "dtype": "float32"}},
         outputs=[],
-        variables={"a": {"shape": [3, 2], "dtype": "float32"}},
+        variables=_STORED,
     )
-    all_of_one = b"x\x01k\x00\x00\x00\x81\x00\x81"
+    first = b"x\x01k\x00\x00\x00\x81\x00\x81"
     delta(
         2,
         b"x\x01s\x00\x00\x00A\x00A\x00\x00 @\x00\x00`@"
-        + all_of_one
+        + first
         + b"\x02\x00\x00\x00\x00\x00\x00\x00"
-        + all_of_one
+        + first
         + b"\x02\xff"
-        + all_of_one
+        + first
         + b"\x00\x00\x00?\x00\x00\x80>",
-        "f3a0bb85de5c7e050c0045ccf9b0c2a3f441509cfae6faa673018e165eac8610",
-        {
-            "a": (3, 1, 9),
-            "b": (1, 1, 9),
-            "kernel": (2, 1, 9),
-            "scales_kernel": (1, 1, 9),
-        },
+        "abc09c2ddfc81139a15d89407a40b68276d39b31f1f6b549b6814b5b81fe560a",
+        {TABLE: 1, COUNT: 1, KERNEL: 1, SCALE: 1},
         frame=1,
     )
     delta(
         3,
         b"x\x01K\x00\x00\x00a\x00a"
         + np.float32([2, 3, 4.5, 5.5]).tobytes()
-        + all_of_one
+        + first
         + b"\x03\x00\x00\x00\x00\x00\x00\x00"
-        + all_of_one
+        + first
         + b"\x03\xff"
-        + all_of_one
+        + first
         + b"\x00\x00\x00?\x00\x00\x00>",
-        "28140b405b79302c7a370bd7b7b94099da363bd9b94201009507d9e7f9c12029",
-        {
-            "a": (3, 2, 9),
-            "b": (1, 1, 9),
-            "kernel": (2, 1, 9),
-            "scales_kernel": (1, 1, 9),
-        },
+        "b767e63ebd24baa2dc5859f9c3d983cd0643b1ac719f4722cd91d635072fbfa9",
+        {TABLE: 2, COUNT: 1, KERNEL: 1, SCALE: 1},
         frame=1,
     )
-    base = hashlib.sha256(b"".join(BASE)).hexdigest()
-    found[f"bases/{base}"] = b"".join(BASE)
     delta(
         4,
-        all_of_one + b"\x00\x00\x00\x00\x00\x00\x80>",
-        "54fa25553e33520f706db2ab64802630c3dc6051677a508db95d1e61df0ec7a0",
-        {"a": (1, 1, 9)},
+        b"x\x01{\x00\x00\x00\xe1\x00\xe1"
+        + np.float32([0, 1, 2, 3, 4, 5]).tobytes()
+        + first
+        + b"\x04\x00\x00\x00\x00\x00\x00\x00",
+        "0779421b5dd7cf34fe95239a5e327981e4ac967f2be2540c809b58a0218a971e",
+        {TABLE: 3, COUNT: 1},
         frame=4,
-        base=base,
+        base="0987b6f7e7eb43244783ff78732cc902e640435d1ef8c526b791159213e1166a",
     )
+    found[
+        "bases/0987b6f7e7eb43244783ff78732cc902e640435d1ef8c526b791159213e1166a"
+    ] = b"\x04\xff\x02\x80\x00\x00\x00?\x00\x00\x80="
     index = b"x\x9cK\x00\x00\x00a\x00a"
     for step, bits, numbers, signature in (
         (

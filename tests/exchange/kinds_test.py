@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from tests.cases import exchange_kinds as kinds
-from tfdistill.exchange import bases
 from tfdistill.exchange import claim
 from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
+from tfdistill.exports import quantized
+from tfdistill.follow import reading
 from tfdistill.mixing import outer_gradients
 
 
@@ -50,22 +51,31 @@ def test_whole_versions_of_before_are_read(exchange):
     assert exchange.steps(0) == [1] and exchange.steps(1) == []
 
 
-def test_deltas_and_bases_of_before_are_read(exchange):
+class _Place:
+    """What holds the key frame, which it need not read."""
+
+    held = (
+        kinds.VALUES[1][kinds.TABLE],
+        kinds.VALUES[1][kinds.COUNT],
+        quantized.Quantized(
+            *(kinds.VALUES[1][key] for key in (kinds.KERNEL, kinds.SCALE)),
+            [2, 2],
+            "float32",
+        ),
+    )
+
+
+@pytest.mark.parametrize("step", [2, 3, 4])
+def test_deltas_and_bases_of_before_are_read(exchange, step):
     assert exchange.deltas.steps(0) == [2, 3, 4]
-    held = kinds.VALUES[1]
-    for step in (2, 3):
-        extras, content = _content(exchange.deltas, step)
-        held = deltas.patched(extras[deltas.FIELD], content, held)
-        for name, value in kinds.VALUES[step].items():
-            assert held[name].dtype == value.dtype
-            np.testing.assert_array_equal(held[name], value)
-    extras, content = _content(exchange.deltas, 4)
-    zeros = {"a": np.zeros([1, 2], "float32")}
-    found = deltas.patched(extras[deltas.FIELD], content, zeros)
-    np.testing.assert_array_equal(found["a"], kinds.VALUES[4]["a"])
-    name = deltas.base_of(exchange.deltas.open(0, 4).manifest)
-    assert name == bases.name_of(kinds.BASE)
-    assert exchange.bases.read(name, 5) == b"".join(kinds.BASE)
+    reader = reading.Reader(exchange, kinds.STUDENT, pytest.fail)
+    delta = exchange.deltas.latest(0, wanted=lambda found: found.step == step)
+    with exchange.deltas.readable(delta) as readable:
+        table, count, kernel = reader.read(readable, _Place, frames={1})
+    found = table, count, kernel.stored, kernel.scale
+    for ours, theirs in zip(found, kinds.VALUES[step].values(), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_outer_gradients_of_before_are_read(exchange):

@@ -532,7 +532,7 @@ def test_a_student_that_is_no_longer_frozen_leaves_the_teacher_as_it_is(
 def test_the_first_version_may_be_a_delta_of_a_frame_of_the_burn_in(exchange):
     model, values = _following(exchange), {}
     (peer,) = model.teachers
-    peer.follower.wanted = lambda version: version.step > 1
+    peer.follower._wanted = lambda version: version.step > 1
     kept = cases.quarantined(model)
 
     def follow(step, now):

@@ -156,7 +156,7 @@ def test_a_peer_that_was_missing_is_not_waited_for_until_it_publishes(exchange):
         def on_train_batch_end(self, batch, logs=None):
             if batch == 2:
                 follower = mixer._followers[1]
-                follower.wanted = lambda version: version.step <= 3
+                follower._wanted = lambda version: version.step <= 3
                 waits.until(lambda: follower.newest >= 0)
                 # From here on, time does not run out.
                 mixer._rounds._clock = lambda: 0.0

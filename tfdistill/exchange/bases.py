@@ -11,8 +11,11 @@ import re
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from tfdistill.exchange import commit
 from tfdistill.exchange import filesystem
@@ -21,12 +24,42 @@ from tfdistill.exchange import versions
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
+def blocks(values: Mapping[str, np.ndarray]) -> list[Any]:
+    """Returns the bytes of a base: by sorted key, each in C order."""
+    flat = (np.ascontiguousarray(values[k]).reshape(-1) for k in sorted(values))
+    return [value.view(np.uint8).data for value in flat]
+
+
 def name_of(blocks: Iterable[Any]) -> str:
     """Returns the name of the base of these bytes, or views of bytes."""
     digest = hashlib.sha256()
     for block in blocks:
         digest.update(block)
     return digest.hexdigest()
+
+
+class Namer:
+    """Names values, and looks again only at what may have changed.
+
+    TensorFlow never writes to memory that other code holds. So values at the
+    address of values that were named, and are still held, are the same.
+    """
+
+    def __init__(self) -> None:
+        """Holds nothing."""
+        self._held: list[np.ndarray] = []
+        self._name = ""
+
+    def name(self, values: Mapping[str, np.ndarray]) -> str:
+        """Returns the name of the base that holds these values."""
+        held = [values[key] for key in sorted(values)]
+        if list(map(_place, held)) != list(map(_place, self._held)):
+            self._held, self._name = held, name_of(blocks(values))
+        return self._name
+
+
+def _place(value: np.ndarray) -> tuple[int, int]:
+    return value.ctypes.data, value.nbytes
 
 
 class Bases:

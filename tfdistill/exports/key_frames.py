@@ -1,4 +1,4 @@
-"""Versions as key frames with deltas between them: published, and read.
+"""Versions as key frames with deltas between them: how they are published.
 
 What a delta is, and how it is written down: exchange/deltas.py.
 """
@@ -6,7 +6,6 @@ What a delta is, and how it is written down: exchange/deltas.py.
 import contextlib
 import logging
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from tfdistill.exchange import bases
 from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
-from tfdistill.exports import frozen
 from tfdistill.exports import quantized
 from tfdistill.exports import saved_model
 
@@ -49,7 +47,7 @@ class KeyFrames:
         self._encoder: deltas.Encoder | None = None
         # Keys of frozen weights, and their base, when the encoder was made.
         self._frozen: tuple[set[str], str] = (set(), "")
-        self._namer, self._moves = frozen.Namer(), False
+        self._namer, self._moves = bases.Namer(), False
 
     def forget(self) -> None:
         """Forgets an earlier training: its frames are not of this one."""
@@ -103,7 +101,7 @@ class KeyFrames:
         start = values
         if base:
             kept = {key: values.pop(key) for key in keys}
-            exchange.bases.publish(base, frozen.blocks(kept))
+            exchange.bases.publish(base, bases.blocks(kept))
             start = {key: np.zeros_like(v) for key, v in values.items()}
             encoder = encoder or deltas.Encoder(step, start)
         # Followers up to here need only a delta, even when a key frame is due.
@@ -193,69 +191,3 @@ def _changed(change: np.ndarray, residue: np.ndarray) -> np.ndarray:
     """Chooses all numbers that changed: few of a kernel's do, in most rows."""
     del residue
     return np.flatnonzero(change)
-
-
-def read_delta(
-    delta: versions.Version,
-    held: Sequence[Any],
-    variables: Mapping[str, Mapping[str, Any]],
-    *,
-    place: bases.Bases,
-    namer: frozen.Namer,
-) -> saved_model.Snapshot:
-    """Returns a delta's values, from the values of a version of its frame.
-
-    `delta` is as `Exchange.readable` gives it, and values are in the order of
-    `variables`, the student's. A delta with a base needs no held values; None
-    stands for a variable of which `held` has the base's values. ValueError if
-    it does not fit the student's, or is not finite; DeltaError if it does not
-    fit what is held; CorruptVersionError if its base is missing or another.
-    """
-    found = delta.manifest.variables
-    shapes = {
-        key: (tf.TensorShape(spec["shape"]), tf.as_dtype(spec["dtype"]))
-        for key, spec in found.items()
-    }
-    saved_model.check_contents(shapes, variables)
-    field = delta.manifest.extras[deltas.FIELD]
-    base = deltas.base_of(delta.manifest)
-    parts: dict[str, Any] = {}
-    for key, value in zip(variables, held, strict=True):
-        parts.update(quantized.parts_of(key, value))
-    if base is not None:
-        arrays = _zeros(field.get("variables"), found)
-    elif parts.keys() != found.keys():
-        raise deltas.DeltaError(
-            "the version it is added to has different variables or scales."
-        )
-    else:
-        arrays = {
-            key: tf.cast(value, found[key]["dtype"]).numpy()
-            for key, value in parts.items()
-        }
-    results = deltas.patched(field, delta.content, arrays)
-    if base is not None:
-        left = {key: spec for key, spec in found.items() if key not in arrays}
-        results |= frozen.missing(place, base, parts, left, namer)
-    with tf.device("CPU:0"):
-        tensors = {key: tf.constant(value) for key, value in results.items()}
-        sent = {key: spec for key, spec in variables.items() if key in tensors}
-        values = saved_model.joined(tensors, sent)
-    saved_model.check_finite(values, list(sent))
-    known = dict(zip(sent, values, strict=True))
-    return [known.get(key) for key in variables]
-
-
-def _zeros(
-    entries: Any, found: Mapping[str, Mapping[str, Any]]
-) -> dict[str, np.ndarray]:
-    """Returns what a delta with a base is written over."""
-    named = entries if isinstance(entries, Mapping) else {}
-    for key in found:
-        if len({part in named for part in quantized.keys_of(key, found)}) > 1:
-            raise deltas.DeltaError(f"its delta must have all of {key}.")
-    return {
-        key: np.zeros(spec["shape"], tf.as_dtype(spec["dtype"]).as_numpy_dtype)
-        for key, spec in found.items()
-        if key in named
-    }

@@ -88,6 +88,7 @@ class Follower:
         read: Callable[[versions.Version], Any],
         alone: bool,
         screen: Callable[[versions.Version], None] = lambda version: None,
+        wanted: Callable[[versions.Version], bool] = lambda version: True,
         deltas_of: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,8 +96,9 @@ class Follower:
 
         `read` returns a version's values, and `screen` looks at its manifest
         before any file of it is read; both raise ValueError, such as
-        `Refused`, for one that must not be used. `alone` is whether this task
-        decides for itself, without workers beside it. A version is given up
+        `Refused`, for one that must not be used. `wanted` is whether a version
+        may be proposed at present. `alone` is whether this task decides for
+        itself, without workers beside it. A version is given up
         when reading it has failed five times. If it was the storage that
         failed, a newer version must be in sight, too: until then it is tried
         again, after longer and longer pauses. So is one of which something is
@@ -106,12 +108,10 @@ class Follower:
         """
         self.group = group
         self.current = -1
-        # Which versions may be proposed at present.
-        self.wanted: Callable[[versions.Version], bool] = lambda version: True
         self.rejected: dict[int, str] = {}
         self._exchange = exchange
         self._read = read
-        self._screen = screen
+        self._screen, self._wanted = screen, wanted
         self._alone = alone
         self._deltas_of = deltas_of
         # The key frame of the version in use, if its group publishes deltas.
@@ -123,7 +123,7 @@ class Follower:
         self._failure: str | None = None
         self._attempts = self._doubts = 0
         self._is_absent = False
-        # Work of the thread that reads: what was read, and how long it takes.
+        # Statistics of the reading thread.
         self.reads = background.WorkTimes()
         self.read_secs = 0.0
         # Called when a version was taken: the next one may be looked for.
@@ -176,6 +176,11 @@ class Follower:
         is_first = bool(self._deltas_of) and self.current < 0
         return is_first or self.frame is not None
 
+    @property
+    def frames(self) -> set[int]:
+        """The key frames whose deltas can be put over the version in use."""
+        return set() if self.frame is None else {self.frame, self.current}
+
     def _is_readable(self, delta: versions.Version) -> bool:
         frame = deltas.frame_of(delta.manifest)
         if frame is None or delta.manifest.graph_fingerprint != self._deltas_of:
@@ -201,7 +206,7 @@ class Follower:
     def _is_usable(self, version: versions.Version) -> bool:
         step = version.step
         is_new = step > self.current and step not in self.rejected
-        return is_new and version.group == self.group and self.wanted(version)
+        return is_new and version.group == self.group and self._wanted(version)
 
     def stage(self) -> None:
         """Reads the announced version, if there is one still to read."""

@@ -193,7 +193,7 @@ class FragmentMixer(mixer.WeightMixer):
         )
 
     def _followers_of(
-        self, groups: Sequence[int]
+        self, groups: Sequence[int], wanted: peers_lib.Wanted
     ) -> dict[int, follower.Follower]:
         ours = self._weights
 
@@ -220,6 +220,7 @@ class FragmentMixer(mixer.WeightMixer):
                 group,
                 read=read,
                 screen=screen,
+                wanted=wanted,
                 alone=False,
             )
             for group in groups

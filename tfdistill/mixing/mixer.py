@@ -1,5 +1,6 @@
 """WeightMixer: a group mixes its weights with those that its peers publish."""
 
+import functools
 import logging
 import math
 import time
@@ -219,27 +220,27 @@ class WeightMixer(steps.Mixer):
                 f"received none for group {group}. Start more groups, leave "
                 "the mixer out, or pass peers=[] to disable mixing."
             )
-        before = self._followers
-        self._followers = self._followers_of(groups)
-        for group in before.keys() & self._followers.keys():
-            self._followers[group].current = before[group].current
         self._rounds = peers_lib.Rounds(
-            self._followers,
+            functools.partial(self._followers_of, groups),
             self._publish_own,
             strategy,
             wait_secs=self._wait_secs,
             is_exact=not self.mixes_versions,
             clock=self._clock,
         )
+        before, self._followers = self._followers, self._rounds.followers
+        for group in before.keys() & self._followers.keys():
+            self._followers[group].current = before[group].current
 
     def _followers_of(
-        self, groups: Sequence[int]
+        self, groups: Sequence[int], wanted: peers_lib.Wanted
     ) -> dict[int, follower.Follower]:
         return peers_lib.followers_of(
             self._exporter,
             groups,
             self.codistilled.graph,
             self.manifest_extras,
+            wanted,
         )
 
     def _publish_own(self, timeout_secs: float) -> None:

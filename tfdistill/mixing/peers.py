@@ -26,6 +26,7 @@ from tfdistill.follow import screen as screen_lib
 INITIAL_FIELD, RULE_FIELD = "initial_weights", "mixing_rule"
 # Between two rounds of a mix that waits.
 _PAUSE_SECS = 0.005
+Wanted = Callable[[versions.Version], bool]
 
 
 def check_origin(version: versions.Version, ours: Mapping[str, Any]) -> None:
@@ -62,11 +63,12 @@ def followers_of(
     groups: Sequence[int],
     graph: student_graph.StudentGraph,
     extras: Callable[[], Mapping[str, Any]],
+    wanted: Wanted,
 ) -> dict[int, follower.Follower]:
     """Returns followers of the groups' weights, by group.
 
-    They read where the `exporter` of this group publishes. `extras` returns
-    the extras of its manifests.
+    They read the `wanted` versions where the `exporter` of this group
+    publishes. `extras` returns the extras of its manifests.
     """
     expected = saved_model.SavedModelWriter(graph).variables
 
@@ -82,7 +84,12 @@ def followers_of(
     )
     return {
         group: follower.Follower(
-            exporter.exchange, group, read=read, screen=screen, alone=False
+            exporter.exchange,
+            group,
+            read=read,
+            screen=screen,
+            wanted=wanted,
+            alone=False,
         )
         for group in groups
     }
@@ -93,7 +100,7 @@ class Rounds:
 
     def __init__(
         self,
-        followers: Mapping[int, follower.Follower],
+        followers_of: Callable[[Wanted], dict[int, follower.Follower]],
         publish_own: Callable[[float], None],
         strategy: tf.distribute.Strategy,
         *,
@@ -101,32 +108,36 @@ class Rounds:
         is_exact: bool,
         clock: Callable[[], float],
     ) -> None:
-        """Takes what a training has: the same followers on all workers.
+        """Makes the `followers`, by group, the same on all workers.
 
         `publish_own` has this group's own version published, in so many
         seconds at most. With `is_exact`, a mix that waits takes no versions of
         other steps than its own.
         """
         self._is_exact = is_exact
-        self._followers, self._groups = list(followers.values()), [*followers]
         self._publish_own = publish_own
         self._wait_secs, self._clock = wait_secs, clock
+        # A later version than the first mix's is not for it.
+        self._step = -1
+        self.followers = followers_of(self._is_wanted)
+        self._groups = [*self.followers]
+        self._followers = [*self.followers.values()]
         self._is_chief = replicas.is_chief(strategy)
         self._agreement = agreement.Agreement(
             strategy, self._followers, is_over=1
         )
-        if wait_secs:  # A later version than the first mix's is not for it.
-            for each in self._followers:
-                each.wanted = lambda found: False
         # For each peer, the newest version in sight when it was missing.
-        self._missed = [-2] * len(followers)
+        self._missed = [-2] * len(self._followers)
 
     def want(self, step: int) -> None:
         """From now on takes versions of a step, or perhaps earlier ones."""
-        for each in self._followers:
-            each.wanted = lambda found: (
-                found.step == step or (found.step < step and not self._is_exact)
-            )
+        self._step = step
+
+    def _is_wanted(self, found: versions.Version) -> bool:
+        if not self._wait_secs:
+            return True
+        is_earlier = found.step < self._step and not self._is_exact
+        return found.step == self._step or is_earlier
 
     def look_ahead(self) -> None:
         """Makes all workers read what the next mix will take."""

@@ -1,12 +1,10 @@
 """The other groups as teachers: their exports, run in the student's step."""
 
-import contextlib
 import functools
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -15,16 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill.cluster import identity
-from tfdistill.exchange import deltas
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
-from tfdistill.exports import frozen
-from tfdistill.exports import key_frames
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.follow import follower as follower_lib
 from tfdistill.follow import places as places_lib
+from tfdistill.follow import reading
 from tfdistill.follow import screen
 from tfdistill.system import run_files
 from tfdistill.teachers import canary as canary_lib
@@ -231,7 +227,6 @@ class Peer(teacher.Teacher):
         self._place = self._own_place = student.place(
             self.name, graph, shares=True
         )
-        self._namer = frozen.Namer()
         self.canary = self.canary or student.held_out
         if self.canary is not None:
             # Traced here: the reading thread must not run the student's code.
@@ -249,19 +244,17 @@ class Peer(teacher.Teacher):
             schema=self._options.schema,
             only_own="" if may_differ else _OTHER_GRAPH,
         )
+        self._reader = reading.Reader(
+            self.exchange, self._writer.variables, self._screen
+        )
         self.follower = follower_lib.Follower(
             self.exchange,
             self._first_group,
             read=self._read,
             screen=self._screen,
+            wanted=self._is_wanted,
             deltas_of=graph.fingerprint,
             alone=student.num_workers == 1,
-        )
-        self.follower.wanted = lambda version: (
-            not (
-                version.manifest.extras.get(screen.BURN_IN_FIELD)
-                or student.in_burn_in(version.step)
-            )
         )
         self.places.followers.append(self.follower)
 
@@ -283,117 +276,30 @@ class Peer(teacher.Teacher):
 
     # ---- reading a version, in the background ----
 
+    def _is_wanted(self, version: versions.Version) -> bool:
+        """Whether neither group was in its burn-in when it was published."""
+        return not (
+            version.manifest.extras.get(screen.BURN_IN_FIELD)
+            or self._student.in_burn_in(version.step)
+        )
+
     def _read(self, version: versions.Version) -> saved_model.Snapshot:
         """Reads the values of a version that passed the screen."""
         is_own = version.manifest.graph_fingerprint == self._graph.fingerprint
-        expected = (
-            self._writer.variables
-            if is_own
-            else saved_model.in_order(version.manifest.variables)
-        )
         # A read that was given up may be under way still.
         with self._reading:
-            if deltas.is_delta(version.manifest):
-                values = self._patched(version)
-            else:
-                values = self._own_place.read(version, expected)
+            place = self._own_place
             if is_own:
-                values = self._own_place.prepared(values)
+                frames = self.follower.frames
+                values = self._reader.read(version, place, frames)
+                values = place.prepared(values)
+            else:
+                expected = saved_model.in_order(version.manifest.variables)
+                values = place.read(version, expected)
         if is_own:
-            infer = functools.partial(self._own_place.try_out, values)
+            infer = functools.partial(place.try_out, values)
             self._try_out(infer, version.step)
         return values
-
-    def _patched(self, delta: versions.Version) -> saved_model.Snapshot:
-        """Reads a delta over the first values of which it gives its bits.
-
-        If it does over none, its version is read whole, if it is there.
-        """
-        fault: Any = None
-        for read_values in self._to_be_patched(delta):
-            try:
-                return self._over(read_values(), delta)
-            except (deltas.DeltaError, *follower_lib.CONTRADICTIONS) as error:
-                _log.info(
-                    "Delta %d isn't used; a whole version is read instead: %s",
-                    delta.step,
-                    error,
-                )
-                fault = error
-        if whole := self._twin(delta):
-            return self._whole(whole)
-        raise fault
-
-    def _to_be_patched(
-        self, delta: versions.Version
-    ) -> list[Callable[[], saved_model.Snapshot]]:
-        """Returns what reads the values that a delta may be put over.
-
-        First the values in place, if they are of its key frame; then the key
-        frame as it is. With a `choose`, the frame may hold more than the delta
-        of its step: a training ended there, and the exporter's next training
-        continues from the frame.
-        """
-        frame: Any = deltas.frame_of(delta.manifest)
-        if deltas.base_of(delta.manifest) is not None:
-            return [self._held]
-        return [
-            self._held
-            if frame in self._frames
-            else functools.partial(self._frame_by_delta, delta.group, frame),
-            functools.partial(self._frame, delta.group, frame),
-        ]
-
-    @property
-    def _frames(self) -> set[int]:
-        """The key frames whose deltas can be put over the values in place."""
-        follower = self.follower
-        if follower.frame is None:
-            return set()
-        return {follower.frame, follower.current}
-
-    def _held(self) -> saved_model.Snapshot:
-        return self._own_place.held
-
-    def _over(
-        self, held: saved_model.Snapshot, delta: versions.Version
-    ) -> saved_model.Snapshot:
-        return key_frames.read_delta(
-            delta,
-            held,
-            self._writer.variables,
-            place=self.exchange.bases,
-            namer=self._namer,
-        )
-
-    def _twin(self, delta: versions.Version) -> versions.Version | None:
-        """Finds a delta's version whole: of one publisher, the same bits."""
-        with contextlib.suppress(*follower_lib.CONTRADICTIONS):
-            whole = self.exchange.open(delta.group, delta.step)
-            if whole.manifest.incarnation == delta.manifest.incarnation:
-                return whole
-        return None
-
-    def _frame_by_delta(self, group: int, step: int) -> saved_model.Snapshot:
-        """Reads a key frame by the delta of its step, if that is enough."""
-        place = self.exchange.deltas
-        delta = place.open(group, step)
-        if deltas.frame_of(delta.manifest) not in self._frames:
-            raise deltas.DeltaError("its key frame hasn't been read.")
-        try:
-            self._screen(delta)
-            with place.readable(delta) as readable:
-                return self._over(self._held(), readable)
-        except ValueError as error:
-            raise deltas.DeltaError(str(error)) from error
-
-    def _frame(self, group: int, step: int) -> saved_model.Snapshot:
-        return self._whole(self.exchange.open(group, step))
-
-    def _whole(self, version: versions.Version) -> saved_model.Snapshot:
-        self._screen(version)
-        with self.exchange.readable(version) as readable:
-            return self._own_place.read(readable, self._writer.variables)
 
     def _try_out(self, predict: Any, step: int) -> None:
         """Runs a version on the canary batch, if there is one."""
