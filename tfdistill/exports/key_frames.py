@@ -4,6 +4,7 @@ What a delta is, and how it is written down: exchange/deltas.py.
 """
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -78,58 +79,73 @@ class KeyFrames:
             return exchange.publish(
                 lambda path: writer.write(path, snapshot), **described
             )
-        step = described["step"]
-        described["extras"] = {
-            **described["extras"],
-            deltas.KEY_EVERY_FIELD: self.every,
-        }
+        group, step = described["group"], described["step"]
+        extras = {**described.pop("extras"), deltas.KEY_EVERY_FIELD: self.every}
         stored = writer.stored(_read_from_servers(writer, snapshot))
         values = {key: np.asarray(value) for key, value in stored.items()}
-        keys, base = self._find_base(writer, values)
-        encoder = self._encoder if self._writer is writer else None
-        # A later frame is of a training before this one.
-        if encoder and (encoder.frame >= step or self._frozen != (keys, base)):
-            encoder = None
-        is_key = whole or not encoder or encoder.num_deltas >= self.every - 1
-        other = exchange.deltas if is_key else exchange
+        due = self.next_frame(writer, step, values, whole=whole)
+        other = exchange.deltas if due.is_key else exchange
         # An earlier attempt may have published it the other way: all readers
         # must see the same.
-        if not whole and step in other.listed(described["group"]):
+        if not whole and step in other.listed(group):
             raise versions.VersionExistsError(
                 f"Step {step} has already been added."
             )
-        start = values
-        if base:
-            kept = {key: values.pop(key) for key in keys}
-            exchange.bases.publish(base, bases.blocks(kept))
-            start = {key: np.zeros_like(v) for key, v in values.items()}
-            encoder = encoder or deltas.Encoder(step, start)
-        # Followers up to here need only a delta, even when a key frame is due.
-        if encoder:
-            field, blocks = encoder.encode(values, everything=is_key)
-            field |= {deltas.BASE: base} if base else {}
-            of_delta = {**described["extras"], deltas.FIELD: field}
+        if due.base:
+            exchange.bases.publish(due.base, bases.blocks(due.frozen))
+        if due.encoder:
+            field, blocks = due.encoder.encode(
+                due.values, everything=due.is_key
+            )
+            field |= {deltas.BASE: due.base} if due.base else {}
             # If a whole version is needed, the delta may have been published.
             known = [versions.VersionExistsError] if whole else []
             with contextlib.suppress(*known):
                 version = exchange.deltas.publish_file(
-                    blocks, **{**described, "extras": of_delta}
+                    blocks, extras={**extras, deltas.FIELD: field}, **described
                 )
-            if not is_key:
+            if not due.is_key:
                 return version
         version = exchange.publish(
-            lambda path: writer.write_stored(path, stored), **described
+            lambda path: writer.write_stored(path, stored),
+            extras=extras,
+            **described,
         )
-        self._writer, self._frozen = writer, (keys, base)
-        self._encoder = self._encoder_of(writer, step, start, base)
+        self._writer, self._frozen = writer, ({*due.frozen}, due.base)
+        self._encoder = self._encoder_of(writer, step, due)
         return version
 
-    def _encoder_of(
+    def next_frame(
         self,
         writer: saved_model.SavedModelWriter,
         step: int,
-        start: Mapping[str, np.ndarray],
-        base: str,
+        values: Mapping[str, np.ndarray],
+        *,
+        whole: bool,
+    ) -> "Due":
+        """Returns what is due of a step's version; publishes nothing.
+
+        A delta, or a key frame, or both: readers that follow take the delta of
+        a key frame, not the frame. Only the first frame has none, unless there
+        is a base.
+        """
+        keys, base = self._find_base(writer, values)
+        frozen = {key: values[key] for key in keys}
+        moving = {key: v for key, v in values.items() if key not in keys}
+        encoder = self._encoder
+        is_of_frame = self._writer is writer and self._frozen == (keys, base)
+        # A later frame is of a training before this one.
+        if encoder and not (is_of_frame and encoder.frame < step):
+            encoder = None
+        is_key = whole or not encoder or encoder.num_deltas >= self.every - 1
+        start = moving
+        if base:
+            start = {key: np.zeros_like(v) for key, v in moving.items()}
+            encoder = encoder or deltas.Encoder(step, start)
+        return Due(is_key, encoder, moving, start, frozen, base)
+
+    def _encoder_of(
+        self, writer: saved_model.SavedModelWriter, step: int, due: "Due"
     ) -> deltas.Encoder:
         """Makes the encoder of the deltas of a new key frame."""
         pairs = zip(writer.variables, writer.graph.variables, strict=False)
@@ -142,7 +158,10 @@ class KeyFrames:
         ]
         choose = _changed if writer.is_quantized else self._choose
         return deltas.Encoder(
-            step, start, choose=None if base else choose, chosen=dense
+            step,
+            due.start,
+            choose=None if due.base else choose,
+            chosen=dense,
         )
 
     def _find_base(
@@ -175,6 +194,27 @@ class KeyFrames:
             )
             return set(), ""
         return found, name
+
+
+@dataclasses.dataclass(frozen=True)
+class Due:
+    """What is published of a version.
+
+    Attributes:
+        is_key: Whether a key frame is.
+        encoder: Makes its delta; None if there is none.
+        values: The values that may change, by key.
+        start: What the deltas of this frame are compared with.
+        frozen: The values in the base, by key.
+        base: The base's name, or "".
+    """
+
+    is_key: bool
+    encoder: deltas.Encoder | None
+    values: Mapping[str, np.ndarray]
+    start: Mapping[str, np.ndarray]
+    frozen: Mapping[str, np.ndarray]
+    base: str
 
 
 def _read_from_servers(
