@@ -119,7 +119,7 @@ class Encoder:
                     digest = hashing.submit(hashlib.sha256, rows.data)
                     changed = _differ(rows, self._base[name])
                 touched = self._touched[name] = self._touched[name] | changed
-                bits = zlib.compress(np.packbits(touched).tobytes(), 1)
+                bits = index_of(touched, level=1)
                 blocks += [bits, rows[touched].tobytes()]
                 entries[name] = {
                     "of": len(rows),
@@ -143,6 +143,26 @@ class Encoder:
         return changed
 
 
+def index_of(chosen: np.ndarray, *, level: int) -> bytes:
+    """Packs which of many were chosen: a bit each, deflated at a level."""
+    return zlib.compress(np.packbits(chosen).tobytes(), level)
+
+
+def chosen_by(index: bytes | memoryview, num: int) -> np.ndarray:
+    """Returns which of `num` an index names; ValueError if it is wrong."""
+    num_bytes = math.ceil(num / 8)
+    try:
+        # Never more bits than there are, however far they would unfold.
+        bits = zlib.decompressobj().decompress(index, num_bytes or 1)
+    except zlib.error as error:
+        raise ValueError(
+            f"its index isn't valid deflate data: {error}"
+        ) from None
+    if len(bits) != num_bytes:
+        raise ValueError(f"its index must have {num} entries.")
+    return np.unpackbits(np.frombuffer(bits, np.uint8), count=num).view(bool)
+
+
 def patched(
     field: Mapping[str, Any], content: bytes, held: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
@@ -159,7 +179,7 @@ def patched(
         results[name] = np.array(held[name], order="C")
         try:
             rest = _write_over(results[name], entries[name], rest)
-        except (KeyError, TypeError, ValueError, zlib.error) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise DeltaError(
                 f"its delta of {name} is invalid: {error}"
             ) from error
@@ -179,14 +199,10 @@ def _write_over(
     if num_rows not in (len(_rows(value)), value.size):
         raise ValueError(f"it has no {num_rows} rows.")
     rows = _rows(value, num_rows)
-    # Never more bits than rows, however far they would unfold.
-    bits = zlib.decompressobj().decompress(
-        content[:index], math.ceil(num_rows / 8) or 1
-    )
-    touched = np.unpackbits(np.frombuffer(bits, np.uint8), count=num_rows)
+    touched = chosen_by(content[:index], num_rows)
     end = index + num_changed * rows.shape[1] * rows.itemsize
     new = np.frombuffer(content[index:end], rows.dtype)
-    rows[touched.view(bool)] = new.reshape(num_changed, rows.shape[1])
+    rows[touched] = new.reshape(num_changed, rows.shape[1])
     # The hash of what is returned, not of a view of it.
     result = hashlib.sha256(_rows(value).data).hexdigest()
     if result != entry["sha256"]:

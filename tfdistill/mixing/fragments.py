@@ -35,6 +35,7 @@ import tensorflow as tf
 from tfdistill.cluster import replicas
 from tfdistill.embedding import layer
 from tfdistill.exchange import claim
+from tfdistill.exchange import deltas
 from tfdistill.exchange import versions
 from tfdistill.exports import student_graph
 from tfdistill.follow import follower
@@ -92,7 +93,7 @@ class FragmentMixer(mixer.WeightMixer):
         *,
         every_steps: int,
         num_fragments: int,
-        choose: outer_gradients.Chooser | None = None,
+        choose: deltas.Chooser | None = None,
         bits: int = 8,
         wait_secs: float = 60.0,
         **kwargs: Any,

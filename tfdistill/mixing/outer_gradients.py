@@ -16,27 +16,27 @@ and the numbers, an int8 each, or packed bits, of which a 1 is a plus.
 import math
 import struct
 import zlib
-from collections.abc import Callable
 from collections.abc import Sequence
 
 import numpy as np
 
+from tfdistill.exchange import deltas
+
 _BLOCK, _LARGEST = 256, 127
 _HEADER = struct.Struct("<III")
 BITS = 8, 1
-# As for deltas: from an array and zeros, both flat, to the indices to send.
-Chooser = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def encode(
     arrays: Sequence[np.ndarray],
-    choose: Chooser | None = None,
+    choose: deltas.Chooser | None = None,
     *,
     bits: int = 8,
 ) -> list[bytes]:
     """Returns flat float32 arrays as blocks of a file.
 
-    ValueError if they are not finite.
+    `choose` gets an array, and zeros for what was left out before. ValueError
+    if they are not finite.
     """
     blocks = []
     for array in arrays:
@@ -50,7 +50,7 @@ def encode(
             chosen = np.zeros(array.size, bool)
             chosen[choose(array, np.zeros_like(array))] = True
             sent = array[chosen]
-            index = zlib.compress(np.packbits(chosen).tobytes())
+            index = deltas.index_of(chosen, level=zlib.Z_DEFAULT_COMPRESSION)
         scale, numbers = (_in_8_bits if bits == 8 else _in_one_bit)(sent)
         blocks += [
             _HEADER.pack(len(index), sent.size, bits),
@@ -108,18 +108,7 @@ def _decoded(content: memoryview, size: int) -> tuple[np.ndarray, memoryview]:
         raise ValueError("its file is cut short.")
     chosen = np.ones(size, bool)
     if index_bytes:
-        try:
-            # Never more bits than numbers, however far they would unfold.
-            index = zlib.decompressobj().decompress(
-                parts[1], math.ceil(size / 8) or 1
-            )
-        except zlib.error as error:
-            raise ValueError(
-                f"its index isn't valid deflate data: {error}"
-            ) from None
-        if len(index) != math.ceil(size / 8):
-            raise ValueError(f"its index must have {size} entries.")
-        chosen = np.unpackbits(np.frombuffer(index, np.uint8), count=size) > 0
+        chosen = deltas.chosen_by(parts[1], size)
     if np.count_nonzero(chosen) != num_sent:
         raise ValueError("its index must name as many numbers as the file has.")
     scale = np.repeat(np.frombuffer(parts[2], "<f4"), _BLOCK)[:num_sent]
