@@ -17,11 +17,13 @@ only in summaries by others. Their groups continue from the common weights,
 mixed with their own, and keep what they did not send separately.
 """
 
+import functools
 import itertools
 import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent import futures
@@ -54,11 +56,10 @@ _log = logging.getLogger(__name__)
 _ANCHOR_FIELD = "anchor"
 # How many outer gradients may wait for a storage that hangs.
 _MOST_UNPUBLISHED = 64
-_Own = futures.Future[tuple[list[np.ndarray], str]]
 
 
-class FragmentMixer(mixer.WeightMixer):
-    """A `WeightMixer` that sends small parts of the progress, one at a time.
+class FragmentMixer(mixer.ScheduledMixer):
+    """Mixes as a `WeightMixer`, but small parts of the progress, one at a time.
 
     The trained weights are cut into fragments of about the same size, by
     variables. A mix takes the fragment that was sent at the mix before, which
@@ -141,47 +142,32 @@ class FragmentMixer(mixer.WeightMixer):
         self._choose, self._bits = choose, bits
         # It looks several times between two mixes for what has arrived.
         self._ahead = steps.EverySteps(max(1, every_steps // 4))
-        # Encoding takes no storage, so that no worker waits for the chief's.
-        self._encoder: Any = None
-        self._publisher: Any = None
 
     def forget(self) -> None:
         """Forgets an earlier training: this one is at step 0."""
         super().forget()
-        # The step of the outer gradient that is on its way; for this gradient
-        # and the previous one, by step: what is sent, and the anchor's SHA-256.
-        self._sent_step: int | None = None
-        self._own: dict[int, _Own] = {}
-        # Values a mix no longer needs: freeing them takes longer than adding.
-        self._spent: list[Any] = []
+        self._outbox = Outbox()
         self._is_apart = False
 
     # ---- before the first step ----
 
-    def manifest_extras(self) -> dict[str, Any]:
-        """Returns nothing: versions are not mixed."""
-        return {}
-
-    def _check_steps(self, found: Any) -> None:
-        """Leaves the exporter its own steps."""
-
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the threads that send and read."""
-        self._encoder, self._publisher = (
-            background.OneJobThread(
-                f"tfdistill-{name}", job="outer gradient", most=most
-            )
-            for name, most in (("encoding", 1), ("mixing", _MOST_UNPUBLISHED))
-        )
         super().on_train_begin(logs)
+        exporter, publish = self._exporter, None
+        strategy = self.codistilled.distribute_strategy
+        if replicas.is_chief(strategy) and exporter.exchange.enabled:
+            publish = functools.partial(
+                exporter.exchange.outer_gradients.publish_file,
+                group=exporter.group,
+                graph_fingerprint=self._weights.fingerprint,
+            )
+        self._outbox.open(publish, wait_secs=self._wait_secs)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Stops the threads."""
         super().on_train_end(logs)
-        for thread in (self._encoder, self._publisher):
-            if thread is not None:
-                thread.close(self._wait_secs)
-        self._encoder = self._publisher = None
+        self._outbox.close()
 
     def _make_weights(self) -> Any:
         model = self.codistilled
@@ -208,7 +194,7 @@ class FragmentMixer(mixer.WeightMixer):
                     "its graph differs from the student's. Train the same "
                     "model in each group that mixes."
                 )
-            peers_lib.check_origin(version, self._described)
+            peers_lib.check_origin(version, self.described)
             if version.num_bytes > ours.most_bytes:
                 raise screen_lib.Refused(
                     f"it must have {ours.most_bytes} bytes at most; received "
@@ -228,14 +214,12 @@ class FragmentMixer(mixer.WeightMixer):
         }
 
     @property
-    def _described(self) -> dict[str, Any]:
-        """What is the same in all groups that mix."""
+    def _described_rule(self) -> str:
         every, num = self._schedule.every_steps, self._num_fragments
-        return {
-            peers_lib.RULE_FIELD: f"{self._rule.description}, one of {num} "
-            f"fragments every {every} steps",
-            peers_lib.INITIAL_FIELD: self._began,
-        }
+        return (
+            f"{self._rule.description}, one of {num} fragments every {every} "
+            "steps"
+        )
 
     def _fragment_of(self, step: int) -> int:
         return step // self._schedule.every_steps % self._num_fragments
@@ -245,105 +229,43 @@ class FragmentMixer(mixer.WeightMixer):
     @property
     def _looks_ahead(self) -> bool:
         # A gradient that was just sent has had no time to arrive.
-        return self._sent_step not in (None, self.step)
+        return self._outbox.step not in (None, self.step)
 
-    @property
-    def _mixed_step(self) -> int:
-        return self.step if self._sent_step is None else self._sent_step
-
-    def _mix(self) -> None:
-        if self._sent_step is not None:
-            super()._mix()
+    def _when_due(self) -> None:
+        if self._outbox.step is not None:
+            self._mix(self._outbox.step)
             # It has what was taken before; also if there was no mix.
-            futures.wait([self._own[self._sent_step]])
+            self._outbox.wait()
         if not self.is_over:
             self._made.take(self._fragment_of(self.step))
             self._send(self.step)
-        else:
-            self._made.settle()
 
     def _send(self, step: int) -> None:
-        """Encodes what was taken at a step; the chief publishes it.
+        """Sends what was taken at a step.
 
         When a training resumes, the backup holds what was taken.
         """
-        own: _Own = futures.Future()
-        before = [*self._own.items()][-1:]
-        spent = [self._spent, self._own]
-        self._sent_step, self._own = step, dict([*before, (step, own)])
-        self._spent = []
         self._rounds.want(step)
-        exporter, ours = self._exporter, self._made
-        is_chief = replicas.is_chief(self.codistilled.distribute_strategy)
-        index, publisher = self._fragment_of(step), self._publisher
-        until = time.monotonic() + self._wait_secs
+        index, ours = self._fragment_of(step), self._made
 
-        def encode() -> None:
-            spent.clear()
-            try:
-                gradients, anchor = ours.taken(index)
-                blocks = outer_gradients.encode(
-                    gradients, self._choose, bits=self._bits
-                )
-                sent = outer_gradients.decode(
-                    b"".join(blocks), ours.sizes[index]
-                )
-            except Exception as error:
-                own.set_exception(error)
-                return
-            own.set_result((sent, anchor))
-            if not is_chief or not exporter.exchange.enabled:
-                return
-            if not publisher.submit(
-                lambda: publish(blocks, anchor), wait_secs=0.0
-            ):
-                _log.warning(
-                    "The outer gradient of step %d isn't published: %d earlier "
-                    "gradients are still waiting. Check that their storage is "
-                    "reachable.",
-                    step,
-                    _MOST_UNPUBLISHED,
-                )
+        def encode() -> tuple[list[bytes], list[np.ndarray], str]:
+            gradients, anchor = ours.taken(index)
+            blocks = outer_gradients.encode(
+                gradients, self._choose, bits=self._bits
+            )
+            content = b"".join(blocks)
+            sent = outer_gradients.decode(content, ours.sizes[index])
+            return blocks, sent, anchor
 
-        def publish(blocks: list[bytes], anchor: str) -> None:
-            extras = {**self._described, _ANCHOR_FIELD: anchor}
-            pause = background.Backoff(first_secs=0.1, longest_secs=5.0)
-            while self._publisher is publisher:  # Else it was given up.
-                try:
-                    exporter.exchange.outer_gradients.publish_file(
-                        blocks,
-                        group=exporter.group,
-                        step=step,
-                        graph_fingerprint=ours.fingerprint,
-                        extras=extras,
-                    )
-                except versions.VersionExistsError:
-                    return  # This training has been here before.
-                except claim.ERRORS:
-                    raise
-                except versions.ExportError as error:
-                    if self._sent_step != step and time.monotonic() >= until:
-                        raise  # Nothing waits for it now.
-                    _log.warning("%s It will be tried again.", error)
-                    time.sleep(pause.failed())
-                else:
-                    return
-
-        # It only computes, so the one before has an end.
-        self._encoder.submit(encode, wait_secs=None)
-
-    def _publish_own(self, timeout_secs: float) -> None:
-        """Leaves it to the thread, which began when it was taken."""
+        self._outbox.send(step, encode, self.described)
 
     def _take(self, staged: Sequence[follower.Staged]) -> None:
         super()._take(staged)
-        self._spent += staged
         self._check_together([each.version for each in staged])
 
     def in_background(self) -> None:
         """Finds the mean before a mix needs it, once what is sent is known."""
-        owns = self._own.values()
-        if all(own.done() and not own.exception() for own in owns):
+        if self._outbox.is_idle:
             super().in_background()
 
     def _find_mean(self, staged: Sequence[follower.Staged]) -> Any:
@@ -351,9 +273,10 @@ class FragmentMixer(mixer.WeightMixer):
 
         In the order of the groups: they all must find the same bits.
         """
-        step = staged[0].version.step if staged else self._mixed_step
+        step = staged[0].version.step if staged else self._outbox.step
         found = {each.version.group: each.values for each in staged}
-        found[self._exporter.group] = own = self._own[step].result()[0]
+        own, _ = self._outbox.sent(step)
+        found[self._exporter.group] = own
         values = [found[group] for group in sorted(found)]
         with tf.device("CPU:0"):
             mean = [
@@ -364,10 +287,10 @@ class FragmentMixer(mixer.WeightMixer):
 
     def _put_in(self, others: Any, *, num: int) -> None:
         del num  # It is in the mean.
-        self._made.mix(self._fragment_of(self._mixed_step), others)
+        self._made.mix(self._fragment_of(self._outbox.step), others)
 
     def _check_together(self, mixed: Sequence[versions.Version]) -> None:
-        _, anchor = self._own[self._mixed_step].result()
+        _, anchor = self._outbox.sent(self._outbox.step)
         apart = [
             version.group
             for version in mixed
@@ -395,16 +318,134 @@ class FragmentMixer(mixer.WeightMixer):
 
     def state(self) -> dict[str, Any]:
         """Returns what else a resumed training continues with."""
-        if self._sent_step is not None:
+        sent_step = self._outbox.step
+        if sent_step is not None:
             # The gradient on its way is in its variable then.
-            self._own[self._sent_step].result()
-        return {**super().state(), "sent_step": self._sent_step}
+            self._outbox.sent(sent_step)
+        return {**super().state(), "sent_step": sent_step}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned, and sends again what was on its way."""
         super().restore(state)
         if state["sent_step"] is not None and not self.is_over:
             self._send(state["sent_step"])
+
+
+class Outbox:
+    """This group's outer gradients on their way, encoded and published.
+
+    A thread encodes, which takes no storage, so that no worker waits for the
+    chief's; another publishes what is encoded.
+
+    Attributes:
+        step: The step of the last outer gradient; None before.
+    """
+
+    def __init__(self) -> None:
+        """Holds nothing."""
+        self.step: Any = None
+        # By step, of the last gradient and the one before: what is sent, and
+        # the anchor's SHA-256.
+        self._sent: dict[int, futures.Future[Any]] = {}
+        self._encoder: Any = None
+        self._publisher: Any = None
+
+    def open(
+        self, publish: Callable[..., Any] | None, *, wait_secs: float
+    ) -> None:
+        """Starts the threads; without `publish` nothing is published.
+
+        `publish` takes blocks, `step` and `extras`. It is tried for `wait_secs`
+        at least, and as long as a mix may need the gradient.
+        """
+        self._put: Any = publish
+        self._wait_secs = wait_secs
+        self._encoder, self._publisher = (
+            background.OneJobThread(
+                f"tfdistill-{name}", job="outer gradient", most=most
+            )
+            for name, most in (("encoding", 1), ("mixing", _MOST_UNPUBLISHED))
+        )
+
+    def close(self) -> None:
+        """Stops the threads."""
+        for thread in (self._encoder, self._publisher):
+            if thread is not None:
+                thread.close(self._wait_secs)
+        self._encoder = self._publisher = None
+
+    def send(
+        self,
+        step: int,
+        encode: Callable[[], tuple[list[bytes], list[np.ndarray], str]],
+        described: Mapping[str, Any],
+    ) -> None:
+        """Encodes a gradient, and publishes it, in the background.
+
+        `encode` returns blocks, what they decode to, and the anchor's SHA-256.
+        """
+        sent: futures.Future[Any] = futures.Future()
+        last = [*self._sent.items()][-1:]
+        self.step, self._sent = step, dict([*last, (step, sent)])
+
+        def run() -> None:
+            try:
+                blocks, decoded, anchor = encode()
+            except Exception as error:
+                sent.set_exception(error)
+                return
+            sent.set_result((decoded, anchor))
+            self._submit(blocks, step, {**described, _ANCHOR_FIELD: anchor})
+
+        # It only computes, so the one before has an end.
+        self._encoder.submit(run, wait_secs=None)
+
+    def sent(self, step: int) -> tuple[list[np.ndarray], str]:
+        """Waits for what is sent at a step, as decoded, and for the anchor."""
+        found: tuple[list[np.ndarray], str] = self._sent[step].result()
+        return found
+
+    def wait(self) -> None:
+        """Waits until the last gradient is encoded, or has failed."""
+        futures.wait([*self._sent.values()][-1:])
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all gradients have been encoded."""
+        sent = self._sent.values()
+        return all(each.done() and not each.exception() for each in sent)
+
+    def _submit(
+        self, blocks: list[bytes], step: int, extras: Mapping[str, Any]
+    ) -> None:
+        put, publisher = self._put, self._publisher
+        until = time.monotonic() + self._wait_secs
+
+        def run() -> None:
+            pause = background.Backoff(first_secs=0.1, longest_secs=5.0)
+            while self._publisher is publisher:  # Else it was given up.
+                try:
+                    put(blocks, step=step, extras=extras)
+                except versions.VersionExistsError:
+                    return  # This training has been here before.
+                except claim.ERRORS:
+                    raise
+                except versions.ExportError as error:
+                    if self.step != step and time.monotonic() >= until:
+                        raise  # Nothing waits for it now.
+                    _log.warning("%s It will be tried again.", error)
+                    time.sleep(pause.failed())
+                else:
+                    return
+
+        if put and not publisher.submit(run, wait_secs=0.0):
+            _log.warning(
+                "The outer gradient of step %d isn't published: %d earlier "
+                "gradients are still waiting. Check that their storage is "
+                "reachable.",
+                step,
+                _MOST_UNPUBLISHED,
+            )
 
 
 class Fragments(weights.Floats):
@@ -449,8 +490,6 @@ class Fragments(weights.Floats):
         self.variables = [*itertools.chain(*self._state), self._sent]
         # Weights at the last mix, until their outer gradient is computed.
         self._taken: list[tf.Tensor] = []
-        # The changes given to `mix`, until `settle`.
-        self._unsettled: list[tuple[int, Any]] = []
         # The rule's places to work in are shared by fragments.
         self._lock = threading.Lock()
         # Traced here: the first mixes shall not wait for it.
@@ -460,7 +499,6 @@ class Fragments(weights.Floats):
 
     def start(self) -> None:
         """Begins again, at the present weights."""
-        self._unsettled.clear()
         for part, state in zip(self._parts, self._state, strict=True):
             values = self._rule.start(self._take(part))
             for variable, value in zip(state, values, strict=True):
@@ -476,7 +514,6 @@ class Fragments(weights.Floats):
         Computed from what `take` holds, or else read from the variable. In any
         thread, until the part is mixed or another is taken.
         """
-        self.settle()
         common = self._state[index][: len(self._parts[index])]
         ends = list(itertools.accumulate(self.sizes[index]))
         if self._taken:
@@ -500,19 +537,11 @@ class Fragments(weights.Floats):
             return self._moves[index](list(mean), list(map(tf.constant, sent)))
 
     def mix(self, index: int, changes: Any) -> None:
-        """Moves a part's weights by `changes`; `settle` does the rest."""
-        self._adds[index](changes[0])
-        self._unsettled.append((index, changes))
-
-    def settle(self) -> None:
-        """Files the state of what was mixed; in any thread.
-
-        To free what it was takes as long as a mix, so it is not part of one.
-        """
-        while self._unsettled:
-            index, (_, state) = self._unsettled.pop()
-            for variable, value in zip(self._state[index], state, strict=True):
-                variable.assign(value)
+        """Moves a part's weights, and takes over its new state."""
+        moves, state = changes
+        self._adds[index](moves)
+        for variable, value in zip(self._state[index], state, strict=True):
+            variable.assign(value)
 
     def _traced(self, index: int) -> tuple[Any, Any, Any]:
         part, state = self._parts[index], self._state[index]

@@ -25,22 +25,10 @@ from tfdistill.training import steps
 _log = logging.getLogger(__name__)
 
 
-class WeightMixer(steps.Mixer):
-    """Mixes the weights with other groups' weights at regular steps.
+class ScheduledMixer(steps.Mixer):
+    """Mixes versions of other groups at regular steps; it has a rule.
 
-    Groups publish versions as for codistillation, by a `StudentExporter` that
-    comes before it among the callbacks, and read each other's in the
-    background, with the same checks. All workers of a group mix the same
-    versions at the same step, and no version twice. Weights that are trained
-    change by the rule; `tfdistill.mixing.rules` says what becomes of all
-    others. All groups must begin with equal weights and mix by the same rule;
-    other versions are refused.
-
-    By default training never waits: a mix takes the versions that have been
-    read, and is skipped if there are none. With `wait_secs` it waits until all
-    peers have published their version of the same step, so that the result does
-    not depend on the groups' speeds. A peer that was missing then is not waited
-    for again until it publishes.
+    It has weights, which its kind makes, and followers of what its kind reads.
 
     Attributes:
         num_mixes: Mixes that took place.
@@ -51,12 +39,6 @@ class WeightMixer(steps.Mixer):
         staleness_steps: In the last mix, by how many steps the versions were
             behind this group's own, by group.
         is_over: Whether the group mixes no more; see `end`.
-
-    Example:
-        >>> from tfdistill import mixing
-        >>> mixer = mixing.WeightMixer(
-        ...     mixing.ModelAveraging(0.5), every_steps=100
-        ... )
     """
 
     def __init__(
@@ -135,19 +117,25 @@ class WeightMixer(steps.Mixer):
             },
         }
 
-    def manifest_extras(self) -> dict[str, Any]:
-        """Returns the manifests' extras for groups that mix the versions."""
+    @property
+    def described(self) -> dict[str, Any]:
+        """The extras of manifests of what is mixed; none before training."""
         if self._began is None:
             return {}
         return {
-            peers_lib.RULE_FIELD: self._rule.description,
+            peers_lib.RULE_FIELD: self._described_rule,
             peers_lib.INITIAL_FIELD: self._began,
         }
+
+    @property
+    def _described_rule(self) -> str:
+        """What must be the same in all groups that mix."""
+        return self._rule.description
 
     # ---- before the first step ----
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds the exporter before it, which must publish for each mix."""
+        """Finds the exporter before it, whose group and exchange it uses."""
         before = list(callbacks[: list(callbacks).index(self)])
         exporters = [c for c in before if isinstance(c, steps.Exporter)]
         if not exporters:
@@ -158,17 +146,6 @@ class WeightMixer(steps.Mixer):
                 f"{[type(c).__name__ for c in callbacks]}."
             )
         self._exporter = exporters[-1]
-        self._check_steps(self._exporter)
-
-    def _check_steps(self, found: Any) -> None:
-        every = self._schedule.every_steps
-        if every % found.every_steps or found.offset_steps:
-            raise ValueError(
-                "`every_steps` of the WeightMixer must be a multiple of the "
-                f"StudentExporter's, which has no `offset_steps`; received "
-                f"{every} beside {found.every_steps} and {found.offset_steps}. "
-                "Groups mix versions of the same step."
-            )
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the reading thread."""
@@ -235,22 +212,11 @@ class WeightMixer(steps.Mixer):
     def _followers_of(
         self, groups: Sequence[int], wanted: peers_lib.Wanted
     ) -> dict[int, follower.Follower]:
-        return peers_lib.followers_of(
-            self._exporter,
-            groups,
-            self.codistilled.graph,
-            self.manifest_extras,
-            wanted,
-        )
+        """Returns followers of what is mixed."""
+        raise NotImplementedError
 
     def _publish_own(self, timeout_secs: float) -> None:
         """Publishes what peers need for this group's mix, if it is not yet."""
-        self._exporter.ensure_published(timeout_secs)
-
-    @property
-    def _mixed_step(self) -> int:
-        """The step of the versions that are mixed now."""
-        return self.step
 
     @property
     def _weights(self) -> Any:
@@ -261,13 +227,8 @@ class WeightMixer(steps.Mixer):
         return self._made
 
     def _make_weights(self) -> Any:
-        model = self.codistilled
-        return weights.MixedWeights(
-            model.student,
-            model.graph,
-            model.distribute_strategy,
-            self._rule,
-        )
+        """Makes what `_find_mean` and `_put_in` work on."""
+        raise NotImplementedError
 
     # ---- between steps ----
 
@@ -280,7 +241,7 @@ class WeightMixer(steps.Mixer):
             return
         if is_due:
             with self.blocked.measured():
-                self._mix()
+                self._when_due()
         if is_ahead and self._looks_ahead and self._followers:
             with self.blocked.measured():
                 self._rounds.look_ahead()
@@ -289,6 +250,9 @@ class WeightMixer(steps.Mixer):
     def _looks_ahead(self) -> bool:
         """Whether workers read before a mix what it will take."""
         return not self._wait_secs
+
+    def _when_due(self) -> None:
+        self._mix(self.step)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Stops the reading thread."""
@@ -309,15 +273,16 @@ class WeightMixer(steps.Mixer):
         """Ends the mixing; all workers call it at the same step."""
         self.is_over = True
 
-    def _chosen(self) -> list[int]:
+    def _chosen(self, step: int) -> list[int]:
         if not self._wait_secs:
             return self._rounds.ready()
         with self.waits.measured():
-            ready, has_waited = self._rounds.awaited(self._mixed_step)
+            ready, has_waited = self._rounds.awaited(step)
         self.num_waits += has_waited
         return ready
 
-    def _mix(self) -> None:
+    def _mix(self, step: int) -> None:
+        """Mixes the versions of a step, or of earlier ones if it may."""
         if not self._followers:
             self._take([])
             return
@@ -327,7 +292,7 @@ class WeightMixer(steps.Mixer):
             if len(chosen) < len(before or {}):
                 self._journal.warn(self.step)
         else:
-            chosen = self._chosen()
+            chosen = self._chosen(step)
         staged = [each for g in chosen if (each := self._followers[g].staged)]
         goes_on = self.goes_on(staged)
         if is_known:
@@ -353,10 +318,12 @@ class WeightMixer(steps.Mixer):
         self.staleness_steps = {v.group: self.step - v.step for v in mixed}
 
     def _put_in(self, others: Any, *, num: int) -> None:
-        self._made.mix(others, num=num)
+        """Moves the weights by what `_find_mean` returned of `num` versions."""
+        raise NotImplementedError
 
     def _find_mean(self, staged: Sequence[follower.Staged]) -> Any:
-        return self._made.mean_of([each.values for each in staged])
+        """Returns what a mix of these versions needs; in any thread."""
+        raise NotImplementedError
 
     def _mean_of(self, staged: Sequence[follower.Staged]) -> Any:
         key = [(each.version.group, each.version.step) for each in staged]
@@ -386,11 +353,6 @@ class WeightMixer(steps.Mixer):
 
     # ---- for a backup ----
 
-    @property
-    def variables(self) -> list[tf.Variable]:
-        """The rule's state."""
-        return self._weights.state
-
     def state(self) -> dict[str, Any]:
         """Returns what else a resumed training continues with."""
         return {
@@ -409,3 +371,78 @@ class WeightMixer(steps.Mixer):
                 self._followers[int(group)].current = step
         if state["is_over"]:
             self.end()
+
+
+class WeightMixer(ScheduledMixer):
+    """Mixes the weights with other groups' weights at regular steps.
+
+    Groups publish versions as for codistillation, by a `StudentExporter` that
+    comes before it among the callbacks, and read each other's in the
+    background, with the same checks. All workers of a group mix the same
+    versions at the same step, and no version twice. Weights that are trained
+    change by the rule; `tfdistill.mixing.rules` says what becomes of all
+    others. All groups must begin with equal weights and mix by the same rule;
+    other versions are refused.
+
+    By default training never waits: a mix takes the versions that have been
+    read, and is skipped if there are none. With `wait_secs` it waits until all
+    peers have published their version of the same step, so that the result does
+    not depend on the groups' speeds. A peer that was missing then is not waited
+    for again until it publishes.
+
+    Example:
+        >>> from tfdistill import mixing
+        >>> mixer = mixing.WeightMixer(
+        ...     mixing.ModelAveraging(0.5), every_steps=100
+        ... )
+    """
+
+    def manifest_extras(self) -> dict[str, Any]:
+        """Returns the manifests' extras for groups that mix the versions."""
+        return self.described
+
+    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds the exporter before it, which must publish for each mix."""
+        super().meet(callbacks)
+        every, found = self._schedule.every_steps, self._exporter
+        if every % found.every_steps or found.offset_steps:
+            raise ValueError(
+                "`every_steps` of the WeightMixer must be a multiple of the "
+                f"StudentExporter's, which has no `offset_steps`; received "
+                f"{every} beside {found.every_steps} and {found.offset_steps}. "
+                "Groups mix versions of the same step."
+            )
+
+    def _followers_of(
+        self, groups: Sequence[int], wanted: peers_lib.Wanted
+    ) -> dict[int, follower.Follower]:
+        return peers_lib.followers_of(
+            self._exporter,
+            groups,
+            self.codistilled.graph,
+            self.manifest_extras,
+            wanted,
+        )
+
+    def _publish_own(self, timeout_secs: float) -> None:
+        self._exporter.ensure_published(timeout_secs)
+
+    def _make_weights(self) -> Any:
+        model = self.codistilled
+        return weights.MixedWeights(
+            model.student,
+            model.graph,
+            model.distribute_strategy,
+            self._rule,
+        )
+
+    def _find_mean(self, staged: Sequence[follower.Staged]) -> Any:
+        return self._made.mean_of([each.values for each in staged])
+
+    def _put_in(self, others: Any, *, num: int) -> None:
+        self._made.mix(others, num=num)
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The rule's state, for a backup."""
+        return self._weights.state
