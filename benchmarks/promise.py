@@ -23,7 +23,7 @@ import tfdistill
 from benchmarks import measure
 from benchmarks import promise_data
 from benchmarks import two_groups
-from tfdistill.comparison import bootstrap
+from tfdistill.statistics import estimates
 from tfdistill.system import programs
 
 
@@ -134,13 +134,13 @@ def _share(churn: np.ndarray, of: np.ndarray) -> dict[str, Any]:
     seeds = np.arange(len(of))
 
     def ratio(rows: np.ndarray, axis: int) -> Any:
-        mean = bootstrap.mean_of_pairs
+        mean = estimates.mean_of_pairs
         return mean(churn, rows) / mean(of, rows) - 1
 
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
             "change": round(float(ratio(seeds, -1)), 4),
-            "interval": bootstrap.interval(ratio, seeds)
+            "interval": estimates.interval(ratio, seeds)
             if len(seeds) > 2
             else None,
         }
@@ -176,7 +176,7 @@ def _study(name: str, options: programs.Options) -> dict[str, Any]:
     found: dict[str, Any] = {
         "independent": {
             "loss": float(np.mean(alone_losses)),
-            **{kind: bootstrap.over_pairs(m)["mean"] for kind, m in of.items()},
+            **{kind: estimates.over_pairs(m)["mean"] for kind, m in of.items()},
         },
         "ensemble": {
             kind: _share(churn, of[kind])
@@ -192,7 +192,7 @@ def _study(name: str, options: programs.Options) -> dict[str, Any]:
                 kind: _share(churn, of[kind])
                 for kind, churn in _of_groups(predicted(runs)).items()
             },
-            "loss": bootstrap.over_trials(costs.tolist()) | {"values": None},
+            "loss": estimates.over_trials(costs.tolist()) | {"values": None},
             "taught": min(g.taught for groups in runs for g in groups),
             "secs": float(np.mean([g.secs for gs in runs for g in gs])),
         }

@@ -110,3 +110,37 @@ def test_models_of_other_examples_or_classes_are_refused():
             metrics.churn(probabilities(3, 3), other)
     with pytest.raises(ValueError, match=r"shapes \(3,\) and \(4,\)"):
         metrics.churn(binary(3), binary(4))
+
+
+def test_figures_of_clicks_by_their_formulas():
+    rng = np.random.default_rng(3)
+    y = (rng.random(500) < 0.25).astype(np.int64)
+    p = 1 / (1 + np.exp(-rng.normal(size=500) - y))
+    found = metrics.click_quality(y, p)
+    pairs = p[y == 1][:, None] - p[y == 0]
+    rate = y.mean()
+    loss = -np.mean(np.where(y == 1, np.log(p), np.log(1 - p)))
+    entropy = -rate * np.log(rate) - (1 - rate) * np.log(1 - rate)
+    assert found == {
+        "auc": pytest.approx(np.mean(pairs > 0)),
+        "calibration": pytest.approx(p.mean() / rate),
+        "log_loss": pytest.approx(loss),
+        "normalized_entropy": pytest.approx(loss / entropy),
+    }
+    with pytest.raises(ValueError, match="both 0 and 1; received 2 times 0"):
+        metrics.click_quality(np.array([0, 0]), np.array([0.1, 0.2]))
+
+
+def test_figures_of_examples_have_the_means_of_all():
+    for p, other, y in (
+        (
+            probabilities(9, 4),
+            probabilities(9, 4, seed=1),
+            labels(9, num_classes=4),
+        ),
+        (binary(9), binary(9, seed=1), labels(9, num_classes=2)),
+    ):
+        losses, apart = metrics.log_losses(y, p), metrics.distances(p, other)
+        assert losses.shape == apart.shape == (9,)
+        assert losses.mean() == metrics.quality(y, p)["log_loss"]
+        assert apart.mean() == pytest.approx(metrics.churn(p, other)["churn"])

@@ -10,7 +10,18 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["churn", "divergence", "quality", "spread"]
+__all__ = [
+    "calibration_curve",
+    "calibration_offset",
+    "churn",
+    "click_quality",
+    "distances",
+    "divergence",
+    "log_losses",
+    "quality",
+    "ranks",
+    "spread",
+]
 
 # Softmax in bfloat16 gives rows that miss one by some thousandths.
 _ROW_SUM_TOLERANCE = 1e-2
@@ -120,12 +131,144 @@ def quality(
     """
     checked = _probabilities(predictions, "predictions")
     truth = _labels(labels, checked)
-    chosen = np.take_along_axis(checked, truth[..., np.newaxis], axis=-1)
-    nats = -np.log(np.clip(chosen, _EPSILON, 1.0 - _EPSILON))
     return {
         "accuracy": float(np.mean(truth == checked.argmax(axis=-1))),
-        "log_loss": float(np.mean(nats)),
+        "log_loss": float(np.mean(_nats(truth, checked))),
     }
+
+
+def log_losses(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> np.ndarray:
+    """Returns each example's log loss; `quality` has their mean.
+
+    Args:
+        labels: As for `quality`.
+        predictions: Probabilities.
+
+    Returns:
+        Nats, float64 `[...]`, or `[examples]` for a binary model.
+
+    Raises:
+        ValueError: If shapes or values are not as above.
+
+    Example:
+        >>> log_losses([1, 0], [0.5, 0.75]).round(4)
+        array([0.6931, 1.3863])
+    """
+    checked = _probabilities(predictions, "predictions")
+    return _nats(_labels(labels, checked), checked)
+
+
+def _nats(truth: np.ndarray, checked: np.ndarray) -> np.ndarray:
+    chosen = np.take_along_axis(checked, truth[..., np.newaxis], axis=-1)
+    return -np.log(np.clip(chosen[..., 0], _EPSILON, 1.0 - _EPSILON))
+
+
+def click_quality(
+    labels: np.ndarray, predictions: np.ndarray
+) -> dict[str, float]:
+    """Returns how well a binary model ranks, and how well calibrated it is.
+
+    Normalized entropy is the log loss divided by the log loss of always
+    predicting the mean label; calibration is the mean prediction divided by the
+    mean label (He et al. 2014, "Practical Lessons from Predicting Clicks on Ads
+    at Facebook").
+
+    Args:
+        labels: 0 and 1, `[examples]`.
+        predictions: Probabilities of 1, `[examples]`.
+
+    Returns:
+        `auc`, `calibration`, `log_loss` (nats) and `normalized_entropy`.
+
+    Raises:
+        ValueError: If all labels are the same, or one is not as above.
+
+    Example:
+        >>> found = click_quality(np.array([0, 1]), np.array([0.5, 0.25]))
+        >>> found["auc"], found["calibration"]
+        (0.0, 0.75)
+    """
+    log_loss = quality(labels, predictions)["log_loss"]
+    rate = float(labels.mean())
+    if not 0 < rate < 1:
+        raise ValueError(
+            "`labels` must hold both 0 and 1; received "
+            f"{len(labels)} times {rate:.0f}. Use more examples."
+        )
+    is_one = labels == 1
+    ones, zeros = int(is_one.sum()), int((~is_one).sum())
+    below = ranks(predictions)[is_one].sum() - ones * (ones + 1) / 2
+    least = quality(labels, np.full(len(labels), rate))["log_loss"]
+    return {
+        "auc": float(below / (ones * zeros)),
+        "calibration": float(predictions.mean(dtype=np.float64) / rate),
+        "log_loss": log_loss,
+        "normalized_entropy": log_loss / least,
+    }
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Returns each value's place, from 1; equal ones share their mean place.
+
+    Example:
+        >>> ranks(np.array([5.0, 7.0, 5.0]))
+        array([1.5, 3. , 1.5])
+    """
+    _, places, counts = np.unique(
+        values, return_inverse=True, return_counts=True
+    )
+    return (np.cumsum(counts) - (counts - 1) / 2)[places]
+
+
+def calibration_offset(
+    labels: np.ndarray, predictions: np.ndarray
+) -> tuple[float, float]:
+    """Returns what all logits lack for a right mean prediction, and its error.
+
+    "Calibration in the large" (Steyerberg 2019, "Clinical Prediction Models",
+    chapter 15): 0 for a calibrated model, negative for one whose mean
+    prediction is too high.
+
+    Args:
+        labels: 0 and 1, `[examples]`.
+        predictions: Probabilities of 1, `[examples]`.
+
+    Example:
+        >>> offset, _ = calibration_offset(np.array([0, 1]), [0.2, 0.2])
+        >>> round(offset, 4) == round(float(np.log(4)), 4)
+        True
+    """
+    p = np.clip(np.asarray(predictions, np.float64), 1e-7, 1 - 1e-7)
+    logits, offset = np.log(p / (1 - p)), 0.0
+    # Labels of one kind only have no finite offset.
+    for _ in range(20):
+        p = 1 / (1 + np.exp(-np.clip(logits + offset, -30, 30)))
+        curvature = max(float((p * (1 - p)).sum()), 1e-9)
+        step = float((labels - p).sum()) / curvature
+        offset += min(max(step, -1.0), 1.0)
+    return offset, curvature**-0.5
+
+
+def calibration_curve(
+    labels: np.ndarray, predictions: np.ndarray, *, num_bins: int = 15
+) -> list[tuple[float, float, int]]:
+    """Returns mean prediction, mean label and examples of each bin.
+
+    Args:
+        labels: 0 and 1, `[examples]`.
+        predictions: Probabilities of 1, `[examples]`.
+        num_bins: Bins of equal size, by the prediction. Default 15.
+
+    Example:
+        >>> calibration_curve(np.array([0, 1]), np.array([0.5, 0.25]))
+        [(0.25, 1.0, 1), (0.5, 0.0, 1)]
+    """
+    order = np.argsort(predictions, kind="stable")
+    return [
+        (float(predictions[r].mean()), float(labels[r].mean()), len(r))
+        for r in np.array_split(order, num_bins)
+        if len(r)
+    ]
 
 
 def churn(
@@ -158,6 +301,32 @@ def churn(
         "churn": float(np.mean(_distances(first, second))),
         "label_churn": float(np.mean(changed)),
     }
+
+
+def distances(
+    predictions: npt.ArrayLike, other_predictions: npt.ArrayLike
+) -> np.ndarray:
+    """Returns how far apart two models are on each example, as in `churn`.
+
+    Args:
+        predictions: Probabilities of one model.
+        other_predictions: Probabilities of the other model, for the same
+            examples.
+
+    Returns:
+        Float64 `[...]`, or `[examples]` for a binary model.
+
+    Raises:
+        ValueError: If shapes differ or values are not probabilities.
+
+    Example:
+        >>> distances([0.25, 0.75], [0.5, 0.25])
+        array([0.25, 0.5 ])
+    """
+    first, second = _pair(predictions, other_predictions)
+    if _is_binary(predictions):
+        return np.abs(first[..., 1] - second[..., 1])
+    return _distances(first, second)
 
 
 def divergence(

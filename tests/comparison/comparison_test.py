@@ -9,12 +9,10 @@ import types
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from launch import recipes
 from tfdistill import metrics
 from tfdistill.commands import compare
-from tfdistill.comparison import bootstrap
 from tfdistill.comparison import collect
 from tfdistill.comparison import experiment
 from tfdistill.comparison import report
@@ -98,61 +96,6 @@ def test_a_sweep_of_an_argument_that_a_workload_lacks_names_the_remedy(
     with pytest.raises(SystemExit):
         compare.main([str(file), "--sweep=burn_in=1,2", f"--workdir={file}.d"])
     assert "Add burn_in_steps=100 to its function" in capsys.readouterr().err
-
-
-def test_an_estimate_over_trials():
-    found = bootstrap.over_trials([1.0, 2.0, 3.0, 6.0])
-    assert found["mean"] == 3.0
-    assert found["standard_error"] == pytest.approx(stats.sem([1, 2, 3, 6]))
-    low, high = found["interval"]
-    assert 1.0 <= low < 3.0 < high <= 6.0
-    single = bootstrap.over_trials([2.0])
-    assert (single["standard_error"], single["interval"]) == (None, None)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("size", [6])
-def test_intervals_cover_the_truth_as_often_as_they_say(size):
-    rng = np.random.default_rng(size)
-    covered = 0
-    for _ in range(400):
-        low, high = bootstrap.over_trials(rng.normal(size=size))["interval"]
-        covered += low <= 0 <= high
-    # Plain percentiles cover .88 of them at six trials.
-    assert 0.93 <= covered / 400 <= 0.99
-
-
-def test_churn_is_estimated_over_trials_not_pairs():
-    rng = np.random.default_rng(0)
-    places = rng.normal(size=6)
-    matrix = np.abs(places[:, None] - places)
-    found = bootstrap.over_pairs(matrix)
-    assert found["mean"] == pytest.approx(matrix[np.triu_indices(6, 1)].mean())
-    assert len(found["values"]) == 15
-    naive = stats.sem(found["values"])
-    assert found["standard_error"] > naive
-    assert found["interval"][0] < found["mean"] < found["interval"][1]
-    two = bootstrap.over_pairs(matrix[:2, :2])
-    assert (two["standard_error"], two["interval"]) == (None, None)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("num_trials", [4, 6])
-def test_a_churn_ratio_of_a_method_to_itself_is_seldom_clear(num_trials):
-    rng = np.random.default_rng(num_trials)
-
-    def matrix():
-        scales = np.exp(0.15 * rng.normal(size=[num_trials, 1]))
-        found = rng.normal(size=[num_trials, 100]) * scales
-        return np.abs(found[:, None] - found).mean(-1)
-
-    clear = 0
-    for _ in range(200):
-        _, (low, high) = bootstrap.ratio_of_pairs(matrix(), matrix())
-        clear += not low <= 1 <= high
-    # .32 of them at three trials, which is why those get no verdict.
-    assert clear / 200 <= 0.1
-    assert trials.LEAST_TRIALS >= 4
 
 
 def _curve(*values, every=100):

@@ -75,22 +75,3 @@ def test_spread_is_the_distance_to_the_mean_of_the_retrains():
     assert spread["relative_prediction_difference"] == pytest.approx(
         relative.mean()
     )
-
-
-def test_figures_of_clicks_by_their_formulas():
-    rng = np.random.default_rng(3)
-    labels = (rng.random(500) < 0.25).astype(np.int64)
-    p = 1 / (1 + np.exp(-rng.normal(size=500) - labels))
-    found = predictions.Distributions(probabilities=p, labels=labels).figures()
-    pairs = p[labels == 1][:, None] - p[labels == 0]
-    rate = labels.mean()
-    loss = -np.mean(np.where(labels == 1, np.log(p), np.log(1 - p)))
-    entropy = -rate * np.log(rate) - (1 - rate) * np.log(1 - rate)
-    assert found == {
-        "auc": pytest.approx(np.mean(pairs > 0)),
-        "calibration": pytest.approx(p.mean() / rate),
-        "log_loss": pytest.approx(loss),
-        "normalized_entropy": pytest.approx(loss / entropy),
-    }
-    with pytest.raises(ValueError, match="both 0 and 1; received 2 times 0"):
-        predictions.click_figures(np.array([0, 0]), np.array([0.1, 0.2]))

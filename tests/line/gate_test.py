@@ -10,21 +10,22 @@ import numpy as np
 import pytest
 
 from tests.cases import lines
+from tfdistill import metrics
 from tfdistill.held_out import predictions
 from tfdistill.line import data_summary
-from tfdistill.line import figures
 from tfdistill.line import gate as gate_lib
 from tfdistill.line import report as report_lib
 from tfdistill.line import store
+from tfdistill.statistics import estimates
 
 _ROWS = 6000
-_NUM_RESAMPLES = figures._NUM_RESAMPLES
+_NUM_RESAMPLES = estimates._NUM_RESAMPLES_OF_ROWS
 
 
 @pytest.fixture(autouse=True)
 def _few_resamples(monkeypatch):
     """What is good or bad here is so by much."""
-    monkeypatch.setattr(figures, "_NUM_RESAMPLES", 200)
+    monkeypatch.setattr(estimates, "_NUM_RESAMPLES_OF_ROWS", 200)
 
 
 def _sigmoid(logits):
@@ -77,7 +78,7 @@ def _auc(labels, p):
 
 
 def test_figures_and_intervals_are_those_of_a_plain_bootstrap(monkeypatch):
-    monkeypatch.setattr(figures, "_NUM_RESAMPLES", _NUM_RESAMPLES)
+    monkeypatch.setattr(estimates, "_NUM_RESAMPLES_OF_ROWS", _NUM_RESAMPLES)
     day = _Day(rows=1500)
     new, old = day.model(), day.model(0.5)
     report = day.judged(new, old)
@@ -102,7 +103,7 @@ def test_figures_and_intervals_are_those_of_a_plain_bootstrap(monkeypatch):
         i = rng.integers(0, 1500, 1500)
         auc = _auc(y[i], p[i]) - _auc(y[i], q[i])
         loss = (_losses(new) - _losses(old))[i].mean()
-        offset = predictions.calibration(y[i], p[i])[0]
+        offset = metrics.calibration_offset(y[i], p[i])[0]
         flips = (before[i].mean()) - right[i].mean()
         churn = np.abs(p - q)[i].mean()
         drawn.append((loss, auc, offset, flips, churn))
@@ -171,7 +172,7 @@ def test_lag_behind_a_drift_is_no_miscalibration_and_overshoot_is():
 def test_more_slices_raise_no_more_false_alarms_than_the_confidence(
     monkeypatch,
 ):
-    monkeypatch.setattr(figures, "_NUM_RESAMPLES", _NUM_RESAMPLES)
+    monkeypatch.setattr(estimates, "_NUM_RESAMPLES_OF_ROWS", _NUM_RESAMPLES)
     rng, held = np.random.default_rng(0), 0
     gate = gate_lib.Gate(
         log_loss=1.0, slice_log_loss=0.0, least_slice_rows=20, churn=None

@@ -2,13 +2,11 @@
 
 import hashlib
 import re
-import threading
 import time
 
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorboard.summary.writer import event_file_writer
 
 import tfdistill
 from tests.cases import codistillation as cases
@@ -218,18 +216,3 @@ def test_a_resumed_training_repeats_no_step(tmp_path):
     for tag in ("codistillation/distillation_weight", "host/rss_bytes"):
         steps = [s for s, _ in summary_cases.scalars(tmp_path / "log", tag)]
         assert steps == list(range(2, 21, 2))
-
-
-def test_storage_that_hangs_is_waited_for_once(tmp_path, monkeypatch):
-    go_on, close = threading.Event(), event_file_writer.EventFileWriter.close
-
-    def hang(writer):
-        go_on.wait(60)
-        close(writer)
-
-    monkeypatch.setattr(event_file_writer.EventFileWriter, "close", hang)
-    monkeypatch.setattr(summaries, "_CLOSE_SECS", 0.1)
-    file = summaries.SummaryFile(str(tmp_path), step=0)
-    file.add(summary_cases.point("a", 1.0), step=1)
-    file.close()
-    go_on.set()

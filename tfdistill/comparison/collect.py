@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tfdistill.comparison import bootstrap
 from tfdistill.comparison import trials as trials_lib
 from tfdistill.held_out import predictions
 from tfdistill.recipes import outputs
+from tfdistill.statistics import estimates
 
 # The validation figure that curves and targets are about, in nats.
 METRIC = "log_loss"
@@ -272,7 +272,7 @@ def churn_matrices(trials: Sequence[Finished]) -> dict[str, np.ndarray]:
     return found
 
 
-def spread(trials: Sequence[Finished]) -> dict[str, bootstrap.Estimate]:
+def spread(trials: Sequence[Finished]) -> dict[str, estimates.Estimate]:
     """Returns how far retrains are from their mean, by measure."""
     if len(trials) < 2:
         return {}
@@ -288,7 +288,7 @@ def spread(trials: Sequence[Finished]) -> dict[str, bootstrap.Estimate]:
         for index in range(len(trials) if len(trials) > 2 else 0)
     ]
     return {
-        name: bootstrap.jackknifed(value, [one[name] for one in left_out])
+        name: estimates.jackknifed(value, [one[name] for one in left_out])
         for name, value in apart(trials).items()
     }
 
@@ -471,7 +471,7 @@ def compare_steps(
         return None
     if target.kind == "given":
         others = [curve.steps_to(target.value) for curve in independent]
-        return None if None in others else bootstrap.ratio(steps, others)  # type: ignore[arg-type]
+        return None if None in others else estimates.ratio(steps, others)  # type: ignore[arg-type]
     losses = np.array([curve.loss(target.kind) for curve in independent])
     # To the first time, as for everyone else: a curve that has long been flat,
     # or was lower before, did not need all of its steps for its final loss.
@@ -492,7 +492,7 @@ def compare_steps(
         found = [steps_to(index, loss) for index in ours.tolist()]
         return sum(found) / len(found) / float(own[theirs].mean())
 
-    return float(np.mean(steps)) / float(own.mean()), bootstrap.interval(  # type: ignore[arg-type]
+    return float(np.mean(steps)) / float(own.mean()), estimates.interval(  # type: ignore[arg-type]
         resampled,
         np.arange(len(curves)),
         np.arange(len(independent)),

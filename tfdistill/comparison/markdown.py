@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.statistics import tables
+
 # Name of a figure to its heading and format, in the order of the tables.
 _QUALITY = {
     "log_loss": ("final log loss", ".4f"),
@@ -104,8 +106,8 @@ def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
     recipe = report["recipe"].rpartition("/")[2]
     blocks = [
         f"# {recipe}: {len(methods)} methods",
-        "\n".join(f"- {line}" for line in verdicts(report)),
-        _rows("Quality, churn and cost", head, rows),
+        tables.bullets(verdicts(report)),
+        tables.section("Quality, churn and cost", tables.table(head, rows)),
         f"Means over trials, and in brackets bootstrap intervals of "
         f"{100 * report['confidence']:.0f}%. "
         "Codistilled runs have {num_groups} groups of {workers_per_group} "
@@ -123,16 +125,16 @@ def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
         _pairs(report.get("pairs", ())),
         _tuned(report.get("tuned", {})),
         "\n".join(f"![{name}]({name})" for name in plots),
-        _lines("Notes", report["notes"]),
-        _lines(
-            "Failed runs",
-            [f"{key}: {why}" for key, why in report["failures"].items()],
-        ),
-        _lines(
-            "Methods", [f"{n}: {m['describe']}" for n, m in methods.items()]
-        ),
+        tables.section("Notes", tables.bullets(report["notes"])),
+        _named("Failed runs", report["failures"]),
+        _named("Methods", {n: m["describe"] for n, m in methods.items()}),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _named(title: str, texts: Mapping[str, str]) -> str:
+    lines = [f"{name}: {text}" for name, text in texts.items()]
+    return tables.section(title, tables.bullets(lines))
 
 
 def _to_target(methods: Mapping[str, Any], target: Mapping[str, Any]) -> str:
@@ -152,7 +154,7 @@ def _to_target(methods: Mapping[str, Any], target: Mapping[str, Any]) -> str:
         for name, m in reached.items()
     )
     ratios = [
-        f"{name} {found['ratio']:.3f}{_interval(found, '.3f')}"
+        f"{name} {tables.figure(found['ratio'], '.3f', found['interval'])}"
         for name, m in reached.items()
         if (found := m.get("versus_independent", {}).get("steps_to_target"))
     ]
@@ -181,13 +183,15 @@ def _pairs(pairs: Sequence[Mapping[str, Any]]) -> str:
         ]
         for pair in pairs
     ]
-    return _rows("Differences between two methods", ["", *columns], rows)
+    return tables.section(
+        "Differences between two methods", tables.table(["", *columns], rows)
+    )
 
 
 def _compared(found: Mapping[str, Any] | None, key: str, shape: str) -> str:
-    if found is None or found[key] is None:
+    if found is None:
         return ""
-    return f"{format(found[key], shape)}{_interval(found, shape)}"
+    return tables.figure(found[key], shape, found["interval"])
 
 
 def _tuned(tuned: Mapping[str, Any]) -> str:
@@ -205,7 +209,7 @@ def _tuned(tuned: Mapping[str, Any]) -> str:
     ]
     field = next(iter(tuned.values()))["field"]
     title = f"{field}, by the final log loss on separate validation data"
-    return _lines(title, lines)
+    return tables.section(title, tables.bullets(lines))
 
 
 def _table(
@@ -232,16 +236,7 @@ def _table(
         if estimates.keys() & used.keys()
     ]
     head = ["method", *(heading for heading, _ in used.values())]
-    return _rows(title, head, rows)
-
-
-def _rows(
-    title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
-) -> str:
-    if not rows:
-        return ""
-    lines = [" | ".join(row) for row in (head, ["---"] * len(head), *rows)]
-    return f"## {title}\n\n" + "\n".join(f"| {line} |" for line in lines)
+    return tables.section(title, tables.table(head, rows))
 
 
 def _estimates(method: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,18 +247,5 @@ def _estimates(method: Mapping[str, Any]) -> dict[str, Any]:
 
 def _estimate(found: Mapping[str, Any], shape: str) -> str:
     # Where all trials have the same, there is nothing to tell.
-    told = _interval(found, shape) if found["standard_error"] else ""
-    return format(found["mean"], shape) + told
-
-
-def _interval(found: Mapping[str, Any], shape: str) -> str:
-    if found["interval"] is None:
-        return ""
-    low, high = (format(value, shape) for value in found["interval"])
-    return f" ({low} to {high})"
-
-
-def _lines(title: str, lines: Sequence[str]) -> str:
-    if not lines:
-        return ""
-    return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines)
+    interval = found["interval"] if found["standard_error"] else None
+    return tables.figure(found["mean"], shape, interval)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tfdistill.statistics import plots
+
 CURVES, CHURN = "curves.png", "churn.png"
 # More methods than this do not fit into a legend over the curves.
 _FEW = 8
@@ -42,14 +44,6 @@ def draw(report: Mapping[str, Any], directory: pathlib.Path) -> list[str]:
     return drawn
 
 
-def _figure(width: float = 8, height: float = 4.5) -> tuple[Any, Any]:
-    # Imported here: it takes a second. Never `pyplot`, which may want a screen.
-    from matplotlib import figure as figure_lib
-
-    figure = figure_lib.Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots()
-
-
 def _errors(estimates: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the means, and how far the intervals reach below and above."""
     means = np.array([estimate["mean"] for estimate in estimates])
@@ -62,7 +56,7 @@ def _curves(
     curves: Mapping[str, list[Any]], target: Any, path: pathlib.Path
 ) -> None:
     many = len(curves) > _FEW
-    figure, axes = _figure(*(12, 7) if many else (8, 4.5))
+    figure, axes = plots.figure(*(12, 7) if many else (8, 4.5))
     shown = []
     for place, (name, found) in enumerate(curves.items()):
         if not found:
@@ -83,7 +77,7 @@ def _curves(
             band = mean - error, mean + error
             axes.fill_between(steps, *band, alpha=0.2, linewidth=0, **look)
     if target:
-        axes.axhline(target["value"], color="0.5", linestyle=":")
+        axes.axhline(target["value"], **plots.REFERENCE)
     axes.set(
         xlabel="steps of a group",
         ylabel="validation log loss (nats)",
@@ -104,7 +98,7 @@ def _curves(
 
 
 def _churn(found: Mapping[str, Any], path: pathlib.Path) -> None:
-    figure, axes = _figure(height=max(4.5, 1 + 0.4 * len(found)))
+    figure, axes = plots.figure(8, max(4.5, 1 + 0.4 * len(found)))
     means, errors = _errors(list(found.values()))
     drawn = axes.barh(list(found), means, xerr=errors, capsize=3)
     axes.bar_label(drawn, fmt="%.4f", padding=4, fontsize="small")
@@ -117,7 +111,7 @@ def _churn(found: Mapping[str, Any], path: pathlib.Path) -> None:
 def _sweep(
     title: str, values: list[tuple[str, Any]], alone: Any, path: pathlib.Path
 ) -> None:
-    figure, axes = _figure(6)
+    figure, axes = plots.figure(6, 4.5)
     try:  # Numbers, which may have been swept in several calls.
         values = sorted(values, key=lambda pair: float(pair[0]))
     except ValueError:
@@ -127,7 +121,7 @@ def _sweep(
     axes.errorbar(names, means, yerr=errors, marker="o", capsize=3)
     if alone:
         mean = alone["figures"]["log_loss"]["mean"]
-        axes.axhline(mean, color="0.5", linestyle=":", label="independent")
+        axes.axhline(mean, label="independent", **plots.REFERENCE)
         axes.legend(fontsize="small")
     axes.set(
         xlabel=title,

@@ -4,6 +4,7 @@ Imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
+import enum
 import math
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -12,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tfdistill.comparison import bootstrap
 from tfdistill.comparison import collect
 from tfdistill.comparison import trials as trials_lib
+from tfdistill.statistics import estimates
 
 BASELINE, OWN_PAST = "independent", "own_past"
 Trials = Sequence[collect.Finished]
@@ -80,7 +81,7 @@ def make(
     budget = context.get("setup", {}).get("budget")
     return {
         **context,
-        "confidence": bootstrap.CONFIDENCE,
+        "confidence": estimates.CONFIDENCE,
         "target": aim and {"metric": collect.METRIC, **vars(aim)},
         "notes": [
             *context.get("notes", ()),
@@ -128,7 +129,8 @@ def verdict_on(
             )
     deaf = figures.get("figures", {}).get("groups_without_teacher")
     return (
-        f"{shown}{_lead(versus)}: {_said(figures, versus, target, BASELINE)}"
+        f"{shown} {_lead(versus).value}: "
+        f"{_said(figures, versus, target, BASELINE)}"
         f"{_budget(versus)}"
         + (
             "; some of its groups never had a teacher (see the notes)"
@@ -138,8 +140,16 @@ def verdict_on(
     )
 
 
-def _lead(versus: Mapping[str, Any]) -> str:
-    """Returns in a word what the intervals show in all."""
+class Lead(enum.Enum):
+    """What the intervals of a method show in all, in words."""
+
+    BETTER = "is better"
+    WORSE = "is worse"
+    MIXED = "is better in one figure and worse in another"
+    UNCLEAR = "shows no clear difference"
+
+
+def _lead(versus: Mapping[str, Any]) -> Lead:
     clear = set()
     for name, key, none in (
         ("churn", "ratio", 1),
@@ -149,15 +159,11 @@ def _lead(versus: Mapping[str, Any]) -> str:
         found = versus.get(name)
         if found and found["interval"] and found[key] is not None:
             low, high = found["interval"]
-            clear |= {high < none} if not low <= none <= high else set()
-    words = {True: " is better", False: " is worse"}
+            if not low <= none <= high:
+                clear.add(Lead.BETTER if high < none else Lead.WORSE)
     if len(clear) == 1:
-        return words[clear.pop()]
-    return (
-        (" is better in one figure and worse in another")
-        if clear
-        else " shows no clear difference"
-    )
+        return clear.pop()
+    return Lead.MIXED if clear else Lead.UNCLEAR
 
 
 def _shown(name: str) -> str:
@@ -419,13 +425,13 @@ def _method(
         "num_trials": len(trials),
         "figures": {
             # A short trial may have heard no teacher, and have no staleness.
-            name: bootstrap.over_trials(
+            name: estimates.over_trials(
                 [t.figures[name] for t in trials if name in t.figures]
             )
             for name in {n: None for t in trials for n in t.figures}
         },
         "churn": {
-            name: bootstrap.over_pairs(matrix) for name, matrix in churn.items()
+            name: estimates.over_pairs(matrix) for name, matrix in churn.items()
         },
         "spread": collect.spread(trials),
         "trials": [_trial(trial) for trial in trials],
@@ -468,7 +474,7 @@ def _to_target(trials: Trials, loss: float) -> dict[str, Any]:
     found: dict[str, Any] = {"reached": len(reached)}
     names = ("steps_to_target", "examples_to_target", "seconds_to_target")
     for name, values in zip(names, zip(*reached, strict=True), strict=False):
-        found[name] = bootstrap.over_trials(values)
+        found[name] = estimates.over_trials(values)
     return found
 
 
@@ -493,7 +499,7 @@ def _versus(
     }
     for name in (collect.METRIC, f"best_{collect.METRIC}"):
         if all(name in t.figures for t in (*trials, *baseline)):
-            value, interval = bootstrap.difference(
+            value, interval = estimates.difference(
                 [trial.figures[name] for trial in trials],
                 [trial.figures[name] for trial in baseline],
             )
@@ -513,7 +519,7 @@ def _versus_churn(
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ours.keys() & theirs.keys():
-        value, interval = bootstrap.ratio_of_pairs(ours[name], theirs[name])
+        value, interval = estimates.ratio_of_pairs(ours[name], theirs[name])
         # Where retrains of independent agree, there is no multiple of that.
         found[name] = {
             "ratio": value if math.isfinite(value) else None,

@@ -64,10 +64,10 @@ class Distributions(Predictions):
         return self.compared
 
     def figures(self) -> dict[str, float]:
-        """Returns log loss and accuracy; of clicks see `click_figures`."""
+        """Returns log loss and accuracy; of clicks `click_quality`."""
         pair = (self.labels, self.probabilities)
         if self.probabilities.ndim == 1:
-            return click_figures(*pair)
+            return metrics_lib.click_quality(*pair)
         return metrics_lib.quality(*pair)
 
     def churn(self, other: "Distributions") -> dict[str, float]:
@@ -122,78 +122,6 @@ class LabelProbabilities(Predictions):
     def spread(cls, retrains: Sequence[Self]) -> dict[str, float]:
         """Returns the prediction difference, absolute and relative."""
         return metrics_lib.spread([one.compared for one in retrains])
-
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Returns each value's place, from 1; equal ones share their mean place.
-
-    Example:
-        >>> ranks(np.array([5.0, 7.0, 5.0]))
-        array([1.5, 3. , 1.5])
-    """
-    _, places, counts = np.unique(
-        values, return_inverse=True, return_counts=True
-    )
-    return (np.cumsum(counts) - (counts - 1) / 2)[places]
-
-
-def click_figures(
-    labels: np.ndarray, probabilities: np.ndarray
-) -> dict[str, float]:
-    """Returns how well a model of clicks ranks, and how well calibrated it is.
-
-    Normalized entropy is the log loss divided by the log loss of always
-    predicting the mean label; calibration is the mean prediction divided by the
-    mean label (He et al. 2014, "Practical Lessons from Predicting Clicks on Ads
-    at Facebook").
-
-    Example:
-        >>> found = click_figures(np.array([0, 1]), np.array([0.5, 0.25]))
-        >>> found["auc"], found["calibration"]
-        (0.0, 0.75)
-    """
-    log_loss = metrics_lib.quality(labels, probabilities)["log_loss"]
-    rate = float(labels.mean())
-    if not 0 < rate < 1:
-        raise ValueError(
-            "`labels` must hold both 0 and 1; received "
-            f"{len(labels)} times {rate:.0f}. Use more examples."
-        )
-    is_one = labels == 1
-    ones, zeros = int(is_one.sum()), int((~is_one).sum())
-    below = ranks(probabilities)[is_one].sum() - ones * (ones + 1) / 2
-    mean = np.full(len(labels), rate)
-    least = metrics_lib.quality(labels, mean)["log_loss"]
-    return {
-        "auc": float(below / (ones * zeros)),
-        "calibration": float(probabilities.mean(dtype=np.float64) / rate),
-        "log_loss": log_loss,
-        "normalized_entropy": log_loss / least,
-    }
-
-
-def calibration(
-    labels: np.ndarray, probabilities: np.ndarray
-) -> tuple[float, float]:
-    """Returns what all logits lack for a right mean prediction, and its error.
-
-    "Calibration in the large" (Steyerberg 2019, "Clinical Prediction Models",
-    chapter 15): 0 for a calibrated model, negative for one that says too much.
-
-    Example:
-        >>> offset, _ = calibration(np.array([0, 1]), np.array([0.2, 0.2]))
-        >>> round(offset, 4) == round(float(np.log(4)), 4)
-        True
-    """
-    p = np.clip(np.asarray(probabilities, np.float64), 1e-7, 1 - 1e-7)
-    logits, offset = np.log(p / (1 - p)), 0.0
-    # Labels of one kind only have no finite offset.
-    for _ in range(20):
-        p = 1 / (1 + np.exp(-np.clip(logits + offset, -30, 30)))
-        curvature = max(float((p * (1 - p)).sum()), 1e-9)
-        step = float((labels - p).sum()) / curvature
-        offset += min(max(step, -1.0), 1.0)
-    return offset, curvature**-0.5
 
 
 def save(path: pathlib.Path, predicted: Predictions) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdistill.held_out import predictions
+from tfdistill import metrics
+from tfdistill.statistics import estimates
 
 # Ids by a hash; numbers by rounding on a scale that is linear around 0 and
 # logarithmic beyond; and those that are missing.
@@ -99,18 +100,19 @@ def data_summary(
     of_classes = plain.ndim == 2 and len(plain) == len(truth)
     gains = None
     if is_binary and plain.shape == truth.shape:
-        found["calibration"] = list(predictions.calibration(truth, plain))
-        gains = losses(truth, plain) - losses(1 - truth, plain)
+        found["calibration"] = list(metrics.calibration_offset(truth, plain))
+        gains = metrics.log_losses(truth, plain)
+        gains -= metrics.log_losses(1 - truth, plain)
     elif not of_classes:
         return found
     for name, (at, place) in columns.items():
         if len(columns) > _MOST_COLUMNS:
             break
-        kept, change = arrays[at], -losses(truth, plain)
+        kept, change = arrays[at], -metrics.log_losses(truth, plain)
         for shift in range(1, _SHUFFLES + 1):
             arrays[at] = kept.copy()
             arrays[at][place] = np.roll(kept[place], shift, axis=0)
-            change += losses(truth, predicted()) / _SHUFFLES
+            change += metrics.log_losses(truth, predicted()) / _SHUFFLES
         arrays[at] = kept
         error = change.std() / math.sqrt(len(truth))
         worth = [float(change.mean()), float(error)]
@@ -136,16 +138,6 @@ def _swapped(ids: np.ndarray, gains: np.ndarray) -> list[Any]:
     at = int(sums.argmax())
     score = float(sums[at]) - math.log(len(sums))
     return [str(unique[at]), int(rows[at]), score]
-
-
-def losses(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Returns each row's log loss, by the probability of "yes" or by class."""
-    if probabilities.ndim == 2:
-        rows = np.arange(len(labels))
-        right = probabilities[rows, labels.astype(np.int64)]
-    else:
-        right = np.where(labels == 1, probabilities, 1 - probabilities)
-    return -np.log(np.clip(right, 1e-7, 1))
 
 
 def _places(shape: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
@@ -345,7 +337,7 @@ def _faults(
     recent = (*past[-2:], beside or {})
     worths = [one["worth"] for one in recent if "worth" in one]
     if worths and "worth" in column:
-        (usual, error), (worth, own) = pooled(worths), column["worth"]
+        (usual, error), (worth, own) = estimates.pooled(worths), column["worth"]
         sigmas = -statistics.NormalDist().inv_cdf(9 / 12 * level)
         if usual - worth > max(usual / 2, sigmas * math.hypot(error, own)):
             yield (
@@ -419,11 +411,3 @@ def _aligned(one: Summary, other: Summary) -> np.ndarray:
 
 def _size(first: Any, second: Any) -> Any:
     return first * second / np.maximum(first + second, 1)
-
-
-def pooled(estimates: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Returns the mean of values, weighted by their errors, and its error."""
-    values, errors = np.array(estimates).T
-    weights = 1 / np.maximum(errors, 1e-12) ** 2
-    mean = float((weights * values).sum() / weights.sum())
-    return mean, float(weights.sum() ** -0.5)

@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from tfdistill import metrics
 from tfdistill.held_out import predictions
 from tfdistill.line import data_summary
 from tfdistill.line import figures
 from tfdistill.line import report as report_lib
+from tfdistill.statistics import estimates as estimates_lib
 from tfdistill.system import run_files
 
 if TYPE_CHECKING:
@@ -198,7 +200,7 @@ def verdict(
             if rows.any()
         },
         "curves": {
-            name: figures.curve(labels, model.compared)
+            name: metrics.calibration_curve(labels, model.compared)
             for name, model in (("candidate", models[0]), ("promoted", before))
             if model and model.is_binary
         },
@@ -220,7 +222,7 @@ def _of_all_rows(
     on. Its offset there makes both more precise: on the held-out rows they
     share the noise of the labels, and differ by `change`.
     """
-    lacked, error = data_summary.pooled(known)
+    lacked, error = estimates_lib.pooled(known)
     value = lacked + change
     reach = -error * _NORMAL.inv_cdf(0.5 - confidence / 2)
     return {"value": value, "interval": [value - reach, value + reach]}, lacked

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.statistics import plots
+from tfdistill.statistics import tables
 from tfdistill.system import run_files
 
 NAME = "report"
@@ -59,33 +61,35 @@ def render(report: Mapping[str, Any]) -> str:
     rows = [
         [
             told,
-            _number(own.get(name), shape),
-            _number(base.get(name), shape),
+            tables.figure(own.get(name), shape),
+            tables.figure(base.get(name), shape),
             estimate(estimates.get(name)),
-            _number(gate.get(_LIMITS.get(name, name)), ".4g")
+            tables.figure(gate.get(_LIMITS.get(name, name)), ".4g")
             if name in estimates
             else "",
         ]
         for name, (told, shape) in _FIGURES.items()
         if name in own or name in estimates
     ]
-    slices = [
-        [
-            name,
-            f"{found['rows']:,}",
-            estimate(found["log_loss"]) or "not judged",
-            *(
-                _number(found["figures"]["candidate"].get(k), _FIGURES[k][1])
-                for k in _OF_SLICES
-            ),
-        ]
-        for name, found in report["slices"].items()
-    ]
+    slices = []
+    for name, found in report["slices"].items():
+        own = found["figures"]["candidate"]
+        slices.append(
+            [
+                name,
+                f"{found['rows']:,}",
+                estimate(found["log_loss"]) or "not judged",
+                *(
+                    tables.figure(own.get(k), _FIGURES[k][1])
+                    for k in _OF_SLICES
+                ),
+            ]
+        )
     interval = f"{100 * gate['confidence']:g}% interval"
     blocks = [
         f"# Candidate {report.get('number', '')}: {report['verdict']}",
-        "\n".join(f"- {reason}" for reason in report["reasons"]),
-        _table(
+        tables.bullets(report["reasons"]),
+        tables.table(
             ["", "candidate", against, f"change, {interval}", "limit"], rows
         ),
         f"{report['rows']:,} held-out rows, {report['retrains']} retrain(s). "
@@ -99,7 +103,7 @@ def render(report: Mapping[str, Any]) -> str:
         head = ["slice", "rows", "change of the log loss", *_OF_SLICES]
         blocks += [
             "## Slices",
-            _table(head, slices),
+            tables.table(head, slices),
             f"The {interval}s of all slices hold at once; their limit is "
             f"{gate['slice_log_loss']}. A slice of fewer than "
             f"{gate['least_slice_rows']} rows is not judged.",
@@ -129,14 +133,16 @@ def _controls(report: Mapping[str, Any]) -> list[str]:
     rows = [
         [
             told,
-            *(_number(one[name], ".4f") for name in ("log_loss", "churn")),
+            tables.figure(one["log_loss"], ".4f"),
+            tables.figure(one["churn"], ".4f"),
             f"{one['examples']:,}",
         ]
         for told, one in named.items()
     ]
+    head = ["", "log loss", "churn to the promoted", "examples"]
     saved = found["steps_saved"]
     return [
-        _table(["", "log loss", "churn to the promoted", "examples"], rows),
+        tables.table(head, rows),
         "Training from new weights never became as good."
         if saved is None
         else "Training from new weights, evaluated 20 times, became as good "
@@ -144,24 +150,11 @@ def _controls(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _number(value: float | None, shape: str) -> str:
-    return "" if value is None else format(value, shape)
-
-
 def estimate(found: Mapping[str, Any] | None) -> str:
-    """Returns a figure with its interval as text; empty without one."""
+    """Returns a change with its interval as text; empty without one."""
     if not found:
         return ""
-    low, high = found["interval"]
-    return f"{found['value']:+.4f} ({low:+.4f} to {high:+.4f})"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [
-        " | ".join(cell.replace("|", "\\|") for cell in row)
-        for row in (head, ["---"] * len(head), *rows)
-    ]
-    return "\n".join(f"| {line} |" for line in lines)
+    return tables.figure(found["value"], "+.4f", found["interval"])
 
 
 def _draw(
@@ -169,16 +162,13 @@ def _draw(
     history: Sequence[Mapping[str, Any]],
     path: pathlib.Path,
 ) -> None:
-    # Imported here: it takes a second. Never `pyplot`, which may want a screen.
-    from matplotlib import figure as figure_lib
-
-    figure = figure_lib.Figure(figsize=(15, 4.5), layout="constrained")
-    curves, by_slice, over_time = figure.subplots(1, 3)
+    figure, axes = plots.figure(15, 4.5, columns=3)
+    curves, by_slice, over_time = axes
     for name, points in report["curves"].items():
         said, came, _ = zip(*points, strict=True)
         curves.plot(said, came, marker="o", markersize=3, label=name)
     if report["curves"]:
-        curves.axline((0, 0), slope=1, color="0.5", linestyle=":")
+        curves.axline((0, 0), slope=1, **plots.REFERENCE)
         curves.legend(fontsize="small")
     curves.set(xlabel="mean prediction", ylabel="mean label")
     found = {"all rows": report["estimates"].get("log_loss")} | {
@@ -188,7 +178,7 @@ def _draw(
         if estimate:
             by_slice.plot(estimate["interval"], [name, name], color="C0")
             by_slice.plot(estimate["value"], name, "o", color="C0")
-    by_slice.axvline(0, color="0.5", linestyle=":")
+    by_slice.axvline(0, **plots.REFERENCE)
     by_slice.invert_yaxis()
     by_slice.set(xlabel="change of the log loss, nats")
     churn = over_time.twinx()

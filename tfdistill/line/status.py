@@ -1,9 +1,6 @@
 """A line over time, for people and for TensorBoard: read from its log alone."""
 
 import datetime
-import io
-import os
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +8,6 @@ import rich.text
 
 from tfdistill.line import store
 from tfdistill.status import tables
-from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 _CANDIDATE, _PROMOTED, _REPLACED = "candidate", "promoted", "replaced"
@@ -144,25 +140,8 @@ def write_points(line: store.Line, number: int, run: str) -> None:
     judged = [e for e in line.events("judge") if e["number"] == number]
     if not judged or not line.is_local:
         return
-    from tensorboard.compat.proto import event_pb2
-    from tensorboard.compat.proto import summary_pb2
-    from tensorboard.summary.writer import record_writer
+    from tfdistill.statistics import events
 
-    found = io.BytesIO()
-    writer = record_writer.RecordWriter(found)
-    now = time.time()
-    first = event_pb2.Event(wall_time=now, file_version="brain.Event:2")
-    writer.write(first.SerializeToString())
-    values = [
-        summary_pb2.Summary.Value(tag=f"line/{name}", simple_value=value)
-        for name, value in judged[-1]["figures"].items()
-        if value is not None
-    ]
-    points = event_pb2.Event(
-        wall_time=now, step=number, summary=summary_pb2.Summary(value=values)
-    )
-    writer.write(points.SerializeToString())
-    directory = f"{line.root}/tensorboard/{run}"
-    os.makedirs(directory, exist_ok=True)
-    name = f"events.out.tfevents.{number:010}.line"
-    run_files.write(f"{directory}/{name}", [found.getvalue()])
+    name = f"{run}/events.out.tfevents.{number:010}.line"
+    values = {f"line/{k}": v for k, v in judged[-1]["figures"].items()}
+    events.write(f"{line.root}/tensorboard/{name}", values, step=number)

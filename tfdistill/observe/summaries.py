@@ -1,10 +1,7 @@
 """Shows a group's codistillation in TensorBoard."""
 
-import logging
 import math
 import os
-import threading
-import time
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -12,89 +9,20 @@ from typing import Any
 
 import keras
 import numpy as np
-from tensorboard.compat.proto import event_pb2
 from tensorboard.compat.proto import summary_pb2
 from tensorboard.plugins.scalar import metadata
-from tensorboard.summary.writer import event_file_writer
 
 from tfdistill.cluster import replicas
 from tfdistill.observe import pace
 from tfdistill.observe import run_log
 from tfdistill.observe import storage_errors
+from tfdistill.statistics import events
 from tfdistill.system import fits
 from tfdistill.system import processes
 from tfdistill.teachers import labels
 from tfdistill.teachers import peers as peers_lib
 from tfdistill.teachers import predictions
 from tfdistill.training import steps
-
-_log = logging.getLogger(__name__)
-# Points that wait for storage which is full or slow; a step does not.
-_MAX_WAITING = 10_000
-_FLUSH_SECS = 5.0
-_CLOSE_SECS = 30.0
-
-
-class SummaryFile:
-    """Appends summaries to the event files of one TensorBoard run.
-
-    If storage fails, points are lost until it works again, and go to a new
-    file: the failed one may end in half a record, after which TensorBoard reads
-    no further.
-    """
-
-    def __init__(self, directory: str, *, step: int) -> None:
-        """Opens nothing yet; training resumes at `step`.
-
-        TensorBoard forgets what an earlier training wrote of later steps: its
-        writer says so by a session's start, which `tf.summary` cannot write.
-        """
-        self._directory = directory
-        self._step = step
-        self._writer: Any = None
-        self._failed = False
-
-    def add(self, summary: summary_pb2.Summary, *, step: int) -> None:
-        """Hands over a summary, and returns."""
-        try:
-            if self._writer is None:
-                self._writer = event_file_writer.EventFileWriter(
-                    self._directory, _MAX_WAITING, _FLUSH_SECS
-                )
-                start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-                self._write(self._step + 1, session_log=start)
-            self._write(step, summary=summary)
-        except storage_errors.ERRORS as error:
-            _log.log(
-                logging.INFO if self._failed else logging.WARNING,
-                "%s has no summaries for now; training continues: %s",
-                self._directory,
-                error,
-            )
-            self._failed, self._step = True, step
-            self.close()
-
-    def _write(self, step: int, **what: Any) -> None:
-        self._writer.add_event(
-            event_pb2.Event(wall_time=time.time(), step=step, **what)
-        )
-
-    def close(self) -> None:
-        """Writes what is left; storage that hangs is waited for so long."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            closing = threading.Thread(
-                target=self._close, args=(writer,), daemon=True
-            )
-            closing.start()
-            closing.join(_CLOSE_SECS)
-
-    def _close(self, writer: Any) -> None:
-        try:
-            writer.close()
-        except storage_errors.ERRORS as error:
-            _log.info("%s: not closed: %s", self._directory, error)
-
 
 # In a group's directory: a place that other programs rely on, so that
 # `tensorboard --logdir` calls the run group_0/tensorboard.
@@ -149,7 +77,7 @@ class CodistillTensorBoard(steps.SteppedCallback):
         self._loader: Any = None
         self._mixer: Any = None
         self._run_log: run_log.RunLogger | None = None
-        self._file: SummaryFile | None = None
+        self._file: events.SummaryFile | None = None
         self._described: set[str] = set()
         self._pace = pace.TrainingPace()
 
@@ -178,8 +106,10 @@ class CodistillTensorBoard(steps.SteppedCallback):
         if self._file is not None:
             self._file.close()  # From a training that an error ended.
         number = fits.number(self._directory, of=self.model.optimizer)
-        self._file = SummaryFile(
-            fits.below(self._directory, number), step=self.step
+        self._file = events.SummaryFile(
+            fits.below(self._directory, number),
+            step=self.step,
+            errors=storage_errors.ERRORS,
         )
         others = (self._exporter, self._loader, self._mixer)
         self._pace = pace.TrainingPace(
@@ -261,12 +191,8 @@ class CodistillTensorBoard(steps.SteppedCallback):
     # ---- to the file ----
 
     def _scalars(self, values: Mapping[str, Any]) -> None:
-        points = [
-            summary_pb2.Summary.Value(tag=tag, simple_value=float(value))
-            for tag, value in values.items()
-            if value is not None
-        ]
-        for point in points:
+        summary = events.scalars(values)
+        for point in summary.value:
             if point.tag not in self._described:
                 self._described.add(point.tag)
                 text = _described(point.tag, self._roles)
@@ -276,7 +202,6 @@ class CodistillTensorBoard(steps.SteppedCallback):
                 # TensorBoard's fast loader drops descriptions without it.
                 point.metadata.data_class = summary_pb2.DATA_CLASS_SCALAR
         if self._file is not None:
-            summary = summary_pb2.Summary(value=points)
             self._file.add(summary, step=self.step)
 
 

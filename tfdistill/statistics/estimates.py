@@ -1,19 +1,27 @@
-"""Means, standard errors and bootstrap intervals over few trials.
+"""Means, standard errors and bootstrap intervals, over trials and over rows.
 
 An estimate is a figure over several trials, for churn over their pairs: its
 `mean`, `standard_error`, `interval` and `values`. One trial has neither of the
 two in the middle. Imports neither TensorFlow nor Keras.
 """
 
-import warnings
+import math
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from tfdistill import metrics
+from tfdistill.statistics import bootstrap
+
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 5_000
+# Resamples of many rows, and of all figures at once, take longer.
+_NUM_RESAMPLES_OF_ROWS = 2_000
+# More rows are first summed in as many blocks, in random order: the sums'
+# resamples vary as the rows' do.
+_MOST_BLOCKS = 5_000
 Interval = tuple[float, float]
 Estimate = dict[str, Any]
 
@@ -139,9 +147,7 @@ def interval(
 ) -> Interval | None:
     """Returns the interval of a figure of one method's trials, or two's.
 
-    The percentiles are the expanded ones of Hesterberg 2015 (What Teachers
-    Should Know About the Bootstrap): plain ones are too narrow for small
-    samples; these are as far out as a t interval is for normal data.
+    By expanded percentiles; see `bootstrap.percentiles`.
 
     Args:
         statistic: Takes drawn samples, and an `axis` if it is vectorized. NaN
@@ -152,28 +158,123 @@ def interval(
     Returns:
         None for a single trial, or if a draw has no such figure.
     """
-    size = min(map(len, samples))
-    if size < 2:
+    sizes = [len(sample) for sample in samples]
+    if min(sizes) < 2:
         return None
-    # Only here: it takes a second.
-    from scipy import stats
 
-    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
-        # From draws without the figure, which are looked at below.
-        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        drawn = stats.bootstrap(
-            samples,
-            statistic,
-            n_resamples=NUM_RESAMPLES,
-            method="percentile",
-            vectorized=vectorized,
-            random_state=np.random.default_rng(size),
-        ).bootstrap_distribution
+    def of_drawn(*places: np.ndarray) -> Any:
+        values = [s[p] for s, p in zip(samples, places, strict=True)]
+        if vectorized:
+            return statistic(*values, axis=-1)
+        return [statistic(*each) for each in zip(*values, strict=True)]
+
+    with np.errstate(invalid="ignore"):
+        drawn = bootstrap.resampled(
+            of_drawn,
+            *map(bootstrap.trials, sizes),
+            num_resamples=NUM_RESAMPLES,
+            rng=np.random.default_rng(min(sizes)),
+        )
     # One trial drawn again and again has no pair; such draws are rare.
     drawn = drawn[~np.isnan(drawn)]
     if not len(drawn) or not np.isfinite(drawn).all():
         return None
-    quantile = stats.t.ppf(0.5 + CONFIDENCE / 2, size - 1)
-    tail = stats.norm.cdf(-np.sqrt(size / (size - 1)) * quantile)
-    low, high = np.quantile(drawn, [tail, 1 - tail])
+    low, high = bootstrap.percentiles(drawn, CONFIDENCE, num_trials=min(sizes))
     return float(low), float(high)
+
+
+# ---- over rows ----
+
+# A figure, and what each row adds to its error, `[rows]`: to first order, the
+# figure of a resample exceeds it by the mean of the drawn rows' parts.
+Parts = tuple[float, np.ndarray]
+
+
+def mean_parts(values: np.ndarray, rows: Any = np.s_[:]) -> Parts:
+    """Returns the mean of some rows, and what each of all rows adds."""
+    centre, parts = values[rows].mean(), np.zeros(len(values))
+    parts[rows] = (values[rows] - centre) * len(values) / len(values[rows])
+    return float(centre), parts
+
+
+def offset_parts(labels: np.ndarray, predictions: np.ndarray) -> Parts:
+    """Returns `metrics.calibration_offset`, and what each row adds."""
+    offset, _ = metrics.calibration_offset(labels, predictions)
+    p = np.clip(predictions, 1e-7, 1 - 1e-7)
+    p = 1 / (1 + (1 - p) / p * math.exp(-offset))
+    return offset, (labels - p) / np.mean(p * (1 - p))
+
+
+def auc_parts(labels: np.ndarray, predictions: np.ndarray) -> Parts:
+    """Returns the AUC, and what each row adds (DeLong et al. 1988)."""
+    is_one = labels == 1
+    ones, zeros = int(is_one.sum()), int((~is_one).sum())
+    within = np.zeros(len(labels))
+    for side in (is_one, ~is_one):
+        within[side] = metrics.ranks(predictions[side])
+    # Share of the other side's rows that lie below.
+    below = metrics.ranks(predictions) - within
+    below /= np.where(is_one, zeros, ones)
+    won = np.where(is_one, below, 1 - below)
+    auc = float(won[is_one].mean())
+    return auc, (won - auc) * len(labels) / np.where(is_one, ones, zeros)
+
+
+def over_rows(
+    values: np.ndarray,
+    parts: np.ndarray,
+    *,
+    confidence: float = CONFIDENCE,
+    together: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns figures' means over retrains, and their intervals.
+
+    By a paired bootstrap: rows are drawn, the same in all retrains and for all
+    figures, and then retrains are drawn.
+
+    Args:
+        values: Figures of each retrain, `[retrains, figures]`.
+        parts: What each row adds to their errors, `[retrains, figures, rows]`.
+        confidence: Confidence of each interval, two-sided.
+        together: Bool `[figures]`: those whose intervals hold all at once. They
+            are as wide as the worst of them needs, by the same draws (max-t:
+            Romano and Wolf 2005, "Exact and Approximate Stepdown Methods").
+
+    Returns:
+        `[figures]` and `[figures, 2]`.
+    """
+    retrains, _, size = parts.shape
+    blocks = min(size, _MOST_BLOCKS)
+    starts = np.linspace(0, size, blocks, endpoint=False).astype(np.int64)
+    rng = np.random.default_rng(0)
+    shuffled = parts[..., rng.permutation(size)]
+    sums = np.add.reduceat(shuffled, starts, axis=2) / size
+
+    def of_drawn(counts: np.ndarray, members: np.ndarray) -> np.ndarray:
+        of_each = sums @ counts[0] + values
+        return of_each[members].mean(axis=1)
+
+    drawn = bootstrap.resampled(
+        of_drawn,
+        bootstrap.rows(blocks),
+        bootstrap.trials(retrains),
+        num_resamples=_NUM_RESAMPLES_OF_ROWS,
+        at_once=1,
+        rng=rng,
+    )
+    means, errors = values.mean(axis=0), drawn.std(axis=0)
+    low, high = bootstrap.percentiles(drawn, confidence)
+    if together is not None and together.any():
+        scaled = np.abs(drawn - means) / np.maximum(errors, 1e-12)
+        most = np.quantile(scaled[:, together].max(axis=1), confidence)
+        low = np.where(together, means - most * errors, low)
+        high = np.where(together, means + most * errors, high)
+    return means, np.c_[low, high]
+
+
+def pooled(estimates: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Returns the mean of values, weighted by their errors, and its error."""
+    values, errors = np.array(estimates).T
+    weights = 1 / np.maximum(errors, 1e-12) ** 2
+    mean = float((weights * values).sum() / weights.sum())
+    return mean, float(weights.sum() ** -0.5)
