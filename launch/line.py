@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from tfdistill.commands import line
+from tfdistill.contrib.line import command
 
-PROGRAM = dataclasses.replace(line.PROGRAM, name="python -m launch.line")
+PROGRAM = dataclasses.replace(command.PROGRAM, name="python -m launch.line")
 main = PROGRAM.main
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from tests.cases import runs
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import claim
+from tfdistill.exports import promotion
 from tfdistill.follow import agreement
-from tfdistill.line import promotion
 from tfdistill.observe import run_log
 from tfdistill.system import background
 from tfdistill.training import steps

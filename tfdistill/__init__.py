@@ -15,7 +15,6 @@ if typing.TYPE_CHECKING:
     from tfdistill import data as data
     from tfdistill import labels as labels
     from tfdistill import layers as layers
-    from tfdistill import line as line
     from tfdistill import losses as losses
     from tfdistill import metrics as metrics
     from tfdistill import mixing as mixing
@@ -32,7 +31,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.workload import Workload as Workload
 
 _MODULES = (
-    *("callbacks", "contrib", "data", "labels", "layers", "line", "losses"),
+    *("callbacks", "contrib", "data", "labels", "layers", "losses"),
     *("metrics", "mixing", "optimizers", "schedules", "teachers"),
 )
 

@@ -1,5 +1,6 @@
 """Pages of the site that are made from the code, and links to its files."""
 
+import functools
 import html
 import importlib
 import inspect
@@ -32,7 +33,6 @@ _TASKS = {
     "Data and layers": ("data", "layers"),
     "Labels by value": ("labels",),
     "Mixing weights": ("mixing",),
-    "Retrain and promote": ("line",),
     "Compare methods": ("Workload", "metrics", "optimizers"),
     "The exchange": ("Exchange",),
     "Related methods": ("contrib",),
@@ -44,7 +44,7 @@ _METHODS = {
     "DistributedModel": "[compile, fit, evaluate, predict, save, save_weights, "
     "load_weights, export]",
     **dict.fromkeys(("Cluster", "Exchange", "labels.Form"), "null"),
-    "line.Line": "null",
+    "contrib.line.Line": "null",
     **dict.fromkeys(("labels.Teachers", "losses.DistillationLoss"), "null"),
     **dict.fromkeys(("mixing.Rule", "teachers.Teacher"), "null"),
 }
@@ -139,10 +139,12 @@ def _task_path(task: str) -> str:
 
 def _members(name: str) -> list[tuple[str, Any]]:
     """A public name; of a module what it offers, as `callbacks.Backup`."""
-    found = getattr(importlib.import_module("tfdistill"), name)
+    package = importlib.import_module("tfdistill")
+    found: Any = functools.reduce(getattr, name.split("."), package)
     if not inspect.ismodule(found):
         return [(name, found)]
-    return [(f"{name}.{each}", getattr(found, each)) for each in found.__all__]
+    inside = (_members(f"{name}.{each}") for each in found.__all__)
+    return list(itertools.chain(*inside))
 
 
 def _task_page(task: str) -> str:
@@ -199,7 +201,8 @@ def _commands_index() -> str:
 
 def _command_page(name: str) -> str:
     """What a program and its own commands print for `--help`, in tables."""
-    program = importlib.import_module(f"tfdistill.commands.{name}").PROGRAM
+    main = importlib.import_module("tfdistill.commands.main")
+    program = main.load(name)
     own = [program.load(one) for one in getattr(program, "commands", ())]
     page, level = [], "#"
     for each in [program, *own]:

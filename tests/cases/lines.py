@@ -5,7 +5,7 @@ import pathlib
 import time
 
 import tfdistill
-from tfdistill.line import store
+from tfdistill.contrib.line import store
 
 _KEY = b"the key of a run, long enough"
 

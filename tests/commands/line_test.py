@@ -10,10 +10,10 @@ from tensorboard.backend.event_processing import event_accumulator
 
 from launch import line as launched
 from tests.cases import lines
-from tfdistill import line as room
-from tfdistill.commands import line as command
-from tfdistill.line import gate as gate_lib
-from tfdistill.line import store
+from tfdistill.contrib import line as room
+from tfdistill.contrib.line import command
+from tfdistill.contrib.line import gate as gate_lib
+from tfdistill.contrib.line import store
 
 _WORKLOAD = '''
 def workload(spans=(), learning_rate=0.1):
@@ -61,7 +61,7 @@ def gate(monkeypatch):
 
     retrain = types.SimpleNamespace(run=run, files_of=files_of)
     for name, stub in {"gate": made, "retrain": retrain}.items():
-        monkeypatch.setitem(sys.modules, f"tfdistill.line.{name}", stub)
+        monkeypatch.setitem(sys.modules, f"tfdistill.contrib.line.{name}", stub)
         monkeypatch.setattr(room, name, stub, raising=False)
     return made
 

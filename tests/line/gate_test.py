@@ -11,11 +11,11 @@ import pytest
 
 from tests.cases import lines
 from tfdistill import metrics
+from tfdistill.contrib.line import data_summary
+from tfdistill.contrib.line import gate as gate_lib
+from tfdistill.contrib.line import report as report_lib
+from tfdistill.contrib.line import store
 from tfdistill.held_out import predictions
-from tfdistill.line import data_summary
-from tfdistill.line import gate as gate_lib
-from tfdistill.line import report as report_lib
-from tfdistill.line import store
 from tfdistill.statistics import estimates
 
 _ROWS = 6000

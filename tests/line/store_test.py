@@ -14,11 +14,11 @@ import pytest
 
 from tests.cases import lines
 from tests.cases import object_store
+from tfdistill.contrib.line import journal
+from tfdistill.contrib.line import locks
+from tfdistill.contrib.line import store
 from tfdistill.exchange import filesystem
-from tfdistill.line import journal
-from tfdistill.line import locks
-from tfdistill.line import promotion
-from tfdistill.line import store
+from tfdistill.exports import promotion
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -127,7 +127,7 @@ def test_another_line_is_not_overwritten(tmp_path):
 
 _HOLD = """
 import sys
-from tfdistill.line import store
+from tfdistill.contrib.line import store
 line = store.Line(sys.argv[1])
 with line.locked("retrain"):
     print("locked", flush=True)
@@ -216,7 +216,7 @@ def test_what_a_killed_promotion_left_is_completed(tmp_path, monkeypatch):
 
 _MOVES = """
 import itertools, sys
-from tfdistill.line import store
+from tfdistill.contrib.line import store
 line, paths = store.Line(sys.argv[1]), sys.argv[2:]
 print("ready", flush=True)
 for number in itertools.count(line.promoted() or 1):

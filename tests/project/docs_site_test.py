@@ -170,10 +170,10 @@ def test_pages_fit_a_telephone_and_the_search_finds_them(site, tmp_path):
     assert found["first_hits"] == _FIRST_HITS
 
 
-def _public_names():
-    for name in tfdistill.__all__:
-        found = getattr(tfdistill, name)
+def _public_names(module=tfdistill, prefix=""):
+    for name in module.__all__:
+        found = getattr(module, name)
         if inspect.ismodule(found):
-            yield from (f"{name}.{member}" for member in found.__all__)
+            yield from _public_names(found, f"{prefix}{name}.")
         elif not name.startswith("_"):
-            yield name
+            yield prefix + name

@@ -26,6 +26,7 @@ import tfdistill
 from tests.cases import docs_blocks
 from tests.cases import tiers
 from tfdistill.commands import compare
+from tfdistill.commands import main
 from tfdistill.embedding import rules
 from tfdistill.recipes import recipes
 
@@ -72,9 +73,10 @@ def _check_command(words, block):
     if program == "tfdistill":
         if arguments != ["--help"]:
             name, *arguments = arguments
-            _check_program(f"tfdistill.commands.{name}", arguments, block)
+            _check_program(main.load(name), arguments, block)
     elif program == "python" and arguments[0] == "-m":
-        _check_program(arguments[1], arguments[2:], block)
+        program = importlib.import_module(arguments[1]).PROGRAM
+        _check_program(program, arguments[2:], block)
     elif program == "python":
         _check_script(arguments[0], block)
     elif program in ("bash", "."):
@@ -93,9 +95,9 @@ def _check_command(words, block):
         )
 
 
-def _check_program(name, arguments, block):
+def _check_program(program, arguments, block):
     """Gives a command line to the program's own parser."""
-    options = importlib.import_module(name).PROGRAM.parse(arguments)
+    options = program.parse(arguments)
     recipe = getattr(options, "recipe", None)
     recipe = recipe or getattr(options, "file", None)
     if recipe and recipe.endswith(".py"):
@@ -105,7 +107,7 @@ def _check_program(name, arguments, block):
         found, method = recipes.get(recipe), getattr(options, "method", None)
         found = found.by_method(method) if method else found
         recipes.override(found, changes)
-        if name.endswith(".compare"):
+        if program.name.endswith("compare"):
             setup = compare._setup(options)
             assert compare._variants(options, setup.recipe)
 

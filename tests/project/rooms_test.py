@@ -22,10 +22,10 @@ def _table() -> dict[str, set[str]]:
 
 ROOMS = _table()
 # They stand on the face of the package, as a user's own programs do.
-_ON_THE_FACE = {"recipes", "comparison", "kubernetes", "commands"}
+_ON_THE_FACE = {"recipes", "contrib", "comparison", "kubernetes", "commands"}
 # What `models` and `launch` may use besides the names of `tfdistill.__all__`.
 _PUBLIC = {
-    *("callbacks", "contrib", "data", "labels", "layers", "line"),
+    *("callbacks", "contrib", "data", "labels", "layers"),
     *("losses", "metrics", "mixing", "optimizers", "schedules", "teachers"),
     "workload",
 }

@@ -13,9 +13,9 @@ from tests.cases import docs_blocks
 from tests.cases import object_store
 from tests.cases import waits
 from tests.programs import commands
-from tfdistill.commands import line as command
+from tfdistill.contrib.line import command
+from tfdistill.contrib.line import store
 from tfdistill.held_out import predictions
-from tfdistill.line import store
 from tfdistill.recipes import outputs
 
 pytestmark = [

@@ -1,11 +1,11 @@
 """Tests of what is said where a package of an extra isn't installed."""
 
-import importlib
 import sys
 
 import pytest
 
 import tfdistill
+from tfdistill.commands import main
 from tfdistill.system import extras
 
 
@@ -43,7 +43,7 @@ def test_a_command_says_in_one_line_what_it_needs(
     without, capsys, command, package, extra
 ):
     first, *arguments = command.split()
-    program = importlib.import_module(f"tfdistill.commands.{first}").PROGRAM
+    program = main.load(first)
     without(package)
     assert program.main(arguments) == 2
     name = " ".join(w for w in command.split()[:2] if w.isalpha())

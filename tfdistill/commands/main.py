@@ -19,6 +19,8 @@ COMMANDS = {
     "slurm": "write the batch script for a run on Slurm",
     "kubernetes": "write the manifests for a run on Kubernetes",
 }
+# Found by their names: nothing in the library imports contrib.
+_OF_CONTRIB = {"line": "tfdistill.contrib.line.command"}
 _NOTES = """\
 A Keras script runs as it stands:
   tfdistill run --workers-per-group=2 my_train.py    on two workers
@@ -30,15 +32,17 @@ A Keras script runs as it stands:
 """
 
 
-def _load(name: str) -> programs.Program | programs.Commands:
-    return importlib.import_module(f"tfdistill.commands.{name}").PROGRAM
+def load(name: str) -> programs.Program | programs.Commands:
+    """Returns the program of a command."""
+    module = _OF_CONTRIB.get(name, f"tfdistill.commands.{name}")
+    return importlib.import_module(module).PROGRAM
 
 
 _PROGRAM = programs.Commands(
     name="tfdistill",
     about="Distributed training and codistillation for Keras 3.",
     commands=COMMANDS,
-    load=_load,
+    load=load,
     notes=_NOTES,
 )
 

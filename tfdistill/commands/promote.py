@@ -13,7 +13,7 @@ import pathlib
 from absl import logging
 
 from tfdistill.exchange import versions
-from tfdistill.line import promotion
+from tfdistill.exports import promotion
 from tfdistill.status import directory
 from tfdistill.system import programs
 

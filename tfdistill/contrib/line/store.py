@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
+from tfdistill.contrib.line import journal
+from tfdistill.contrib.line import locks
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import versions
-from tfdistill.line import journal
-from tfdistill.line import locks
-from tfdistill.line import promotion
+from tfdistill.exports import promotion
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
@@ -36,7 +36,7 @@ class Line:
 
     A reader needs nothing but `promoted()` and `version_path()`:
 
-        line = tfdistill.line.Line("/models/clicks")
+        line = tfdistill.contrib.line.Line("/models/clicks")
         model = tf.saved_model.load(line.version_path(line.promoted()))
 
     Attributes:

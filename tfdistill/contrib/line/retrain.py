@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+import tfdistill
+from tfdistill.contrib.line import data_summary
+from tfdistill.contrib.line import gate
+from tfdistill.contrib.line import store
 from tfdistill.held_out import predictions
-from tfdistill.launcher import local_cluster
-from tfdistill.line import data_summary
-from tfdistill.line import gate
-from tfdistill.line import store
 from tfdistill.recipes import outputs
 from tfdistill.recipes import recipes
 from tfdistill.system import run_files
@@ -191,7 +191,7 @@ class _Candidate:
         """
         if (self.directory / gate.SLICES).exists():
             return
-        from tfdistill.line import span_data
+        from tfdistill.contrib.line import span_data
 
         newest = self.recipe.changed({_SPANS: self.span.split(",")[-1:]})
         found = span_data.read(newest)
@@ -254,7 +254,7 @@ class _Candidate:
 
     def _weights(self, version: str) -> dict[str, Any]:
         """Returns how far training has moved the weights it began with."""
-        from tfdistill.line import span_data
+        from tfdistill.contrib.line import span_data
 
         if self.parent is None:
             return {}
@@ -273,29 +273,24 @@ def _train(
     recipe: recipes.Recipe, directory: pathlib.Path, **shape: Any
 ) -> None:
     """Runs a recipe to its end; what is done is not done again."""
-    from tfdistill.launcher import local_run
-
     if (directory / outputs.RESULTS).exists():
         return
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / _RECIPE
     path.write_text(recipe.to_json())
     command = [sys.executable, "-m", recipes.train_module()]
-    topology = local_cluster.LocalCluster(
-        command=[*command, f"--recipe={path}", f"--workdir={directory}"],
-        workdir=str(directory),
-        **shape,
-    )
-    result = local_run.LocalRun(topology).supervise()
-    if result.received:
-        raise KeyboardInterrupt
-    if result.exit_code:
-        reasons = "; ".join(g.reason for g in result.groups if g.reason)
-        raise RetrainError(
-            f"The training in {directory} has failed: {reasons}. Its logs are "
-            f"in {directory / 'logs'}. The same command resumes from the "
-            "backups; a different architecture needs --new-weights."
+    try:
+        tfdistill.launch(
+            [*command, f"--recipe={path}", f"--workdir={directory}"],
+            workdir=str(directory),
+            **shape,
         )
+    except RuntimeError as error:
+        raise RetrainError(
+            f"The training in {directory} has failed. The same command resumes "
+            "from the backups; a different architecture needs --new-weights.\n"
+            f"{error}"
+        ) from error
 
 
 # ---- controls ----

@@ -5,8 +5,8 @@ import typing
 from tfdistill.system import lazy
 
 if typing.TYPE_CHECKING:
-    from tfdistill.line.gate import Gate as Gate
-    from tfdistill.line.store import Line as Line
+    from tfdistill.contrib.line.gate import Gate as Gate
+    from tfdistill.contrib.line.store import Line as Line
 
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__, {"gate": ["Gate"], "store": ["Line"]}

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from tfdistill import metrics
+from tfdistill.contrib.line import data_summary
+from tfdistill.contrib.line import figures
+from tfdistill.contrib.line import report as report_lib
 from tfdistill.held_out import predictions
-from tfdistill.line import data_summary
-from tfdistill.line import figures
-from tfdistill.line import report as report_lib
 from tfdistill.statistics import estimates as estimates_lib
 from tfdistill.system import run_files
 
 if TYPE_CHECKING:
-    from tfdistill.line import store
+    from tfdistill.contrib.line import store
 
 # In a candidate's directory: its run, what the promoted version predicts of the
 # held-out rows, which of them are judged by themselves, and the controls.

@@ -6,7 +6,7 @@ from typing import Any
 
 import rich.text
 
-from tfdistill.line import store
+from tfdistill.contrib.line import store
 from tfdistill.status import tables
 from tfdistill.system import untrusted
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from absl import logging
 
-from tfdistill.line import status
-from tfdistill.line import store
+from tfdistill.contrib.line import status
+from tfdistill.contrib.line import store
 from tfdistill.recipes import recipes
 from tfdistill.system import extras
 from tfdistill.system import programs
@@ -65,7 +65,7 @@ def _init(options: programs.Options) -> int:
 def _retrain(options: programs.Options) -> int:
     line = _open(options)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from tfdistill.line import retrain
+    from tfdistill.contrib.line import retrain
 
     began = time.time()
     same = ("span", "replay", "again", "controls")
@@ -102,7 +102,7 @@ def _judge(options: programs.Options) -> int:
     number = _newest(line, options.number)
     with line.locked("judge"):
         lineage = line.lineage(number)  # It is trained to its end.
-        from tfdistill.line import gate
+        from tfdistill.contrib.line import gate
 
         report = gate.judge(line, number)
         line.note(
@@ -146,7 +146,7 @@ def _promote(options: programs.Options) -> int:
     with line.locked("promote"):
         is_new = number != line.promoted()
         if is_new:
-            from tfdistill.line import retrain
+            from tfdistill.contrib.line import retrain
 
             why = "forced" if options.force else _reasons(line, number)
             source, extra = retrain.files_of(line, number)
@@ -173,7 +173,7 @@ def _rollback(options: programs.Options) -> int:
 
 def _report(options: programs.Options) -> int:
     line = _open(options)
-    from tfdistill.line import gate
+    from tfdistill.contrib.line import gate
 
     if options.examples < 1:
         raise ValueError(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdistill.cluster import identity
-from tfdistill.embedding import features  # noqa: F401  # For a file's layers.
+import tfdistill
+from tfdistill import layers  # noqa: F401  # For a file's layers.
 from tfdistill.held_out import objectives
 from tfdistill.recipes import recipes
 from tfdistill.recipes import task
@@ -42,7 +42,7 @@ class SpanData:
 def read(recipe: recipes.Recipe) -> SpanData:
     """Returns the rows of a recipe's last span, as one group sees them."""
     workload = recipe.workload()
-    cluster = identity.Cluster()
+    cluster = tfdistill.Cluster()
     train, validation = task.open_data(workload, cluster)
     training = None
     if not callable(workload.data):

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
+from tfdistill.contrib.line import locks
 from tfdistill.exchange import filesystem
-from tfdistill.line import locks
 from tfdistill.system import untrusted
 
 POINTER = "models.config"
