@@ -155,11 +155,13 @@ def daily(
         num_steps=steps,
         evaluate_every_steps=steps,
         distillation_weight=teacher_weight,
-        churn_budget=churn_budget,
-        slices=lambda inputs: {
-            f"place_{place}": inputs["numbers"][:, 0] == (place - 3) / 2
-            for place in (1, 2, 3, 4, 5)
-        },
+        line=tfdistill.contrib.line.LineSettings(
+            churn_budget=churn_budget,
+            slices=lambda inputs: {
+                f"place_{place}": inputs["numbers"][:, 0] == (place - 3) / 2
+                for place in (1, 2, 3, 4, 5)
+            },
+        ),
         every_steps=min(every_steps, steps),
         refresh_every_steps=refresh_every_steps,
     )

@@ -87,7 +87,7 @@ def workload(
             rate, initial_accumulator_value=1e-6
         ),
         distillation_weight=teacher_weight,
-        churn_budget=churn_budget,
+        line=tfdistill.contrib.line.LineSettings(churn_budget=churn_budget),
     )
 
 

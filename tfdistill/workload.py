@@ -85,12 +85,9 @@ class Workload:
             the time that a start takes.
         warm_start: Directory of another training's backups, whose weights and
             slots training begins with; see `callbacks.Backup`.
-        churn_budget: The largest churn (`metrics.churn`) that a retrain may
-            cause. Default 0: no budget.
-        gate: A `line.Gate`, which says what may be promoted. Default: one with
-            its own defaults.
-        slices: Called with the inputs of the held-out data, as arrays; returns
-            by name which examples are judged by themselves, bool `[examples]`.
+        line: For `tfdistill line`: a `contrib.line.LineSettings`, with the
+            churn budget of a retrain, the gate and its slices. Default: its
+            own defaults.
 
     Example:
         >>> workload = Workload(
@@ -136,9 +133,7 @@ class Workload:
     callbacks: Callable[[], list[Any]] = list
     start_together_secs: float = 0.0
     warm_start: str = ""
-    churn_budget: float = 0.0
-    gate: Any = None
-    slices: Callable[[Any], Mapping[str, Any]] | None = None
+    line: Any = None
 
     def __post_init__(self) -> None:
         """Checks what can be checked without making anything."""
@@ -159,12 +154,6 @@ class Workload:
                     f"`{name}` must be one of {', '.join(known)}; received "
                     f"{getattr(self, name)!r}."
                 )
-        if not 0 <= self.churn_budget < 1:
-            raise ValueError(
-                "`churn_budget` must be >= 0 and < 1; received "
-                f"{self.churn_budget}. 0.01 lets a probability move by 0.01 on "
-                "average."
-            )
         for part, whole in (
             (self.epoch_steps, self.num_steps),
             (self.steps_per_execution or 1, self.epoch_steps),

@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
+import tfdistill
 from tests.cases import lines
 from tfdistill import metrics
 from tfdistill.contrib.line import data_summary
@@ -562,3 +563,13 @@ def test_looking_often_rolls_nothing_good_back(line):
         mean = float(day.rng.choice(losses, 200).mean())
         line.note("report", version=first, log_loss=mean, examples=200)
         assert gate_lib.live_verdict(line)[0] == "hold"
+
+
+def test_a_churn_budget_is_the_gate_s_limit_unless_it_has_its_own():
+    kind = tfdistill.contrib.line.LineSettings
+    assert kind().gate_settings() == {}
+    assert kind(churn_budget=0.02).gate_settings() == {"churn": 0.02}
+    own = kind(churn_budget=0.02, gate=gate_lib.Gate(churn=0.03))
+    assert own.gate_settings()["churn"] == 0.03
+    with pytest.raises(ValueError, match="`churn_budget` must be >= 0"):
+        kind(churn_budget=1.0)

@@ -136,9 +136,10 @@ def retrain(
         return found
 
     weight: Any = teacher_weight
-    if workload.churn_budget and teacher_weight:
+    budget = workload.line.churn_budget if workload.line else 0.0
+    if budget and teacher_weight:
         weight = tfdistill.schedules.ChurnBudget(
-            workload.churn_budget,
+            budget,
             teacher=PROMOTED,
             initial_weight=min(1.0, teacher_weight),
         )

@@ -6,8 +6,10 @@ from tfdistill.system import lazy
 
 if typing.TYPE_CHECKING:
     from tfdistill.contrib.line.gate import Gate as Gate
+    from tfdistill.contrib.line.settings import LineSettings as LineSettings
     from tfdistill.contrib.line.store import Line as Line
 
 __getattr__, __dir__, __all__ = lazy.attach(
-    __name__, {"gate": ["Gate"], "store": ["Line"]}
+    __name__,
+    {"gate": ["Gate"], "settings": ["LineSettings"], "store": ["Line"]},
 )

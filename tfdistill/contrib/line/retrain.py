@@ -195,12 +195,11 @@ class _Candidate:
 
         newest = self.recipe.changed({_SPANS: self.span.split(",")[-1:]})
         found = span_data.read(newest)
-        own = found.workload
-        result = {"churn_budget": own.churn_budget, "seed": own.seed}
-        if own.gate is not None:
-            result["gate"] = dataclasses.asdict(own.gate)
-        elif own.churn_budget:
-            result["gate"] = {"churn": own.churn_budget}
+        result: dict[str, Any] = {
+            "churn_budget": found.settings.churn_budget,
+            "seed": found.workload.seed,
+            "gate": found.settings.gate_settings(),
+        }
         predict = None
         if self.parent is not None:
             predict = span_data.predictor(self.promoted, found.objective)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdistill
 from tfdistill import layers  # noqa: F401  # For a file's layers.
+from tfdistill.contrib.line import settings as settings_lib
 from tfdistill.held_out import objectives
 from tfdistill.recipes import recipes
 from tfdistill.recipes import task
@@ -30,6 +31,7 @@ class SpanData:
         slices: By name, which held-out rows are judged by themselves.
         objective: By what the recipe's loss is judged.
         workload: The workload.
+        settings: What it sets for its line.
     """
 
     training: Rows | None
@@ -37,6 +39,7 @@ class SpanData:
     slices: Mapping[str, np.ndarray]
     objective: Any
     workload: Any
+    settings: settings_lib.LineSettings
 
 
 def read(recipe: recipes.Recipe) -> SpanData:
@@ -49,13 +52,15 @@ def read(recipe: recipes.Recipe) -> SpanData:
         training = tf.nest.map_structure(np.asarray, tuple(workload.data[0]))
     parts = [(x, y) for x, y, *_ in validation.as_numpy_iterator()]
     held_out = tf.nest.map_structure(lambda *a: np.concatenate(a), *parts)
-    slices = workload.slices(held_out[0]) if workload.slices else {}
+    own = workload.line or settings_lib.LineSettings()
+    slices = own.slices(held_out[0]) if own.slices else {}
     return SpanData(
         training=training,
         held_out=held_out,
         slices={name: np.asarray(at, bool) for name, at in slices.items()},
         objective=objectives.of(task.task_loss(workload, train)),
         workload=workload,
+        settings=own,
     )
 
 
