@@ -37,7 +37,7 @@ class _Gate:
         }
 
     def live_verdict(self, line, more):
-        reports = [*line.events("report"), *more]
+        reports = [*line.journal.events("report"), *more]
         assert reports[-1]["log_loss"] == 0.9
         return self.live, [f"{len(reports)} reports."]
 
@@ -160,7 +160,7 @@ def test_what_is_held_stale_or_of_another_model_is_refused(
     assert _call("retrain", place, "--span=day_4") == 0
     assert _call("judge", place) == 3
     assert _call("promote", place, "--force", "--why=a new product") == 0
-    assert store.Line(place).pointer()["why"] == "a new product"
+    assert store.Line(place).journal.pointer()["why"] == "a new product"
 
 
 def test_a_line_in_a_bucket(gate, tmp_path):

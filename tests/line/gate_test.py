@@ -441,7 +441,7 @@ def _candidate(line, span, models, promoted, **more):
 
 def _judge(line, number):
     report = gate_lib.judge(line, number)
-    line.note(
+    line.journal.note(
         "judge",
         number=number,
         verdict=report["verdict"],
@@ -535,7 +535,9 @@ def test_the_live_loss_decides_whether_a_version_stays(line):
     expected = _losses(day.model()).mean()
 
     def report(version, loss, examples):
-        line.note("report", version=version, log_loss=loss, examples=examples)
+        line.journal.note(
+            "report", version=version, log_loss=loss, examples=examples
+        )
         return gate_lib.live_verdict(line)
 
     assert report(first, expected, 3000)[0] == "hold"  # The canary period.
@@ -561,7 +563,7 @@ def test_looking_often_rolls_nothing_good_back(line):
     losses = _losses(day.model())
     for _ in range(30):
         mean = float(day.rng.choice(losses, 200).mean())
-        line.note("report", version=first, log_loss=mean, examples=200)
+        line.journal.note("report", version=first, log_loss=mean, examples=200)
         assert gate_lib.live_verdict(line)[0] == "hold"
 
 

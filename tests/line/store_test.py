@@ -44,7 +44,7 @@ def line(request, tmp_path):
 
 
 def _kinds(line):
-    return [event["what"] for event in line.events()]
+    return [event["what"] for event in line.journal.events()]
 
 
 def test_versions_are_promoted_and_rolled_back(line):
@@ -90,15 +90,15 @@ def test_a_line_that_was_moved_is_served_from_its_new_place(tmp_path):
     lines.promote(lines.make(tmp_path / "old"), "day_1")
     (tmp_path / "old").rename(tmp_path / "new")
     line = store.Line(tmp_path / "new")
-    before = line.pointer()
+    before = line.journal.pointer()
     # Who reports may see the line in another place than its server.
-    line.note("report", version=1)
+    line.journal.note("report", version=1)
     pointer = tmp_path / "new" / store.POINTER
     assert f'base_path: "{tmp_path}/old/versions"' in pointer.read_text()
     with line.locked("judge"):
         text = pointer.read_text()
     assert f'base_path: "{tmp_path}/new/versions"' in text
-    assert line.pointer() == before
+    assert line.journal.pointer() == before
 
 
 def test_a_candidate_is_made_once_for_a_span(line):
@@ -122,7 +122,7 @@ def test_another_line_is_not_overwritten(tmp_path):
     with pytest.raises(ValueError, match="belongs to another line"):
         store.Line.init(tmp_path, workload="/other.py")
     with pytest.raises(ValueError, match="Create a line with tfdistill line"):
-        store.Line(tmp_path / "elsewhere").settings()
+        store.Line(tmp_path / "elsewhere").journal.settings()
 
 
 _HOLD = """
@@ -152,7 +152,7 @@ def test_two_at_once_are_refused_and_a_dead_one_is_not_missed(tmp_path):
             line.promote(number, path)
         assert f"`retrain` of process {process.pid}" in str(error.value)
         # What is noted and undone does not wait for hours of training.
-        line.note("report", version=1)
+        line.journal.note("report", version=1)
     finally:
         process.kill()
         process.communicate()
@@ -169,13 +169,13 @@ def test_a_writer_that_lost_its_lease_writes_nothing(monkeypatch):
             add(version=1)
     monkeypatch.setattr(locks, "_LEASE_SECS", 0.3)
     with pytest.raises(store.BusyError, match="on other holds"):
-        line.note("report")
+        line.journal.note("report")
     # One of a process that is gone, here or by its time, is taken.
     gone = subprocess.Popen(["true"])
     gone.wait()
     for left in ({"host": os.uname().nodename, "pid": gone.pid}, {"until": 0}):
         note.write("owner", {**other, **left})
-        line.note("report")
+        line.journal.note("report")
     assert _kinds(line) == ["init", "report", "report"]
 
 
@@ -262,7 +262,7 @@ def test_commands_killed_at_random_show_no_torn_version(
                 assert process.stdout.readline() == "ready\n"
                 time.sleep(moments.uniform(0.0, 0.1))
                 process.kill()
-            moves.add(line.pointer()["event"])
+            moves.add(line.journal.pointer()["event"])
     finally:
         over.set()
         polling.join()
@@ -270,7 +270,7 @@ def test_commands_killed_at_random_show_no_torn_version(
     assert line.promote(number, paths[number % 2], force=True)
     assert line.promoted() == number
     assert not torn and len(moves) > 1
-    events = [event["event"] for event in line.events()]
+    events = [event["event"] for event in line.journal.events()]
     assert events == sorted(set(events))
     left = [*tmp_path.rglob("*.part"), *tmp_path.rglob(".promoting*")]
     assert not left

@@ -4,7 +4,8 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 from absl import logging
 
@@ -16,6 +17,7 @@ from tfdistill.system import programs
 from tfdistill.system import untrusted
 
 EXIT_FAILURE, EXIT_PIPE = 1, 141
+_WHY = "<TEXT>: reason for the log"
 EXITS = {"promote": 0, "hold": 3, "worse": 3, "roll back": 4}
 _NOTES = """\
 A command that was killed can be run again: it completes the work that it began.
@@ -25,11 +27,40 @@ failed; 2 for wrong options; 130 after Ctrl-C{more}.
 """
 
 
+class _Command(NamedTuple):
+    """A command: what it does, its options, and what `--help` says."""
+
+    about: str
+    run: Callable[[programs.Options], int]
+    define: Callable[[programs.Flags], None]
+    exits: str
+
+
+_COMMANDS: dict[str, _Command] = {}
+
+
+def _command(
+    about: str,
+    define: Callable[[programs.Flags], None] = lambda flags: None,
+    *,
+    exits: str = "",
+) -> Callable[..., Callable[[programs.Options], int]]:
+    """Makes a function the command of its name."""
+
+    def add(
+        run: Callable[[programs.Options], int],
+    ) -> Callable[[programs.Options], int]:
+        _COMMANDS[run.__name__[1:]] = _Command(about, run, define, exits)
+        return run
+
+    return add
+
+
 def _open(options: programs.Options) -> store.Line:
     """Returns the line; a UsageError if it is of another recipe."""
     try:
         line = store.Line(options.place, workdir=options.workdir)
-        own = line.settings()["workload"]
+        own = line.journal.settings()["workload"]
         if options.file and recipes.place(options.file) != own:
             raise ValueError(
                 f"{line.root} is a line of {own}; received {options.file}. "
@@ -40,6 +71,15 @@ def _open(options: programs.Options) -> store.Line:
     return line
 
 
+def _init_options(flags: programs.Flags) -> None:
+    flags.add(
+        "name", "<NAME>: name of the served model; default: the name of DIR"
+    )
+    recipes.add_override(flags, "the recipe")
+    flags.add("served_from", "<DIR>: path of DIR/versions on the server")
+
+
+@_command("create a line in a directory or bucket", _init_options)
 def _init(options: programs.Options) -> int:
     try:
         own = recipes.get(options.file or "")
@@ -62,6 +102,33 @@ def _init(options: programs.Options) -> int:
     return 0
 
 
+def _retrain_options(flags: programs.Flags) -> None:
+    add = flags.add
+    add("span", "<NAME>: new data to train on", required=True)
+    add("again", "train another candidate on the same span", False)
+    add("replay", "number of earlier spans to train on again", 0)
+    recipes.add_override(flags, "the recipe")
+    add("num_groups", "groups that teach each other", 1)
+    add("workers_per_group", "workers in each group", 1)
+    add("ps_per_group", "parameter servers in each group", 0)
+    add("own_past", "learn from its own past, too", False)
+    add(
+        "new_weights",
+        "start from new weights, possibly of another architecture, and "
+        "learn from the promoted version's predictions only",
+        False,
+    )
+    add(
+        "controls",
+        "also train the controls that the report compares it with",
+        False,
+    )
+
+
+@_command(
+    "train a candidate on new data, from the promoted version",
+    _retrain_options,
+)
 def _retrain(options: programs.Options) -> int:
     line = _open(options)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -86,7 +153,7 @@ def _retrain(options: programs.Options) -> int:
 def _newest(line: store.Line, number: int | None) -> int:
     """Returns a number, or the newest candidate's number."""
     if number is None:
-        begun = line.events("retrain")
+        begun = line.journal.events("retrain")
         if not begun:
             raise ValueError(
                 f"{line.root} has no candidate. Train one: tfdistill line "
@@ -96,6 +163,15 @@ def _newest(line: store.Line, number: int | None) -> int:
     return number
 
 
+def _judge_options(flags: programs.Flags) -> None:
+    flags.add("number", "candidate; default: the newest", kind=int)
+
+
+@_command(
+    "compare the newest candidate with the promoted version",
+    _judge_options,
+    exits="; 3 if the verdict is to hold it",
+)
 def _judge(options: programs.Options) -> int:
     extras.check("matplotlib", "scipy")
     line = _open(options)
@@ -105,7 +181,7 @@ def _judge(options: programs.Options) -> int:
         from tfdistill.contrib.line import gate
 
         report = gate.judge(line, number)
-        line.note(
+        line.journal.note(
             "judge",
             number=number,
             against=line.promoted(),
@@ -128,7 +204,7 @@ def _verdict(verdict: str, reasons: list[str]) -> int:
 
 def _reasons(line: store.Line, number: int) -> str:
     """Returns why a candidate may be promoted; RefusedError if it may not."""
-    judged = [e for e in line.events("judge") if e["number"] == number]
+    judged = [e for e in line.journal.events("judge") if e["number"] == number]
     newest = judged[-1] if judged else {}
     said = " ".join(newest.get("reasons", []))
     if newest.get("verdict") != "promote":
@@ -140,6 +216,15 @@ def _reasons(line: store.Line, number: int) -> str:
     return said
 
 
+def _promote_options(flags: programs.Flags) -> None:
+    _judge_options(flags)
+    flags.add("why", _WHY)
+    flags.add("force", "promote it even if it was held or rolled back", False)
+
+
+@_command(
+    "make the newest candidate the version that is served", _promote_options
+)
 def _promote(options: programs.Options) -> int:
     line = _open(options)
     number = _newest(line, options.number)
@@ -162,15 +247,53 @@ def _promote(options: programs.Options) -> int:
     return 0
 
 
+def _rollback_options(flags: programs.Flags) -> None:
+    text = "an earlier promoted version; default: the previous one"
+    flags.add("to", text, kind=int)
+    flags.add("why", _WHY)
+
+
+@_command(
+    "undo the last promotion and serve the previous version",
+    _rollback_options,
+)
 def _rollback(options: programs.Options) -> int:
     line = _open(options)
     is_new = line.rollback(options.to, why=options.why or "")
-    now = line.pointer()
+    now = line.journal.pointer()
     hint = f" (already, by `{now['what']}` at {status.moment(now)}; see --to)"
     print(line.version_path(now["version"]) + hint * (not is_new))
     return 0
 
 
+def _report_options(flags: programs.Flags) -> None:
+    add = flags.add
+    add("version", "version that was served", kind=int, required=True)
+    add(
+        "log_loss",
+        "the version's mean live log loss",
+        kind=float,
+        required=True,
+    )
+    add(
+        "examples",
+        "number of live examples in that mean",
+        kind=int,
+        required=True,
+    )
+    add(
+        "since",
+        "<TEXT>: start of these examples; a repeated report is noted once",
+    )
+    add("dry_run", "print the verdict, change nothing", False)
+
+
+@_command(
+    "note a version's live loss, and roll back if it is worse",
+    _report_options,
+    exits="; 3 if it is worse and no version was promoted before it; 4 if it "
+    "is or was rolled back",
+)
 def _report(options: programs.Options) -> int:
     line = _open(options)
     from tfdistill.contrib.line import gate
@@ -179,7 +302,7 @@ def _report(options: programs.Options) -> int:
         raise ValueError(
             f"`examples` must be >= 1; received {options.examples}."
         )
-    pointer, gone = line.pointer(), line.events("rollback")
+    pointer, gone = line.journal.pointer(), line.journal.events("rollback")
     undone = [number for event in gone for number in event["undone"]]
     served = pointer.get("version") or 0
     if options.version not in (*pointer.get("before", []), served, *undone):
@@ -189,10 +312,10 @@ def _report(options: programs.Options) -> int:
         )
     names = ("version", "log_loss", "examples", "since")
     said = {name: getattr(options, name) for name in names}
-    known = [{n: e[n] for n in names} for e in line.events("report")]
+    known = [{n: e[n] for n in names} for e in line.journal.events("report")]
     is_noted = options.since and said in known
     if not is_noted and not options.dry_run:
-        line.note("report", **said)
+        line.journal.note("report", **said)
         is_noted = True
     if options.version in undone and options.version > served:
         print(f"{served} is promoted; {options.version} was rolled back")
@@ -211,125 +334,30 @@ def _report(options: programs.Options) -> int:
     return code
 
 
+def _log_options(flags: programs.Flags) -> None:
+    flags.add("json", "print one JSON object per line", False)
+
+
+@_command("print what happened, oldest first", _log_options)
 def _log(options: programs.Options) -> int:
-    for event in _open(options).events():
+    for event in _open(options).journal.events():
         print(json.dumps(event) if options.json else status.event_line(event))
     return 0
 
 
+@_command("show candidates over time, and what is promoted")
 def _status(options: programs.Options) -> int:
     status.show(_open(options))
     return 0
 
 
-# Name, text and the rest of `Flags.add`.
-_Option = tuple[str, str, dict[str, Any]]
-_NUMBER: _Option = ("number", "candidate; default: the newest", {"kind": int})
-_WHY: _Option = ("why", "<TEXT>: reason for the log", {})
-_OVERRIDE = ("override", "<NAME=VALUE>: change an argument of the recipe")
-_OPTIONS: dict[str, list[_Option]] = {
-    "init": [
-        (
-            "name",
-            "<NAME>: name of the served model; default: the name of DIR",
-            {},
-        ),
-        (*_OVERRIDE, {"default": []}),
-        ("served_from", "<DIR>: path of DIR/versions on the server", {}),
-    ],
-    "retrain": [
-        ("span", "<NAME>: new data to train on", {"required": True}),
-        (
-            "again",
-            "train another candidate on the same span",
-            {"default": False},
-        ),
-        ("replay", "number of earlier spans to train on again", {"default": 0}),
-        (*_OVERRIDE, {"default": []}),
-        ("num_groups", "groups that teach each other", {"default": 1}),
-        ("workers_per_group", "workers in each group", {"default": 1}),
-        ("ps_per_group", "parameter servers in each group", {"default": 0}),
-        ("own_past", "learn from its own past, too", {"default": False}),
-        (
-            "new_weights",
-            "start from new weights, possibly of another architecture, and "
-            "learn from the promoted version's predictions only",
-            {"default": False},
-        ),
-        (
-            "controls",
-            "also train the controls that the report compares it with",
-            {"default": False},
-        ),
-    ],
-    "judge": [_NUMBER],
-    "promote": [
-        _NUMBER,
-        _WHY,
-        (
-            "force",
-            "promote it even if it was held or rolled back",
-            {"default": False},
-        ),
-    ],
-    "rollback": [
-        (
-            "to",
-            "an earlier promoted version; default: the previous one",
-            {"kind": int},
-        ),
-        _WHY,
-    ],
-    "report": [
-        ("version", "version that was served", {"kind": int, "required": True}),
-        (
-            "log_loss",
-            "the version's mean live log loss",
-            {"kind": float, "required": True},
-        ),
-        (
-            "examples",
-            "number of live examples in that mean",
-            {"kind": int, "required": True},
-        ),
-        (
-            "since",
-            "<TEXT>: start of these examples; a repeated report is noted once",
-            {},
-        ),
-        ("dry_run", "print the verdict, change nothing", {"default": False}),
-    ],
-    "log": [("json", "print one JSON object per line", {"default": False})],
-    "status": [],
-}
-_COMMANDS = {
-    "init": "create a line in a directory or bucket",
-    "retrain": "train a candidate on new data, from the promoted version",
-    "judge": "compare the newest candidate with the promoted version",
-    "promote": "make the newest candidate the version that is served",
-    "rollback": "undo the last promotion and serve the previous version",
-    "report": "note a version's live loss, and roll back if it is worse",
-    "log": "print what happened, oldest first",
-    "status": "show candidates over time, and what is promoted",
-}
-_RUNS = {
-    **{"init": _init, "retrain": _retrain, "judge": _judge},
-    **{"promote": _promote, "rollback": _rollback, "report": _report},
-    **{"log": _log, "status": _status},
-}
-_EXITS = {
-    "judge": "; 3 if the verdict is to hold it",
-    "report": "; 3 if it is worse and no version was promoted before it; 4 "
-    "if it is or was rolled back",
-}
-
-
 def _load(name: str) -> programs.Program:
+    command = _COMMANDS[name]
+
     def define(flags: programs.Flags) -> None:
         flags.add_argument("place", metavar="DIR")
         flags.add_argument("file", nargs="?", metavar="my_workload.py")
-        for option, text, more in _OPTIONS[name]:
-            flags.add(option, text, **more)
+        command.define(flags)
         if name != "init":
             text = (
                 "<DIR>: local directory for candidates, if the line is in "
@@ -339,7 +367,7 @@ def _load(name: str) -> programs.Program:
 
     def guarded(options: programs.Options) -> int:
         try:
-            code = _RUNS[name](options)
+            code = command.run(options)
             sys.stdout.flush()
         except BrokenPipeError:
             programs.forget_output()
@@ -352,13 +380,12 @@ def _load(name: str) -> programs.Program:
             return EXIT_FAILURE
         return code
 
-    about = _COMMANDS[name]
     file = "my_workload.py" if name == "init" else "[my_workload.py]"
     return programs.Program(
         name=f"tfdistill line {name}",
         usage=f"DIR {file} [options]",
-        about=f"{about[0].upper()}{about[1:]}.",
-        notes=_NOTES.format(more=_EXITS.get(name, "")),
+        about=f"{command.about[0].upper()}{command.about[1:]}.",
+        notes=_NOTES.format(more=command.exits),
         define=define,
         run=guarded,
     )
@@ -367,7 +394,7 @@ def _load(name: str) -> programs.Program:
 PROGRAM = programs.Commands(
     name="tfdistill line",
     about="Retrains a served model on new data, again and again.",
-    commands=_COMMANDS,
+    commands={name: one.about for name, one in _COMMANDS.items()},
     load=_load,
     notes="example:\n"
     "  tfdistill line init /models/clicks my_workload.py\n"

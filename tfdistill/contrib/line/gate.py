@@ -342,7 +342,7 @@ def judge(line: "store.Line", number: int) -> dict[str, Any]:
         report["reasons"].insert(0, late)
     past = [
         {"number": event["number"], **event.get("figures", {})}
-        for event in line.events("judge")
+        for event in line.journal.events("judge")
         if event["number"] < number
     ]
     own = {"number": number, **report["figures"]["candidate"]}
@@ -365,19 +365,23 @@ def live_verdict(
         back", or "worse" if no version was promoted before it; and the reasons,
         a sentence each.
     """
-    pointer = line.pointer()
+    pointer = line.journal.pointer()
     served, previous = pointer.get("version"), pointer.get("previous")
     if served is None:
         return HOLD, ["No version is promoted."]
     gate = Gate(**line.lineage(served).get("gate", {}))
-    since = [e for e in line.events("report") if e["event"] > pointer["event"]]
+    since = [
+        e
+        for e in line.journal.events("report")
+        if e["event"] > pointer["event"]
+    ]
     since += more
     loss, size, looks = _live(since, served)
     if not size:
         return HOLD, [
             f"No live loss of version {served} has been reported yet."
         ]
-    judged = [e for e in line.events("judge") if e["number"] == served]
+    judged = [e for e in line.journal.events("judge") if e["number"] == served]
     expected = judged[-1].get("expected") if judged else None
     # Per row; without a judgement, as wide as a loss of this size may be.
     deviation = expected["standard_deviation"] if expected else max(loss, 1.0)

@@ -139,7 +139,7 @@ def files_of(line: store.Line, number: int) -> tuple[str, dict[str, Any]]:
 def _recipe(
     line: store.Line, overrides: Mapping[str, Any] | None
 ) -> recipes.Recipe:
-    settings = line.settings()
+    settings = line.journal.settings()
     recipe = recipes.get(settings["workload"]).changed(
         {**settings["overrides"], **(overrides or {})}
     )

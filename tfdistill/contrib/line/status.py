@@ -68,7 +68,7 @@ def event_line(event: Mapping[str, Any]) -> str:
 def rows(line: store.Line) -> list[dict[str, Any]]:
     """Returns what became of each candidate, oldest first."""
     found: dict[int, dict[str, Any]] = {}
-    for event in line.events():
+    for event in line.journal.events():
         what, version = event["what"], event.get("version")
         row = found.setdefault(event.get("number", version) or 0, {})
         if what == "retrain":
@@ -105,7 +105,7 @@ def show(line: store.Line) -> None:
     ]
     names = ("version", "span", *_FIGURES, "kept", "live", "verdict", "state")
     console.print(tables.table(names, cells))
-    now = line.pointer()
+    now = line.journal.pointer()
     text = "Nothing is promoted."
     if now.get("version") is not None:
         text = (
@@ -137,7 +137,7 @@ def write_points(line: store.Line, number: int, run: str) -> None:
     One file of events for each, so that what is written again is the same. A
     line in a store has none.
     """
-    judged = [e for e in line.events("judge") if e["number"] == number]
+    judged = [e for e in line.journal.events("judge") if e["number"] == number]
     if not judged or not line.is_local:
         return
     from tfdistill.statistics import events

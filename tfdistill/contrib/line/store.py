@@ -42,6 +42,7 @@ class Line:
     Attributes:
         root: Its directory or URL.
         is_local: Whether that is a directory.
+        journal: Its settings, its pointer and its log.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Line:
         self.is_local = isinstance(self._files, filesystem.LocalFileSystem)
         own = os.path.abspath(workdir) if workdir else None
         self._work = self.root if self.is_local else own
-        self._journal = journal.Journal(self._files, self.root)
+        self.journal = journal.Journal(self._files, self.root)
         self._is_working = False
 
     @classmethod
@@ -95,7 +96,7 @@ class Line:
                 "The name of a line must consist of letters, digits, '_', '.' "
                 f"and '-'; received {name!r}. Pass --name=NAME."
             )
-        line._journal.init(
+        line.journal.init(
             name=name,
             workload=workload,
             overrides=dict(overrides or {}),
@@ -103,32 +104,16 @@ class Line:
         )
         return line
 
-    def settings(self) -> dict[str, Any]:
-        """Returns the content of line.json; ValueError if this isn't a line."""
-        return self._journal.settings()
-
-    def pointer(self) -> dict[str, Any]:
-        """Returns the event that moved the pointer last; empty if none did."""
-        return self._journal.pointer()
-
-    def events(self, *kinds: str) -> list[dict[str, Any]]:
-        """Returns what happened, oldest first: all of it, or of some kinds."""
-        return self._journal.events(*kinds)
-
-    def note(self, what: str, **fields: Any) -> dict[str, Any]:
-        """Adds an event to the log, with its number and the time."""
-        return self._journal.note(what, **fields)
-
     def promoted(self) -> int | None:
         """Returns the promoted version's number: one read, of one whole file.
 
         None until there is one. Anybody may poll it.
         """
-        return self.pointer().get("version")
+        return self.journal.pointer().get("version")
 
     def history(self) -> list[int]:
         """Returns the versions that led to the promoted one, and that, last."""
-        now = self.pointer()
+        now = self.journal.pointer()
         found = [*now.get("before", []), now.get("version")]
         return [number for number in found if number]
 
@@ -205,8 +190,8 @@ class Line:
 
     def next_number(self) -> int:
         """Returns the number after all that were ever given to candidates."""
-        begun = [event["number"] for event in self.events("retrain")]
-        moved = [event["version"] for event in self.events("promote")]
+        begun = [event["number"] for event in self.journal.events("retrain")]
+        moved = [event["version"] for event in self.journal.events("promote")]
         return max([*begun, *moved], default=0) + 1
 
     def start_candidate(self, span: str, *, again: bool = False) -> int:
@@ -220,9 +205,11 @@ class Line:
             span: Name of the data.
             again: Whether to make another one, whatever there is.
         """
-        with self._journal.writing("retrain") as add:
+        with self.journal.writing("retrain") as add:
             parent, kept = self.promoted(), self.history()
-            for event in [] if again else reversed(self.events("retrain")):
+            for event in (
+                [] if again else reversed(self.journal.events("retrain"))
+            ):
                 number = event["number"]
                 if (
                     event["span"] == span
@@ -253,9 +240,9 @@ class Line:
         if self._is_working:
             yield
             return
-        self.settings()
+        self.journal.settings()
         with locks.of_file(f"{self.work}/candidates/.lock", what):
-            with self._journal.writing(what):
+            with self.journal.writing(what):
                 directory = f"{self.work}/versions"
                 for name in journal.names(_DISK, directory):
                     if name.startswith(promotion.ASIDE):
@@ -314,11 +301,13 @@ class Line:
                 version,
                 self.version_path(number),
                 card=promotion.card_text(
-                    run, version, name=f"{self.settings()['name']} {number}"
+                    run,
+                    version,
+                    name=f"{self.journal.settings()['name']} {number}",
                 ),
                 extra=extra,
             )
-            with self._journal.writing("promote") as add:
+            with self.journal.writing("promote") as add:
                 if self.promoted() != current:
                     raise RefusedError(
                         f"Version {self.promoted()} was promoted in the "
@@ -334,9 +323,11 @@ class Line:
         `force`: although another version was promoted since it was trained,
         or it was rolled back.
         """
-        now = self.pointer()
+        now = self.journal.pointer()
         current = now.get("version") or 0
-        made = {event["number"]: event for event in self.events("retrain")}
+        made = {
+            event["number"]: event for event in self.journal.events("retrain")
+        }
         own = made.get(number, {"span": "NAME", "parent": now.get("version")})
         again = (
             f"tfdistill line retrain {self.root} --span={own['span']} --again"
@@ -346,7 +337,7 @@ class Line:
                 f"Version {number} was promoted before {current}. To serve it "
                 f"again: tfdistill line rollback {self.root} --to={number}."
             )
-        for event in self.events("rollback"):
+        for event in self.journal.events("rollback"):
             if number in event["undone"] and not force:
                 why = (
                     f": {event['why']}"
@@ -390,8 +381,8 @@ class Line:
             RefusedError: If there is no such version.
             BusyError: If another process moves the pointer.
         """
-        with self._journal.writing("rollback") as add:
-            now = self.pointer()
+        with self.journal.writing("rollback") as add:
+            now = self.journal.pointer()
             before, current = now.get("before", []), now.get("version")
             is_done = (
                 now.get("what") == "rollback" if to is None else to == current
