@@ -50,24 +50,6 @@ _KINDS: Mapping[str, Callable[[], losses_lib.DistillationLoss]] = {
     # Any number that is predicted counts as it is.
     "values": lambda: losses_lib.LogitsMeanSquaredError(from_logits=True),
 }
-# How students agree on outputs, by the names of the task's losses in Keras.
-_BY_TASK = {
-    name.replace("_", ""): kind
-    for kind, names in {
-        "classes": (
-            *("categorical_crossentropy", "categorical_focal_crossentropy"),
-            "sparse_categorical_crossentropy",
-        ),
-        "binary": ("binary_crossentropy", "binary_focal_crossentropy"),
-        "values": (
-            *("categorical_hinge", "cosine_similarity", "hinge", "huber"),
-            *("log_cosh", "mean_absolute_error", "mean_squared_error"),
-            *("mean_absolute_percentage_error", "poisson", "squared_hinge"),
-            "mean_squared_logarithmic_error",
-        ),
-    }.items()
-    for name in names
-}
 # The methods of a `keras.Model` that are replaced, besides `compile`.
 _METHODS = (
     "evaluate",
@@ -777,14 +759,16 @@ def _held_out(arguments: dict[str, Any]) -> list[Any]:
             "`validation_split=0.2`."
         )
     if isinstance(held, tf.data.Dataset):
-        rows = held.map(lambda *parts: parts[:2]).unbatch()
-        held = rows.take(_MOST_HELD_OUT).batch(_HELD_OUT_BATCH).cache()
+        held = (
+            held.unbatch().take(_MOST_HELD_OUT).batch(_HELD_OUT_BATCH).cache()
+        )
         # Read now: the order of a later pass would depend on how many there
         # were before, which differs by method.
         collections.deque(held, maxlen=0)
     elif isinstance(held, tuple | list):
         held = keras.tree.map_structure(
-            lambda array: array[:_MOST_HELD_OUT], tuple(held[:2])
+            lambda array: array[:_MOST_HELD_OUT],
+            tuple(each for each in held if each is not None),
         )
     else:
         raise ValueError(
@@ -812,10 +796,7 @@ def derived(task: Any) -> Any:
         return {name: each and derived(each) for name, each in task.items()}
     if isinstance(task, list | tuple):
         return type(task)(each and derived(each) for each in task)
-    loss = task
-    if task is not None and not isinstance(task, keras.losses.Loss):
-        loss = keras_internals.loss_of(task)
-    kind = next(filter(None, map(_BY_TASK.get, _names(loss))), None)
+    kind = keras_internals.kind_of_loss(task)
     if kind is None:
         raise ValueError(
             "What students are to agree on must follow from the loss of "
@@ -823,13 +804,3 @@ def derived(task: Any) -> Any:
             "--distillation-loss=classes, binary or values."
         )
     return _KINDS[kind]()
-
-
-def _names(loss: Any) -> list[str]:
-    """Returns what Keras calls a loss, as a class and as a function."""
-    kinds = [*type(loss).__mro__, getattr(loss, "fn", None)]
-    return [
-        kind.__name__.replace("_", "").lower()
-        for kind in kinds
-        if kind is not None and kind.__module__.startswith("keras.")
-    ]

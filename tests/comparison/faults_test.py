@@ -68,6 +68,9 @@ def test_wrong_data_and_options_are_told_once(tmp_path, started, code):
     failures, said = _run(tmp_path, started)
     assert len(started.workdirs) == len(failures) == 1
     assert "the other 7 would fail the same way" in said
+    # The last line of the command is the reason.
+    with pytest.raises(ValueError, match=f"no finished trial.*code {code}"):
+        _experiment(tmp_path).report("final", failures, jobs=1)
 
 
 def test_what_one_method_cannot_do_does_not_stop_the_others(tmp_path, started):

@@ -15,6 +15,7 @@ from tfdistill.cluster import strategy
 from tfdistill.held_out import callback
 from tfdistill.held_out import objectives
 from tfdistill.held_out import predictions
+from tfdistill.training import global_batch
 
 _X = np.random.default_rng(0).normal(size=[64, 3]).astype("float32")
 _Y = (_X[:, 0] > 0).astype("int64")
@@ -166,6 +167,86 @@ def test_the_compiled_loss_says_what_outputs_are(from_logits):
         assert found.labels.tolist() == [1, 0]
     with pytest.raises(ValueError, match="received mean_squared_error"):
         objectives.predictions_of(keras.losses.MeanSquaredError(), share, _Y)
+
+
+@pytest.mark.parametrize(
+    ("loss", "path", "objective"),
+    [
+        ("bce", (), objectives.Clicks),
+        (keras.losses.BinaryFocalCrossentropy(), (), objectives.Clicks),
+        (["sparse_categorical_crossentropy", None], (0,), objectives.Classes),
+        ({"a": None, "b": "bce"}, ("b",), objectives.Clicks),
+        ({"a": "mse", "b": "bce"}, None, None),
+        (None, None, None),
+    ],
+)
+def test_the_only_loss_is_found_by_any_name_and_form(loss, path, objective):
+    wrapped = global_batch.over_global_batch(loss)
+    if objective is None:
+        with pytest.raises(ValueError, match="one loss.*train without"):
+            objectives.compiled(wrapped)
+        return
+    found = objectives.compiled(wrapped)
+    assert found[1:] == (path, objective)
+    outputs = {"a": 1, "b": 2} if path == ("b",) else [1, 2]
+    expected = {(): outputs, (0,): 1, ("b",): 2}[path]
+    assert objectives.part(outputs, path) == expected
+    if path == ("b",):
+        assert objectives.part([1, 2], path, ["a", "b"]) == 2
+
+
+def test_what_does_not_count_for_the_loss_is_left_out(named, tmp_path):
+    """A mask, a weight of 0, and a label that the loss ignores."""
+    named("independent")
+    words = np.array([[1, 2, 0], [2, 1, 1], [1, 1, 1]])
+    labels = np.array([[1, 0, 9], [0, -1, 1], [1, 1, 1]])
+    with tfdistill.make_strategy().scope():
+        student = keras.Sequential(
+            [
+                keras.layers.Embedding(3, 4, mask_zero=True),
+                keras.layers.Dense(2),
+            ]
+        )
+        model = tfdistill.CodistillModel(student)
+        model.compile(
+            "sgd",
+            keras.losses.SparseCategoricalCrossentropy(
+                from_logits=True, ignore_class=-1
+            ),
+        )
+    held_out = words, labels, np.array([1.0, 2.0, 0.0])
+    callbacks = [
+        *tfdistill.callbacks.defaults(every_steps=3),
+        tfdistill.callbacks.HeldOutPredictions("all", held_out),
+    ]
+    model.fit(words, np.abs(labels) % 2, callbacks=callbacks, verbose=0)
+    arrays = _written(tmp_path)[1]
+    assert arrays["labels"].tolist() == [1, 0, 0, 1]
+    found = tf.nn.softmax(model.predict(words, verbose=0)).numpy()
+    np.testing.assert_allclose(
+        arrays["label_probabilities"],
+        [found[0, 0, 1], found[0, 1, 0], found[1, 0, 0], found[1, 2, 1]],
+        rtol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("labels", [_X[:, :1], np.ones((64, 1))])
+def test_labels_without_figures_are_refused_before_the_first_step(
+    labels, named
+):
+    named("independent")
+    with tfdistill.make_strategy().scope():
+        model = tfdistill.CodistillModel(
+            keras.Sequential([keras.layers.Dense(1, activation="sigmoid")])
+        )
+        model.compile("sgd", "binary_crossentropy")
+    callbacks = [
+        *tfdistill.callbacks.defaults(every_steps=3),
+        tfdistill.callbacks.HeldOutPredictions("all", (_X, labels)),
+    ]
+    with pytest.raises(ValueError, match="must be 0 and 1, and both must"):
+        model.fit(_X, _Y, callbacks=callbacks, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 0
 
 
 def test_shuffled_held_out_data_are_refused(named):

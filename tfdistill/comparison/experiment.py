@@ -185,7 +185,11 @@ class Experiment:
         }
         done = {name: trials for name, trials in finished.items() if trials}
         if not done:
-            raise ValueError(f"there is no finished trial in {self.workdir}")
+            why = next(iter(failures.values()), "")
+            raise ValueError(
+                f"there is no finished trial in {self.workdir}"
+                + f": {why}" * bool(why)
+            )
         recipe, own = self._setup.recipe, {}
         if isinstance(recipe, scripts.Script):
             own["budget"] = "the script's own"

@@ -103,9 +103,8 @@ class Runner:
                         self._end(active)
                 if self._refused and waiting:
                     self._say(
-                        "the first run failed before it trained anything, and "
-                        f"the other {len(waiting)} would fail the same way: "
-                        "they weren't started"
+                        f"the first run failed, and the other {len(waiting)} "
+                        "would fail the same way: they weren't started"
                     )
                     waiting.clear()
         finally:

@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import time
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.held_out import objectives
 from tfdistill.held_out import predictions
 from tfdistill.system import fits
+from tfdistill.system import keras_internals
 from tfdistill.system import run_files
 from tfdistill.training import steps
 
@@ -33,8 +35,10 @@ class HeldOutPredictions(steps.SteppedCallback):
     `tfdistill compare my_train.py --held-out=NAME` compares. A second `fit` of
     the process writes in `held_out/fit_2`, and the last one is compared.
 
-    The compiled loss says what outputs are: it must be a sparse, categorical
-    or binary cross-entropy, of logits or of probabilities.
+    The compiled loss says what outputs are: it must be a categorical or binary
+    cross-entropy, of logits or of probabilities, and the only loss. Rows that
+    don't count for it, by a weight or a mask of 0 or as `ignore_class`, are
+    left out.
 
     Example:
         >>> callback = HeldOutPredictions("last_day", (np.eye(3), np.arange(3)))
@@ -47,9 +51,9 @@ class HeldOutPredictions(steps.SteppedCallback):
 
         Args:
             name: What the data are called: letters, digits, `_` and `-`.
-            data: Examples that no group trains on: arrays `(x, y)`, or a
-                `tf.data.Dataset` of batches of them. The same examples in the
-                same order each time.
+            data: Examples that no group trains on: arrays `(x, y)` or
+                `(x, y, sample_weight)`, or a `tf.data.Dataset` of batches of
+                them. The same examples in the same order each time.
 
         Raises:
             ValueError: An argument is not as above.
@@ -60,8 +64,8 @@ class HeldOutPredictions(steps.SteppedCallback):
                 "`name` must have letters, digits, `_` and `-` only; received "
                 f"{name!r}."
             )
-        is_pair = isinstance(data, tuple | list) and len(data) == 2
-        if not is_pair and not isinstance(data, tf.data.Dataset):
+        is_tuple = isinstance(data, tuple | list) and len(data) in (2, 3)
+        if not is_tuple and not isinstance(data, tf.data.Dataset):
             raise ValueError(
                 "`data` must be arrays (x, y) or a tf.data.Dataset of batches "
                 f"(x, y); received {type(data).__name__}."
@@ -84,8 +88,10 @@ class HeldOutPredictions(steps.SteppedCallback):
         self._epoch: tuple[int, float] | None = None
         self._first_loss: float | None = None
         # Errors now, not after the training.
-        objectives.compiled(self.codistilled.loss)
+        _, self._path, _ = objectives.compiled(self.codistilled.loss)
         self._check_obeyed()
+        self._labels = self._read(1)
+        objectives.check_labels(self.codistilled.loss, self._labels)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes when an epoch begins."""
@@ -116,10 +122,15 @@ class HeldOutPredictions(steps.SteppedCallback):
         self.read_step()
         now = time.perf_counter(), time.process_time()
         strategy = self.codistilled.distribute_strategy
-        outputs, labels = self._predict()
+        outputs = self._predict()
         if not replicas.is_chief(strategy):
             return
-        predicted = objectives.predictions_of(self.model.loss, outputs, labels)
+        predicted = objectives.predictions_of(
+            self.model.loss,
+            self._part(outputs),
+            self._labels,
+            replicas.outside_scopes(self._weights),
+        )
         cluster = strategy_lib.cluster_of(strategy)
         place = f"{cluster.group_dir or '.'}/{predictions.DIRECTORY}"
         number = fits.number(f"{place}/{self.name}")
@@ -160,24 +171,58 @@ class HeldOutPredictions(steps.SteppedCallback):
         if why:
             raise ValueError(f"{chosen.name} was not applied: {why}")
 
-    def _predict(self) -> tuple[Any, Any]:
-        """Returns outputs and labels, in the same order."""
+    def _predict(self) -> Any:
+        """Returns outputs, in the order of the labels."""
         if not isinstance(self._data, tf.data.Dataset):
-            x, y = self._data
-            y = np.asarray(y)
-            return self.model.predict(x, batch_size=_BATCH_SIZE, verbose=0), y
-        before = self._labels()
+            x = self._data[0]
+            return self.model.predict(x, batch_size=_BATCH_SIZE, verbose=0)
         outputs = self.model.predict(self._data, verbose=0)
-        if not np.array_equal(before, self._labels()):
+        if not np.array_equal(self._labels, self._read(1)):
             raise ValueError(
                 f"The held-out data {self.name!r} must come in the same order "
                 "each time; a second pass had a different order. Don't "
                 "shuffle() them."
             )
-        return outputs, before
+        return outputs
 
-    def _labels(self) -> Any:
-        return np.concatenate([np.asarray(each[1]) for each in self._data])
+    def _part(self, values: Any) -> Any:
+        """Returns the output, or its labels, that the loss compares."""
+        names = steps.output_names(self.codistilled.student)
+        return objectives.part(values, self._path, names)
+
+    def _batches(self) -> Iterator[Any]:
+        """Yields batches of the data, in their order."""
+        if isinstance(self._data, tf.data.Dataset):
+            yield from self._data
+            return
+        for start in range(
+            0, len(keras.tree.flatten(self._data)[0]), _BATCH_SIZE
+        ):
+            rows = slice(start, start + _BATCH_SIZE)
+            yield keras.tree.map_structure(
+                lambda array, rows=rows: np.asarray(array[rows]), self._data
+            )
+
+    def _read(self, index: int) -> Any:
+        """Returns all labels or sample weights."""
+        return np.concatenate(
+            [np.asarray(self._part(each[index])) for each in self._batches()]
+        )
+
+    def _weights(self) -> list[Any]:
+        """Returns sample weights and masks, as far as there are any."""
+        found = []
+        if len(next(self._batches(), ())) > 2:
+            found.append(self._read(2))
+        student = self.codistilled.student
+        if keras_internals.may_mask(student):
+            masks = [
+                keras_internals.mask_of(self._part(student(x, training=False)))
+                for x, *_ in self._batches()
+            ]
+            if None not in masks:
+                found.append(np.concatenate(list(map(np.asarray, masks))))
+        return found
 
     def _measured(self) -> dict[str, Any]:
         """Returns the facts of the training for a group's results."""

@@ -6,6 +6,7 @@ smoother target.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill.held_out import predictions
+from tfdistill.system import keras_internals
 
 # Labels from which the distribution of the labels is estimated, at least.
 NUM_LABELS = 100_000
@@ -170,47 +172,87 @@ class Clicks:
         )
 
 
-# What `compile` takes for these, by class or by name.
-_COMPILED: dict[str, Any] = {
-    "SparseCategoricalCrossentropy": Classes,
-    "sparse_categorical_crossentropy": Classes,
-    "CategoricalCrossentropy": Classes,
-    "categorical_crossentropy": Classes,
-    "BinaryCrossentropy": Clicks,
-    "binary_crossentropy": Clicks,
-}
+# By what a compiled loss compares; see `keras_internals.kind_of_loss`.
+_BY_KIND: dict[str | None, Any] = {"classes": Classes, "binary": Clicks}
 
 
-def compiled(loss: Any) -> tuple[Any, str, Any]:
-    """Returns a model's own loss, its name, and what such models predict.
+def compiled(loss: Any) -> tuple[Any, tuple[Any, ...], Any]:
+    """Returns a model's only loss, its place among others, and the objective.
 
-    ValueError unless it is a cross-entropy of a single output.
+    ValueError unless there is one loss, and it is a cross-entropy.
     """
+    found = [
+        (path, _innermost(each))
+        for path, each in keras.tree.flatten_with_path(loss)
+        if each is not None
+    ]
+    if len(found) == 1:
+        path, own = found[0]
+        objective = _BY_KIND.get(keras_internals.kind_of_loss(own))
+        if objective is not None:
+            return own, path, objective
+    names = [getattr(own, "name", None) or repr(own) for _, own in found]
+    raise ValueError(
+        "Predictions are compared as probabilities, so the model must have one "
+        "loss, a categorical or binary cross-entropy; received "
+        f"{', '.join(names) or 'none'}. Compile with such a loss, or train "
+        "without a comparison and without HeldOutPredictions."
+    )
+
+
+def _innermost(loss: Any) -> Any:
     while hasattr(loss, "inner"):
         loss = loss.inner
-    name = loss if isinstance(loss, str) else type(loss).__name__
-    name = name if name in _COMPILED else getattr(loss, "name", name)
-    if name not in _COMPILED:
-        raise ValueError(
-            "Held-out predictions need a model with one output and a sparse, "
-            "categorical or binary cross-entropy as its loss; received "
-            f"{name}. Compile with such a loss, or leave HeldOutPredictions "
-            "out."
-        )
-    return loss, name, _COMPILED[name]
+    return loss
 
 
-def predictions_of(loss: Any, outputs: Any, labels: np.ndarray) -> Any:
-    """Returns the predictions of a model of one output that `fit` trained.
+def part(values: Any, path: tuple[Any, ...], names: Any = None) -> Any:
+    """Returns what stands at a loss's place in outputs or labels.
 
-    `loss` is what it was compiled with: it says what `outputs` are.
+    That is all of them unless there are several. `names` names the outputs.
     """
-    loss, name, kind = compiled(loss)
+    for key in path:
+        if isinstance(values, list | tuple) and isinstance(key, str):
+            key = list(names).index(key)
+        if isinstance(values, list | tuple | dict):
+            values = values[key]
+    return values
+
+
+def check_labels(loss: Any, labels: np.ndarray) -> None:
+    """Refuses labels for which a report has no figures."""
+    if compiled(loss)[2] is not Clicks:
+        return
+    known = np.unique(labels)
+    if list(known) != [0, 1]:
+        raise ValueError(
+            "With a binary cross-entropy, the held-out labels must be 0 and 1, "
+            f"and both must occur; received {len(labels)} rows with "
+            f"{', '.join(f'{float(x):g}' for x in known[:3])}"
+            f"{' and other values' * (len(known) > 3)}. Hold out more rows; "
+            "what predicts other numbers, such as an autoencoder, can't be "
+            "compared."
+        )
+
+
+def predictions_of(
+    loss: Any,
+    outputs: Any,
+    labels: np.ndarray,
+    weights: Sequence[np.ndarray] = (),
+) -> Any:
+    """Returns the predictions of a model that `fit` trained.
+
+    `loss` is what it was compiled with: it says what `outputs` are. Rows, and
+    places in a sequence, that have a weight of 0 in one of `weights`, or that
+    the loss ignores, are left out.
+    """
+    loss, _, kind = compiled(loss)
     if not isinstance(outputs, np.ndarray):
         raise ValueError(
-            "Held-out predictions need a model with one output; received "
-            f"outputs of {type(outputs).__name__}. Leave HeldOutPredictions "
-            "out."
+            "The output with a loss must be a tensor in held-out predictions; "
+            f"received outputs of {type(outputs).__name__}. Leave "
+            "HeldOutPredictions out."
         )
     exact = np.asarray(outputs, np.float64)
     if not getattr(loss, "from_logits", False):
@@ -218,6 +260,16 @@ def predictions_of(loss: Any, outputs: Any, labels: np.ndarray) -> Any:
         is_click = kind is Clicks
         exact = np.clip(exact, tiny, 1 - np.finfo(np.float64).epsneg)
         exact = np.log(exact) - (np.log1p(-exact) if is_click else 0)
-    if name.lower().startswith("categorical"):
+    if kind is Classes and labels.shape == exact.shape:
         labels = np.argmax(labels, -1)
-    return kind.predictions(exact, labels)
+    counted: np.ndarray = np.ones(labels.shape, bool)
+    if (ignored := getattr(loss, "ignore_class", None)) is not None:
+        counted = labels != ignored
+    for each in weights:
+        missing = (1,) * (labels.ndim - each.ndim)
+        each = each.reshape(each.shape[: labels.ndim] + missing)
+        counted = counted & (each != 0)
+    counted = counted.reshape(-1)
+    # A label that is ignored may not be a class.
+    labels = np.where(counted, labels.reshape(-1), 0)
+    return kind.predictions(exact, labels).kept(counted)

@@ -41,6 +41,10 @@ class Predictions:
         """Returns what the file holds, by name."""
         return dict(self._arrays)
 
+    def kept(self, rows: np.ndarray) -> Self:
+        """Returns the same for some examples only, by a bool for each."""
+        return type(self)(**{n: a[rows] for n, a in self._arrays.items()})
+
     @classmethod
     def mean(cls, members: Sequence[Self]) -> Self:
         """Returns the predictions of an ensemble: the mean probabilities."""

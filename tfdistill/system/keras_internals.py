@@ -326,6 +326,21 @@ def _measure_all_rows() -> None:
     kind.update_state = update_state
 
 
+def may_mask(model: keras.Model) -> bool:
+    """Whether a layer may say that places of a sequence don't count."""
+    return any(
+        isinstance(layer, keras.layers.Masking)
+        or getattr(layer, "mask_zero", False)
+        or not type(layer).compute_mask.__module__.startswith("keras.")
+        for layer in all_layers(model)
+    )
+
+
+def mask_of(outputs: Any) -> Any:
+    """Returns what says which places of outputs count; None for all."""
+    return backend.get_keras_mask(outputs)
+
+
 def goes_over_rows(wrapper: Any) -> bool:
     """Whether a loss or metric is one number a column, as CosineSimilarity(0).
 
@@ -480,6 +495,46 @@ def loss_of(identifier: Any) -> keras.losses.Loss:
     if type(loss) is losses_module.LossFunctionWrapper:
         return _FunctionLoss(loss.fn, name=loss.name)
     return loss
+
+
+# What predictions mean, by the names of their losses in Keras.
+_KINDS_OF_LOSSES = {
+    name.replace("_", ""): kind
+    for kind, names in {
+        "classes": (
+            *("categorical_crossentropy", "categorical_focal_crossentropy"),
+            "sparse_categorical_crossentropy",
+        ),
+        "binary": ("binary_crossentropy", "binary_focal_crossentropy"),
+        "values": (
+            *("categorical_hinge", "cosine_similarity", "hinge", "huber"),
+            *("log_cosh", "mean_absolute_error", "mean_squared_error"),
+            *("mean_absolute_percentage_error", "poisson", "squared_hinge"),
+            "mean_squared_logarithmic_error",
+        ),
+    }.items()
+    for name in names
+}
+
+
+def kind_of_loss(loss: Any) -> str | None:
+    """Returns what a loss of Keras compares, by any of its names and forms.
+
+    "classes", "binary" or "values"; None for other losses, such as a function
+    of the user's.
+
+    Example:
+        >>> kind_of_loss("bce"), kind_of_loss(keras.losses.Huber())
+        ('binary', 'values')
+    """
+    if loss is not None and not isinstance(loss, keras.losses.Loss):
+        loss = loss_of(loss)
+    known = (
+        each.__name__.replace("_", "").lower()
+        for each in (*type(loss).__mro__, getattr(loss, "fn", None))
+        if each is not None and each.__module__.startswith("keras.")
+    )
+    return next(filter(None, map(_KINDS_OF_LOSSES.get, known)), None)
 
 
 def has_losses_or_metrics(model: keras.Model) -> bool:
