@@ -8,6 +8,8 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill import labels
+from tfdistill.system import keras_internals
+from tfdistill.teachers import scale
 
 _X, _Y = cases.data(32)
 _Cross, _Binary = (
@@ -126,3 +128,39 @@ def test_a_few_rows_that_add_up_to_1_may_be_logits():
     np.testing.assert_array_equal(found, rows)
     with pytest.raises(tf.errors.InvalidArgumentError, match="logits"):
         scale.checked("a", [tf.constant(np.tile(rows, [2, 1]))], [loss])
+
+
+@pytest.mark.parametrize(
+    ("activation", "from_logits"), [(None, True), ("softmax", False)]
+)
+def test_how_the_student_ends_says_what_a_loss_of_its_own_does_not(
+    activation, from_logits
+):
+    def own_loss(labels, outputs):
+        return keras.ops.mean(outputs, axis=-1)
+
+    teacher = tfdistill.teachers.FixedTeacher(_model(activation))
+    model = tfdistill.CodistillModel(_model(activation), teachers=teacher)
+    psi = tfdistill.losses.SoftTargetCrossEntropy()
+    model.compile("sgd", own_loss, distillation_loss=psi)
+    model.fit(_X, _Y, verbose=0)
+    (found,) = model.teachers._term.losses_of(model.graph.output_spec)
+    assert found.from_logits is from_logits
+
+
+def test_a_student_whose_end_says_nothing_is_refused():
+    model = tfdistill.CodistillModel(
+        _model("by hand"),
+        teachers=tfdistill.teachers.FixedTeacher(_model("by hand")),
+    )
+    psi = tfdistill.losses.SoftTargetCrossEntropy()
+    model.compile("sgd", lambda y, p: p - p, distillation_loss=psi)
+    with pytest.raises(ValueError, match="the student's last layer"):
+        model.fit(_X, _Y, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "name", ["bce", "BCE", "BinaryCrossentropy", "categorical_crossentropy"]
+)
+def test_a_task_loss_by_any_name_takes_probabilities(name):
+    assert scale.gives_logits(keras_internals.loss_of(name)) is False

@@ -278,3 +278,11 @@ def test_what_a_backup_holds_gives_the_same_verdict():
     restored = worth.Record(record.reports.tolist())
     assert restored.doubt("a", "") == record.doubt("a", "") != ""
     assert restored.status() == record.status()
+
+
+@pytest.mark.parametrize(("theirs", "expected"), [(0.085, False), (0.2, True)])
+def test_beside_a_student_worse_than_a_guess_only_a_worse_peer_is(
+    theirs, expected
+):
+    own, base, error = 0.0854, 0.0566, 0.001
+    assert worth.is_worse(theirs, own, base, error) == expected

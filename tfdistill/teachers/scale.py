@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdistill import losses as losses_lib
 from tfdistill.exports import student_graph
+from tfdistill.system import keras_internals
 from tfdistill.training import global_batch
 
 # Losses of outputs that are not one distribution over classes.
@@ -59,7 +60,8 @@ def gives_logits(task_loss: Any) -> bool | None:
         answer = loss.get_config().get("from_logits")
     except NotImplementedError:
         return None
-    if answer is None and "crossentropy" in loss.name.lower():
+    is_of_shares = keras_internals.kind_of_loss(loss) in ("classes", "binary")
+    if answer is None and (is_of_shares or "crossentropy" in loss.name.lower()):
         # Named by a string: Keras' functions default to probabilities.
         return False
     return answer

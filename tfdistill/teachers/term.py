@@ -7,10 +7,18 @@ import keras
 import tensorflow as tf
 
 from tfdistill import losses as losses_lib
+from tfdistill.exports import student_graph
 from tfdistill.teachers import scale
 from tfdistill.teachers import soft_targets
 from tfdistill.training import global_batch
 from tfdistill.training import uncertainty
+
+_OPEN = (
+    "{} can't infer from the task loss or the student's last layer whether "
+    "outputs are logits. End the student with a softmax, a sigmoid or a layer "
+    "without an activation; or construct the loss with from_logits=True or "
+    "from_logits=False. For a regression, use True."
+)
 
 
 class DistillationTerm:
@@ -29,7 +37,7 @@ class DistillationTerm:
         weights: Any = None,
         by_sample_weight: bool = True,
     ) -> None:
-        """Settles each loss's `from_logits` by the task loss beside it.
+        """Settles each loss's `from_logits` by the task loss, if that says it.
 
         `losses` is one loss for all outputs, or a dict, list or tuple of losses
         (or None) by output. `output_names` are in the order of the student's
@@ -54,6 +62,16 @@ class DistillationTerm:
             weights = dict(enumerate(weights))
         self._weights = weights
         self._by_sample_weight = by_sample_weight
+
+    def settle(self, output_spec: Any, ends: Sequence[str]) -> None:
+        """Settles each `from_logits` that is open by how the student ends."""
+        for loss, end in zip(self._by_output(output_spec), ends, strict=True):
+            if loss is None or loss.inner.from_logits is not None:
+                continue
+            if not end:
+                raise ValueError(_OPEN.format(type(loss.inner).__name__))
+            is_logits = end == student_graph.LOGITS
+            loss.inner = loss.inner.with_from_logits(is_logits)
 
     def __call__(
         self, soft: soft_targets.SoftTargets, y_pred: Any, sample_weight: Any
@@ -147,13 +165,10 @@ def _wrapped(loss: Any, task_loss: Any) -> global_batch.GlobalBatchLoss | None:
     if loss.from_logits is None:
         found = map(scale.gives_logits, keras.tree.flatten(task_loss))
         answers = {answer for answer in found if answer is not None}
-        if len(answers) != 1:
-            raise ValueError(
-                f"{type(loss).__name__} can't infer from the task loss whether "
-                "outputs are logits. Construct it with from_logits=True or "
-                "from_logits=False. For a regression, use True."
-            )
-        loss = loss.with_from_logits(answers.pop())
+        if len(answers) > 1:
+            raise ValueError(_OPEN.format(type(loss).__name__))
+        if answers:
+            loss = loss.with_from_logits(answers.pop())
     return global_batch.GlobalBatchLoss(loss)
 
 

@@ -27,8 +27,8 @@ _LEAST_SHARE, _NUM_ERRORS = 0.9, 2.0
 # On rows that the student may have learned by heart, so little is enough. One
 # that has made half a model of its student must save more to count again.
 _SOME_SHARE, _MOST_OF_IT = 0.15, 0.75
-# A student that saves less than this share of a guess's loss isn't a yardstick;
-# a model whose loss is so many times the guess's loss needs none.
+# Beside a student that saves less than this share of a guess's loss, a model is
+# worse if its loss is so many times the guess's loss, and surely above its own.
 _LEAST_SKILL, _WORSE_THAN_GUESS = 0.05, 1.5
 # A student that has saved so much of its loss is falling steeply: what another
 # group had at the time says little. How many of its losses are kept; the last.
@@ -54,10 +54,10 @@ def is_worse(
     num_errors: float = _NUM_ERRORS,
 ) -> bool:
     """Whether a mean loss is worse; `theirs - own` has the error `error`."""
-    saved = base - own
+    saved, surely = base - own, theirs - own - num_errors * error
     if saved < _LEAST_SKILL * base:
-        return theirs > _WORSE_THAN_GUESS * base > 0
-    return theirs - own - num_errors * error > (1 - least_share) * saved
+        return surely > 0 and theirs > _WORSE_THAN_GUESS * base > 0
+    return surely > (1 - least_share) * saved
 
 
 class OwnLosses:

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill.system import keras_internals
 from tfdistill.teachers import scale
 
 
@@ -21,9 +22,8 @@ class Yardstick:
     def __init__(self, loss: keras.losses.Loss) -> None:
         """Takes the task loss, of whatever reduction."""
         self._loss, self._takes_logits = loss, scale.gives_logits(loss)
-        kind = f"{type(loss).__name__} {loss.name}".lower()
-        self._is_binary = "binary" in kind
-        self._of_classes = "categorical" in kind
+        kind = keras_internals.kind_of_loss(loss)
+        self._is_binary, self._of_classes = kind == "binary", kind == "classes"
 
     def losses(self, targets: Any, outputs: Any) -> tf.Tensor:
         """Returns a float32 vector, in the order of the predictions."""
