@@ -559,3 +559,11 @@ def test_a_run_that_resumed_from_a_backup_has_each_step_once(tmp_path):
     after = collect.read([group])
     assert group.was_resumed and after.steps == before.steps
     assert after.values[-1] == 0.1
+    # A second `fit` of a script is another training, which may be shorter.
+    last = [{"event": "start", "time": 120.0, "step": 0}, _epoch_end(1, 0.7)]
+    with (path / "metrics.jsonl").open("a") as file:
+        for line in last:
+            file.write(f"\n{json.dumps(line | {'fit': 2})}")
+    group = collect.Group(path)
+    assert not group.was_resumed
+    assert collect.read([group]).values == (0.7,)

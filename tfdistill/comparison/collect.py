@@ -134,8 +134,11 @@ class Group:
 
     @functools.cached_property
     def records(self) -> list[dict[str, Any]]:
-        """The lines of its log."""
-        return outputs.read_records(self.path)
+        """The lines of its log, from the last `fit` that ended an epoch."""
+        found = outputs.read_records(self.path)
+        ended = [r for r in found if r.get("event") == "epoch_end"]
+        fit = ended[-1].get("fit", 1) if ended else 1
+        return [r for r in found if r.get("fit", 1) == fit]
 
     @property
     def was_resumed(self) -> bool:

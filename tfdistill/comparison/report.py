@@ -379,8 +379,8 @@ def _exchange(name: str, figures: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"{name}: {mean('answered'):.0%} of the requests for predictions "
             "were answered in time: the groups' steps are too short, or the "
-            f"machine is busy. {speed}; a larger method.wait_secs helps groups "
-            "that send predictions, and longer steps help all groups."
+            f"machine is busy. {speed}; longer steps help, and for a workload "
+            "a larger method.wait_secs."
         )
     if mean("versions_read") < _FEW * mean("versions_due"):
         notes.append(
