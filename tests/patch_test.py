@@ -436,12 +436,50 @@ def _queue():
     return history.history, model.get_weights(), model.queue.numpy()
 
 
+def _compiled_again():
+    """Compiled twice: what the second `compile` leaves out stays."""
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse", loss_weights=0.5, metrics=["mae"])
+    found = []
+    for rate in (0.1, 0.01):
+        model.compile(keras.optimizers.SGD(rate))
+        history = model.fit(
+            *(_data(3), _data(1)), batch_size=5, shuffle=False, verbose=0
+        )
+        found.append(history.history)
+    return found
+
+
+def _gradients_to_look_at():
+    """Gradients by a callback, and by a variable that no model has."""
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    x, y = _data(3), _data(1)
+    found = []
+
+    def look(epoch, logs):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        found.append(tape.gradient(loss, model.trainable_variables))
+
+    looks = keras.callbacks.LambdaCallback(on_epoch_end=look)
+    model.fit(x, y, shuffle=False, verbose=0, callbacks=[looks])
+    picture = tf.Variable(x, trainable=False)
+    with tf.GradientTape() as tape:
+        tape.watch(picture)
+        output = model(picture)
+    return found, tape.gradient(output, picture)
+
+
 @pytest.mark.parametrize(
     "script",
     [
         *(_normalized, _own_function, _cut_out, _positions, _own_evaluate),
         *(_built_by_its_step, _added_losses, _pictures, _volumes),
         *(_without_training, _compares_rows, _queue, _ratio, _accumulates),
+        *(_compiled_again, _gradients_to_look_at),
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(
@@ -478,13 +516,17 @@ def test_workers_write_a_checkpoint_of_tensorflows_together(
         manager = tf.train.CheckpointManager(checkpoint, tmp_path / "many", 1)
         manager.save()
         assert manager.save() == manager.latest_checkpoint
-        tf.saved_model.save(checkpoint, tmp_path / "exported")
+        with patch.fits.one(keras.Sequential()):  # By a callback.
+            tf.saved_model.save(checkpoint, tmp_path / "exported")
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.get_metrics_result()
         return manager.checkpoints, checkpoint.write(tmp_path / "one")
 
     many, one = patched(script, two_replicas)
     assert many == [str(tmp_path / "many" / "ckpt-2")]
     assert one == str(tmp_path / "one")
-    assert met == ["save"] * 4
+    assert met == ["save"] * 2 + ["get_metrics_result", "save"]
     written = {path.name for path in tmp_path.rglob("*.index")}
     assert written == (
         {"ckpt-2.index", "one.index", "variables.index"} if is_chief else set()

@@ -62,6 +62,9 @@ _METHODS = (
     "train_on_batch",
 )
 _TRAINING = "fit", "train_on_batch"
+# Arguments of `compile` that decide whether others stay, and those.
+_METRICS = "metrics", "weighted_metrics"
+_KEPT_TOGETHER = (("loss",), ("loss", "loss_weights")), (_METRICS, _METRICS)
 # Those that write, and so on the chief only.
 _WRITERS = ("export", "save", "save_weights")
 # The methods of a comparison in which groups teach each other.
@@ -191,9 +194,10 @@ class _Patch:
         has_others |= replicas.on_servers(strategy) or self.teaches(cluster)
         if has_others:
             self._replace("make_train_function", _make_train_function)
-            self._undo.append(
-                keras_internals.replace(tf.GradientTape, "gradient", _gradient)
-            )
+            for name, by in ("gradient", _gradient), ("watch", _watch):
+                self._undo.append(
+                    keras_internals.replace(tf.GradientTape, name, by)
+                )
 
     def enter(self) -> None:
         """Puts all that is created from now on under the strategy."""
@@ -282,8 +286,12 @@ def _compile(own: Any, model: Any, *args: Any, **kwargs: Any) -> None:
     own(model, *args, **kwargs)
     if not isinstance(model, model_lib.DistributedModel):
         found = _state(model)
-        found.arguments = fit_arguments.bind(own.__get__(model), args, kwargs)
-        found.is_compiled = False
+        asked = fit_arguments.bind(own.__get__(model), args, kwargs)
+        for decide, kept in _KEPT_TOGETHER:
+            # As Keras keeps what is left out when a model is compiled again.
+            if all(asked.get(name) is None for name in decide):
+                asked |= {name: found.arguments.get(name) for name in kept}
+        found.arguments, found.is_compiled = asked, False
 
 
 def _hand_over(
@@ -344,8 +352,8 @@ def _save_exported(
     own: Any, obj: Any, export_dir: Any, *args: Any, **kwargs: Any
 ) -> None:
     """Exports what a script gives to TensorFlow itself."""
-    # Keras and our own exporters do so, too, on the chief only.
-    if _patched.is_writing or fits.is_under_way():
+    # Keras does so, too, on the chief only.
+    if _patched.is_writing:
         return own(obj, export_dir, *args, **kwargs)
     path = _patched.files.written(export_dir)
     return _write_together(lambda place: own(obj, place, *args, **kwargs), path)
@@ -431,7 +439,13 @@ def _gradient(
         for each in keras.tree.flatten(sources)
     ):
         raise _own_loop("tape.gradient")
-    return own(tape, target, sources, *a, **k)
+    found = keras.tree.map_structure(keras_internals.copy_here, sources)
+    return own(tape, target, found, *a, **k)
+
+
+def _watch(own: Any, tape: Any, tensor: Any) -> None:
+    """Watches what is read of a variable here."""
+    own(tape, keras.tree.map_structure(keras_internals.copy_here, tensor))
 
 
 def _make_train_function(own: Any, model: Any, *args: Any, **kw: Any) -> Any:

@@ -6,6 +6,7 @@ and writes one copy of each variable beside them. What it writes is a whole
 SavedModel for `tf.saved_model.load` and TensorFlow Serving.
 """
 
+import inspect
 import os
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -241,7 +242,9 @@ class SavedModelWriter:
         In the draft itself: a process that is killed leaves nothing elsewhere.
         """
         module, signature = _served(self.graph, stored, self._forms)
-        tf.saved_model.save(module, directory, signatures=signature)
+        # Not what `patch_keras` gives a script, which all workers call.
+        save = inspect.unwrap(tf.saved_model.save)
+        save(module, directory, signatures=signature)
         (object_graph,) = checkpoints.read(
             directory, {_OBJECT_GRAPH: tf.string}
         )

@@ -399,6 +399,17 @@ def in_replica() -> bool:
     return not is_alone and not tf.distribute.in_cross_replica_context()
 
 
+def copy_here(value: Any) -> Any:
+    """Returns the copy of a variable that is read here; else the value.
+
+    TensorFlow's tape does not find it outside of replicas.
+    """
+    found = value.value if isinstance(value, keras.Variable) else value
+    if in_replica() or not isinstance(found, tf.distribute.DistributedValues):
+        return value
+    return found._primary
+
+
 def _shape_empty_convolutions() -> None:
     """Gives convolutions of no rows, as on a replica, their right shape.
 

@@ -25,6 +25,7 @@ from tfdistill import data
 from tfdistill.cluster import replicas
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import updates
+from tfdistill.system import fits
 from tfdistill.system import keras_internals
 from tfdistill.training import auto_steps
 from tfdistill.training import fit_arguments
@@ -479,6 +480,8 @@ class ReplicaTrainer(Trainer):
         """Sums all states over the replicas in one collective."""
         if not self._is_between_steps:
             return keras_own()
+        if not fits.is_under_way():
+            replicas.meet(self._strategy, "get_metrics_result")
         return self._metrics.results(keras_own)
 
     def reset_metrics(self, keras_own: Callable[[], None]) -> None:
