@@ -224,7 +224,7 @@ class TeacherList:
         If the same student was compiled again, only what is frozen is updated.
         """
         if self._term:
-            self._term.settle(student.graph.output_spec, student.graph.ends)
+            self._term.settle(graph.output_spec, graph.ends)
         if self._student is not None:
             if graph is not self._student.graph:
                 raise RuntimeError(_ATTACHED.format(", ".join(self.names)))
