@@ -748,6 +748,24 @@ def test_a_known_lack_of_rows_is_left_open():
     assert shapes == [[None, 3]]
 
 
+def test_a_comparison_holds_out_the_rows_of_a_pydataset(monkeypatch):
+    monkeypatch.setattr(method, "predicted", set())
+    monkeypatch.setattr(patch, "_MOST_HELD_OUT", 11)
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            rows = np.arange(4 * index, 4 * index + 4)
+            return {"a": rows}, rows % 2
+
+    (held_out,) = patch._held_out({"validation_data": Batches()})
+    x, y = held_out._data
+    assert x["a"].tolist() == list(range(11))
+    assert y.tolist() == [n % 2 for n in range(11)]
+
+
 def test_a_comparison_holds_out_the_rows_of_the_first_pass(monkeypatch):
     """In their order: methods differ in how often they read them before."""
     monkeypatch.setattr(method, "predicted", set())

@@ -772,6 +772,8 @@ def _held_out(arguments: dict[str, Any]) -> list[Any]:
             "is about; received none. Pass `validation_data=(x, y)` or "
             "`validation_split=0.2`."
         )
+    if isinstance(held, keras.utils.PyDataset):
+        held = _rows_of(held)
     if isinstance(held, tf.data.Dataset):
         held = (
             held.unbatch().take(_MOST_HELD_OUT).batch(_HELD_OUT_BATCH).cache()
@@ -786,11 +788,26 @@ def _held_out(arguments: dict[str, Any]) -> list[Any]:
         )
     else:
         raise ValueError(
-            "`validation_data` must be arrays (x, y) or a tf.data.Dataset of "
-            "batches in a comparison, which reads it again; received "
-            f"{type(held).__name__}."
+            "`validation_data` must be arrays (x, y), a tf.data.Dataset or a "
+            "PyDataset of batches in a comparison, which reads it again; "
+            f"received {type(held).__name__}."
         )
     return [callbacks_lib.HeldOutPredictions(method.VALIDATION, held)]
+
+
+def _rows_of(dataset: keras.utils.PyDataset) -> tuple[Any, ...]:
+    """Returns the rows of the first batches, as many as are compared."""
+    batches: list[Any] = []
+    count = 0
+    for index in range(dataset.num_batches or 0):
+        if count >= _MOST_HELD_OUT:
+            break
+        batches.append(tuple(dataset[index]))
+        count += len(keras.tree.flatten(batches[-1])[0])
+    found: tuple[Any, ...] = keras.tree.map_structure(
+        lambda *parts: np.concatenate([*map(np.asarray, parts)]), *batches
+    )
+    return found
 
 
 def derived(task: Any) -> Any:
