@@ -15,6 +15,7 @@ from tfdistill import metrics
 from tfdistill.commands import compare
 from tfdistill.comparison import collect
 from tfdistill.comparison import experiment
+from tfdistill.comparison import markdown
 from tfdistill.comparison import report
 from tfdistill.comparison import runs
 from tfdistill.comparison import trials
@@ -357,6 +358,7 @@ def test_a_report_shows_what_was_compared(compared):
         "![curves.png](curves.png)",
     ):
         assert shown in compared.text
+    assert "in brackets: 95% intervals" in markdown.first_screen(compared.made)
     assert (compared.workdir / "churn.png").stat().st_size > 1000
 
 

@@ -95,7 +95,11 @@ def first_screen(report: Mapping[str, Any]) -> str:
         ).rstrip()
         for row in table
     ]
-    return "\n".join([*lines, "", *verdicts(report)]).rstrip()
+    terms = (
+        "churn: how much the predictions of two retrains differ; in brackets: "
+        f"{100 * report['confidence']:.0f}% intervals"
+    )
+    return "\n".join([*lines, "", terms, "", *verdicts(report)]).rstrip()
 
 
 def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
