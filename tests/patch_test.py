@@ -748,19 +748,36 @@ def test_a_known_lack_of_rows_is_left_open():
     assert shapes == [[None, 3]]
 
 
+class _Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        rows = np.arange(4 * index, 4 * index + 4)
+        return {"a": rows}, rows % 2
+
+
+@pytest.mark.parametrize(
+    ("name", "is_refused"),
+    [("codistill", True), ("codistill_shared", False), ("predictions", False)],
+)
+def test_only_arrays_and_data_sets_are_shared_out(
+    name, is_refused, monkeypatch
+):
+    monkeypatch.setattr(method, "obeyed", {})
+    monkeypatch.setenv(method.METHOD, name)
+    arguments = {"x": _Batches()}
+    refused = pytest.raises(ValueError, match="with codistill_shared")
+    with refused if is_refused else contextlib.nullcontext():
+        patch._share(arguments, tfdistill.Cluster(group=1, num_groups=2))
+    assert list(arguments) == ["x"]
+    assert method.obeyed["share"] == method.METHODS[name].share
+
+
 def test_a_comparison_holds_out_the_rows_of_a_pydataset(monkeypatch):
     monkeypatch.setattr(method, "predicted", set())
     monkeypatch.setattr(patch, "_MOST_HELD_OUT", 11)
-
-    class Batches(keras.utils.PyDataset):
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            rows = np.arange(4 * index, 4 * index + 4)
-            return {"a": rows}, rows % 2
-
-    (held_out,) = patch._held_out({"validation_data": Batches()})
+    (held_out,) = patch._held_out({"validation_data": _Batches()})
     x, y = held_out._data
     assert x["a"].tolist() == list(range(11))
     assert y.tolist() == [n % 2 for n in range(11)]

@@ -192,6 +192,8 @@ class _Patch:
         )
         has_others = strategy.num_replicas_in_sync > 1
         has_others |= replicas.on_servers(strategy) or self.teaches(cluster)
+        if has_others or cluster.workdir:
+            self._undo.append(outputs.share_directories(cluster))
         if has_others:
             self._replace("make_train_function", _make_train_function)
             for name, by in ("gradient", _gradient), ("watch", _watch):
@@ -753,6 +755,9 @@ def _share(arguments: dict[str, Any], cluster: identity.Cluster) -> None:
         return
     parts = {n: arguments[n] for n in names if arguments.get(n) is not None}
     if not all(hasattr(v, "shape") for v in keras.tree.flatten(parts)):
+        # Nothing is to be left out of data that all groups have.
+        if method.share("shared", num_groups=cluster.num_groups) != "disjoint":
+            return
         raise ValueError(
             "Only arrays and a tf.data.Dataset can be shared out among groups; "
             f"received {type(x).__name__}. Compare with codistill_shared."

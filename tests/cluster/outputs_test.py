@@ -1,6 +1,7 @@
 """Groups that write by one name."""
 
 import csv
+import os
 import pathlib
 
 import keras
@@ -139,3 +140,22 @@ def test_only_the_chief_says_where_a_group_writes(groups, tmp_path, caplog):
         files = outputs.of(groups(1, spec=spec, task_index=index))
         assert files.written("best.keras") != "best.keras"
         assert ("writes" in caplog.text) == (index == 0)
+
+
+def test_a_directory_that_the_run_has_made_may_be_made_again(groups, tmp_path):
+    """By another task, or before a restart; but not twice by one task."""
+    for name in ("run", "old", "theirs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run" / "launch.json").touch()
+    os.utime("old", (1, 1))
+    undo = outputs.share_directories(groups(1))
+    try:
+        os.makedirs("theirs")
+        pathlib.Path("own/deeper").mkdir(parents=True)
+        for name in ("theirs", "own/deeper", "old", "run/launch.json"):
+            with pytest.raises(FileExistsError):
+                os.mkdir(name)
+    finally:
+        undo()
+    with pytest.raises(FileExistsError):
+        os.mkdir("theirs")

@@ -14,6 +14,7 @@ import io
 import logging
 import os
 import pathlib
+import time
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
@@ -28,6 +29,8 @@ from tfdistill.system import run_files
 _log = logging.getLogger(__name__)
 # In the directory of a group: what its script writes.
 _FILES = "files"
+# Without a workdir, a run began so long before a task at most.
+_LONGEST_START_SECS = 60.0
 # What Keras' callbacks and ours call the path that they write to.
 _ATTRIBUTES = "filepath", "filename", "log_dir", "backup_dir", "directory"
 
@@ -196,6 +199,35 @@ def _replace(callback: Any, path: str, by: str) -> None:
             value == path or value.startswith(f"{path}/")
         ):
             setattr(callback, name, by + value[len(path) :])
+
+
+def share_directories(cluster: identity.Cluster) -> Callable[[], None]:
+    """Lets a task make a directory that the run has made already.
+
+    Another task did, or the same one before a restart: all run the same script,
+    which makes it once. Returns what undoes it.
+    """
+    began, own = _began(cluster.workdir), set()
+
+    def make(plain: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        whole = None if "dir_fd" in kwargs else os.path.realpath(path)
+        try:
+            plain(path, *args, **kwargs)
+        except FileExistsError:
+            is_known = whole in own or whole is None or not os.path.isdir(whole)
+            if is_known or os.stat(path).st_mtime < began:
+                raise
+        own.add(whole)
+
+    return keras_internals.replace(os, "mkdir", make)
+
+
+def _began(workdir: str | None) -> float:
+    """Returns when a run began: its oldest file is as old."""
+    times = []
+    with contextlib.suppress(OSError), os.scandir(workdir or "") as found:
+        times = [entry.stat().st_mtime for entry in found if entry.is_file()]
+    return min(times, default=time.time() - _LONGEST_START_SECS)
 
 
 @functools.cache
