@@ -404,6 +404,34 @@ def _compares_rows():
     return history.history, model.get_weights()
 
 
+def _compares_in_call():
+    """Rows that a model's own `call` compares, under Keras' own steps."""
+
+    class Dot(keras.layers.Layer):
+        def call(self, x):
+            products = keras.ops.matmul(x, keras.ops.transpose(x))
+            places = keras.ops.arange(keras.ops.shape(x)[0])
+            losses = keras.losses.sparse_categorical_crossentropy(
+                places, products, from_logits=True
+            )
+            self.add_loss(keras.ops.mean(losses))
+            self.add_loss(losses)
+            return x + keras.ops.tensordot(x, x, 2)
+
+    inputs = keras.Input((3,))
+    outputs = keras.layers.Dense(2, use_bias=False)(inputs)
+    outputs = keras.layers.BatchNormalization()(outputs)
+    outputs = keras.layers.Dense(1)(Dot()(outputs))
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
+    x, y = _data(3), _data(1)
+    history = model.fit(
+        *(x, y), batch_size=5, validation_data=(x, y), shuffle=False, verbose=0
+    )
+    found = model.predict(x, batch_size=5, verbose=0)
+    return history.history, model.get_weights(), found
+
+
 def _queue():
     """A step that keeps its last rows, which it counts."""
 
@@ -479,7 +507,7 @@ def _gradients_to_look_at():
         *(_normalized, _own_function, _cut_out, _positions, _own_evaluate),
         *(_built_by_its_step, _added_losses, _pictures, _volumes),
         *(_without_training, _compares_rows, _queue, _ratio, _accumulates),
-        *(_compiled_again, _gradients_to_look_at),
+        *(_compiled_again, _gradients_to_look_at, _compares_in_call),
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(
@@ -488,7 +516,11 @@ def test_two_replicas_do_what_keras_does_alone(
     monkeypatch.chdir(tmp_path)
     keras.utils.set_random_seed(1)
     expected = script()
-    needs_all = {_compares_rows: "compares rows", _queue: "assigns .*'queue"}
+    needs_all = {
+        _compares_rows: "compares rows",
+        _compares_in_call: "Functional.call .* compares rows",
+        _queue: "assigns .*'queue",
+    }
     with (
         pytest.warns(UserWarning, match=needs_all[script])
         if script in needs_all
@@ -518,15 +550,12 @@ def test_workers_write_a_checkpoint_of_tensorflows_together(
         assert manager.save() == manager.latest_checkpoint
         with patch.fits.one(keras.Sequential()):  # By a callback.
             tf.saved_model.save(checkpoint, tmp_path / "exported")
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        model.get_metrics_result()
         return manager.checkpoints, checkpoint.write(tmp_path / "one")
 
     many, one = patched(script, two_replicas)
     assert many == [str(tmp_path / "many" / "ckpt-2")]
     assert one == str(tmp_path / "one")
-    assert met == ["save"] * 2 + ["get_metrics_result", "save"]
+    assert met == ["save"] * 3
     written = {path.name for path in tmp_path.rglob("*.index")}
     assert written == (
         {"ckpt-2.index", "one.index", "variables.index"} if is_chief else set()
@@ -537,6 +566,23 @@ def test_workers_write_a_checkpoint_of_tensorflows_together(
             n for n in reader.get_variable_to_shape_map() if "value" in n
         )
         assert reader.get_tensor(name) == 3.0
+
+
+def test_workers_ask_for_metrics_together(patched, two_replicas, monkeypatch):
+    met = []
+    monkeypatch.setattr(
+        patch.replicas, "meet", lambda _, call: met.append(call)
+    )
+
+    def script():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+        # Keras traces it once more, to build them.
+        model.evaluate(_data(3), _data(1), verbose=0)
+        model.get_metrics_result()
+
+    patched(script, two_replicas)
+    assert met == ["evaluate", *["get_metrics_result"] * 2]
 
 
 def _own_loop():

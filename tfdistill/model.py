@@ -171,7 +171,7 @@ class DistributedModel(
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Runs the model inside."""
-        return self.model(inputs, training=training)
+        return self._own.call(inputs, training)
 
     def save(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
         """Saves the model inside as `.keras`; see `keras.Model.save`."""
@@ -695,7 +695,11 @@ class DistributedModel(
         batch = global_batch.GlobalBatch.here()
         if batch is None or batch.is_alone or not replicas.in_replica():
             return super()._aggregate_additional_loss(loss)
-        return batch.share_of_added(tf.convert_to_tensor(loss))
+        if keras_internals.is_of_other_replica(loss):
+            return tf.zeros([], loss.dtype)
+        return batch.share_of_added(
+            tf.convert_to_tensor(loss), is_of_all=self._own.calls_on_all_rows
+        )
 
     @property
     def metrics(self) -> list[keras.Metric]:

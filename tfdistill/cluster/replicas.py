@@ -138,12 +138,7 @@ def agree_on_seeds(strategy: tf.distribute.Strategy) -> None:
 
 # What all workers of a group do together; the end of the program is the first.
 _CALLS = (
-    "leave",
-    "fit",
-    "evaluate",
-    "predict",
-    "fit to its end",
-    "save",
+    *("leave", "fit", "evaluate", "predict", "fit to its end", "save"),
     "get_metrics_result",
 )
 # Added to the codes of these, which no other number that is gathered equals.

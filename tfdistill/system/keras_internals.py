@@ -87,6 +87,7 @@ def prepare() -> None:
     base_optimizer.ops = _OpsThatMeet()
     _shape_empty_convolutions()
     _pass_data_sets_through()
+    replace(keras.Layer, "add_loss", _mark_losses)
     for name in (
         "scale_loss_for_distribution",
         "unscale_loss_for_distribution",
@@ -397,6 +398,20 @@ def in_replica() -> bool:
     strategy = tf.distribute.get_strategy()
     is_alone = strategy.num_replicas_in_sync == 1
     return not is_alone and not tf.distribute.in_cross_replica_context()
+
+
+def _mark_losses(add_loss: Any, layer: Any, loss: Any) -> None:
+    """Adds losses, and notes whose: replicas' threads share the layers."""
+    if in_replica():
+        for each in keras.tree.flatten(loss):
+            each._thread = threading.get_ident()
+    add_loss(layer, loss)
+
+
+def is_of_other_replica(loss: Any) -> bool:
+    """Whether another replica's thread has given a loss to a layer."""
+    own = threading.get_ident()
+    return getattr(loss, "_thread", own) != own
 
 
 def copy_here(value: Any) -> Any:

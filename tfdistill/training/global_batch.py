@@ -78,7 +78,7 @@ class GlobalBatch:
         equal, and count alike.
         """
         num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        _, data = _of_all_replicas(data)
+        _, data = of_all_replicas(data)
         inputs = keras.utils.unpack_x_y_sample_weight(data)[0]
         local = tf.cast(num_rows(inputs)[0], tf.float32)
         batch = cls(
@@ -124,14 +124,17 @@ class GlobalBatch:
         cleaned = self.cleaned(values)
         return replicas.summed([_times(v, self.share) for v in cleaned])
 
-    def share_of_added(self, loss: tf.Tensor) -> tf.Tensor:
+    def share_of_added(
+        self, loss: tf.Tensor, *, is_of_all: bool = False
+    ) -> tf.Tensor:
         """This replica's share of what a layer has given `add_loss`.
 
         Keras adds up a loss of each row. Any other is a mean over rows, or of
-        weights, which all replicas have; or it is a sum over rows.
+        weights, which all replicas have; or it is a sum over rows. A layer that
+        gets the rows of all replicas gives the same on each.
         """
         total = tf.reduce_sum(loss)
-        if loss.shape.rank or _is_sum_of_rows(loss):
+        if not is_of_all and (loss.shape.rank or _is_sum_of_rows(loss)):
             return total
         return tf.math.multiply_no_nan(total, tf.cast(self.share, total.dtype))
 
@@ -275,7 +278,7 @@ class GlobalBatchLoss(keras.losses.Loss):
         if is_gathered:
             # Such as a ratio of sums over the batch, or rows that are compared
             # with each other: it is found on the rows of all replicas.
-            own, whole = _of_all_replicas((y_true, y_pred))
+            own, whole = of_all_replicas((y_true, y_pred))
             values = self.inner.call(*whole)
             if is_of_columns:
                 is_sum = self.reduction == "sum"
@@ -306,7 +309,7 @@ def metrics_of_all_rows() -> Iterator[None]:
         yield
         return
     with keras_internals.metrics_gather(
-        lambda values: _of_all_replicas(values)[1]
+        lambda values: of_all_replicas(values)[1]
     ):
         yield
 
@@ -374,10 +377,13 @@ def _mixes_rows(operation: tf.Operation, after: set[tf.Operation]) -> bool:
     return 0 in (np.ravel(known) if kind == "ExpandDims" else axes)
 
 
-def _of_all_replicas(values: Any) -> tuple[slice, Any]:
+def of_all_replicas(
+    values: Any, *, are_alike: bool = True
+) -> tuple[slice, Any]:
     """Returns which rows are this replica's, and the rows of all replicas.
 
-    A gradient comes back to the replica that holds them.
+    A gradient comes back to the replica that holds them. Where a number of rows
+    is known, it is that of each replica if they `are_alike`.
 
     By a sum of rows and zeros: on several workers TensorFlow's own gathering
     fails in a traced step ("destinations can not be empty").
@@ -406,7 +412,7 @@ def _of_all_replicas(values: Any) -> tuple[slice, Any]:
 
     sums = replicas.summed([padded(*each) for each in enumerate(given)])
     for value, total in zip(given, sums, strict=True):
-        size = value.shape[0]
+        size = value.shape[0] if are_alike else None
         total.set_shape(
             [None if size is None else size * num_replicas, *value.shape[1:]]
         )

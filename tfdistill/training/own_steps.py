@@ -55,6 +55,7 @@ class Own:
             itself, with the losses of the other.
         needs_all_rows: Whether its `train_step` makes something of several
             rows, so that each replica runs its steps on all of them.
+        calls_on_all_rows: The same of its `call` in Keras' own steps.
         spec: The spec of an element of the data that it was last built from.
     """
 
@@ -64,11 +65,33 @@ class Own:
         self._names = {name for name in _COMPILED if is_own(model, name)}
         self.is_compiled = may_compile and bool(self._names)
         self.has_loss = self.is_compiled or is_own(model, "compute_loss")
-        self.needs_all_rows = False
+        self.needs_all_rows = self.calls_on_all_rows = False
         self.spec: Any = None
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
+
+    def call(self, inputs: Any, training: bool | None) -> Any:
+        """Calls the model; on replicas with all rows, if it compares them."""
+        if self.calls_on_all_rows and replicas.in_replica():
+            # Batches of `predict` may be cut into parts of several known sizes.
+            own, inputs = global_batch.of_all_replicas(
+                inputs, are_alike=global_batch.GlobalBatch.here() is not None
+            )
+            found = self._model(inputs, training=training)
+            return keras.tree.map_structure(lambda value: value[own], found)
+        found = self._model(inputs, training=training)
+        # Keras traces it once before the first step.
+        if self._may_compare() and whole_batch.compares(inputs):
+            self.calls_on_all_rows = True
+            self._tell("call", "compares rows with each other")
+        return found
+
+    def _may_compare(self) -> bool:
+        if self.spec is None or tf.executing_eagerly() or replicas.in_replica():
+            return False
+        strategy = self._model.distribute_strategy
+        return _has_replicas(self._model) and not replicas.on_servers(strategy)
 
     def step(self, name: str, data: Any) -> Any:
         """Calls one of its steps.
@@ -147,17 +170,22 @@ class Own:
         self.needs_all_rows = reason is not None
         if reason is None:
             return
-        step = f"{type(self._model).__name__}.train_step"
+        self._tell("train_step", reason)
+
+    def _tell(self, method: str, reason: str) -> None:
+        """Warns of what replicas do on all rows of the data, if they can."""
+        name = f"{type(self._model).__name__}.{method}"
         if wrong := keras_internals.not_gathered(self.spec):
             raise ValueError(
-                "Data must be dense tensors of numbers if a training step "
-                f"needs all rows of a batch; received {wrong} for {step}, "
-                f"which {reason}. Encode the data before the step, or train on "
-                "one device."
+                "Data must be dense tensors of numbers if a model needs all "
+                f"rows of a batch; received {wrong} for {name}, which "
+                f"{reason}. Encode the data before the model, or train on one "
+                "device."
             )
+        strategy = self._model.distribute_strategy
         if replicas.is_chief(strategy):
             warnings.warn(
-                f"{step} of {self._model.name!r} {reason}. So each of "
+                f"{name} of {self._model.name!r} {reason}. So each of "
                 f"{strategy.num_replicas_in_sync} replicas computes the whole "
                 "batch: results are as on one device, and more replicas "
                 "bring no speed.",

@@ -480,7 +480,8 @@ class ReplicaTrainer(Trainer):
         """Sums all states over the replicas in one collective."""
         if not self._is_between_steps:
             return keras_own()
-        if not fits.is_under_way():
+        # Keras traces it when it builds metrics, on all workers.
+        if tf.executing_eagerly() and not fits.is_under_way():
             replicas.meet(self._strategy, "get_metrics_result")
         return self._metrics.results(keras_own)
 

@@ -1,4 +1,4 @@
-"""Whether a model's own training step needs all rows of a batch at once.
+"""Whether a model's own training step or call needs all rows of a batch.
 
 A replica has some of them. For a loss that compares rows, such as a contrastive
 one, these are others than one device would have, and a variable that is
@@ -47,19 +47,31 @@ def reason(
     return found[0] if found else None
 
 
+def compares(data: Any, results: Iterable[Any] | None = None) -> bool:
+    """Whether rows of the data are compared in the graph of a trace.
+
+    For some results of it, or for any.
+    """
+    rows = _tensors(data)
+    sizes = {value.shape[0] for value in rows if value.shape.rank}
+    after = metric_joins.operations_after(rows)
+    found = set(after)
+    if results is not None:
+        found &= _operations_before(results)
+    return any(_compares(each, after, sizes) for each in found)
+
+
+def _tensors(data: Any) -> list[tf.Tensor]:
+    flat = keras.tree.flatten(data)
+    return [value for value in flat if isinstance(value, tf.Tensor)]
+
+
 def _of_step(
     model: keras.Model, step: keras_internals.TracedStep
 ) -> str | None:
-    rows = [
-        value
-        for value in keras.tree.flatten(step.data)
-        if isinstance(value, tf.Tensor)
-    ]
-    sizes = {value.shape[0] for value in rows}
-    after = metric_joins.operations_after(rows)
-    before = _operations_before(step.targets)
-    if any(_compares(each, after, sizes) for each in before & after):
+    if compares(step.data, step.targets):
         return "compares rows with each other in its loss"
+    after = metric_joins.operations_after(_tensors(step.data))
     own = _statistics(model)
     for variable, value in step.assigned:
         is_metric = variable.aggregation == "sum" or id(variable) in own
