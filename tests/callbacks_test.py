@@ -262,7 +262,7 @@ def test_workers_take_the_interval_that_the_chief_says(
         """One that is another worker, and says 33."""
 
         def exchange_news(self, **said):
-            assert said == [0]
+            assert said == {"every": [0]}
             return super().exchange_news(every=[33])
 
     monkeypatch.setattr(agreement, "Agreement", Chief)
