@@ -464,6 +464,16 @@ def _queue():
     return history.history, model.get_weights(), model.queue.numpy()
 
 
+def _years():
+    """Batch normalization of numbers that vary little."""
+    layer = keras.layers.BatchNormalization(momentum=0.5)
+    model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x, y = 2000 + _data(3), _data(1)
+    model.fit(x, y, batch_size=5, shuffle=False, verbose=0)
+    return layer.moving_mean, layer.moving_variance
+
+
 def _compiled_again():
     """Compiled twice: what the second `compile` leaves out stays."""
     inputs = keras.Input((3,))
@@ -507,7 +517,7 @@ def _gradients_to_look_at():
         *(_normalized, _own_function, _cut_out, _positions, _own_evaluate),
         *(_built_by_its_step, _added_losses, _pictures, _volumes),
         *(_without_training, _compares_rows, _queue, _ratio, _accumulates),
-        *(_compiled_again, _gradients_to_look_at, _compares_in_call),
+        *(_years, _compiled_again, _gradients_to_look_at, _compares_in_call),
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(

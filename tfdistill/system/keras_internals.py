@@ -88,6 +88,7 @@ def prepare() -> None:
     _shape_empty_convolutions()
     _pass_data_sets_through()
     replace(keras.Layer, "add_loss", _mark_losses)
+    backend_nn._compute_moments_sync = _moments_of_replicas
     for name in (
         "scale_loss_for_distribution",
         "unscale_loss_for_distribution",
@@ -398,6 +399,27 @@ def in_replica() -> bool:
     strategy = tf.distribute.get_strategy()
     is_alone = strategy.num_replicas_in_sync == 1
     return not is_alone and not tf.distribute.in_cross_replica_context()
+
+
+def _moments_of_replicas(x: Any, axes: Any, keepdims: bool) -> Any:
+    """Returns mean and variance over all replicas, as `tf.nn.moments` does.
+
+    Keras subtracts squares there, of which float32 leaves nothing if values
+    vary by less than a thousandth, such as years.
+    """
+    if not in_replica():
+        return tf.nn.moments(x, axes, keepdims=keepdims)
+    context: Any = tf.distribute.get_replica_context()
+
+    def sums(*values: Any) -> list[Any]:
+        own = [tf.reduce_sum(v, axis=axes, keepdims=True) for v in values]
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+    count, total = sums(tf.ones_like(x), x)
+    mean = tf.math.divide_no_nan(total, count)
+    (squares,) = sums(tf.math.squared_difference(x, mean))
+    found = mean, tf.math.divide_no_nan(squares, count)
+    return found if keepdims else [tf.squeeze(each, axes) for each in found]
 
 
 def _mark_losses(add_loss: Any, layer: Any, loss: Any) -> None:
