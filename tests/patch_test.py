@@ -432,6 +432,28 @@ def _compares_in_call():
     return history.history, model.get_weights(), found
 
 
+def _compares_in_loss():
+    """Rows that a model's own `compute_loss` compares."""
+
+    class Pairs(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+            products = keras.ops.matmul(y_pred, keras.ops.transpose(y_pred))
+            places = keras.ops.arange(keras.ops.shape(products)[0])
+            losses = keras.losses.sparse_categorical_crossentropy(
+                places, products, from_logits=True
+            )
+            return keras.ops.mean(losses) + keras.ops.mean((y - y_pred) ** 2)
+
+    inputs = keras.Input((3,))
+    model = Pairs(inputs, keras.layers.Dense(2)(inputs))
+    model.compile(keras.optimizers.SGD(0.1), metrics=["mae"])
+    x, y = _data(3), _data(2)
+    history = model.fit(
+        *(x, y), batch_size=5, validation_data=(x, y), shuffle=False, verbose=0
+    )
+    return history.history, model.get_weights()
+
+
 def _queue():
     """A step that keeps its last rows, which it counts."""
 
@@ -518,6 +540,7 @@ def _gradients_to_look_at():
         *(_built_by_its_step, _added_losses, _pictures, _volumes),
         *(_without_training, _compares_rows, _queue, _ratio, _accumulates),
         *(_years, _compiled_again, _gradients_to_look_at, _compares_in_call),
+        _compares_in_loss,
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(

@@ -741,8 +741,11 @@ def trace_own_step(
     element_spec: Any,
     optimizers: Iterable[keras.Optimizer],
     look: Callable[[TracedStep], None] | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
 ) -> None:
     """Traces a training step of the model's own, and has `look` see it.
+
+    Or a `loss` of a model and a batch, in its place.
 
     It builds layers that only the step calls. In one process Keras leaves them
     to the first step, where on replicas it is too late. Nothing of the trace
@@ -751,7 +754,7 @@ def trace_own_step(
     batch = keras.tree.map_structure(_first_replica, element_spec)
     data = keras.tree.map_structure(_symbol, batch)
     step = inspect.getattr_static(model, "train_step")
-    step = getattr(step, "python_function", step)
+    step = loss or getattr(step, "python_function", step)
     targets: list[Any] = []
 
     def gradient(
@@ -777,6 +780,8 @@ def trace_own_step(
 
         scope.add_update = add_update
         found = step(model, data)
+        if loss is not None:
+            targets.append(found)
         if look is not None:
             look(TracedStep(data, targets, assigned))
         return found

@@ -56,6 +56,8 @@ class Own:
         needs_all_rows: Whether its `train_step` makes something of several
             rows, so that each replica runs its steps on all of them.
         calls_on_all_rows: The same of its `call` in Keras' own steps.
+        loss_on_all_rows: The same of its `compute_loss` there; None if not
+            known yet.
         spec: The spec of an element of the data that it was last built from.
     """
 
@@ -66,6 +68,7 @@ class Own:
         self.is_compiled = may_compile and bool(self._names)
         self.has_loss = self.is_compiled or is_own(model, "compute_loss")
         self.needs_all_rows = self.calls_on_all_rows = False
+        self.loss_on_all_rows: bool | None = None
         self.spec: Any = None
 
     def __contains__(self, name: str) -> bool:
@@ -143,22 +146,43 @@ class Own:
         if not is_split:
             return model.compute_loss(x, y, y_pred, weights, training=training)
         self._check_weights(weights)
+        own = slice(None)
+        if self.loss_on_all_rows:
+            own, whole = global_batch.of_all_replicas((x, y, y_pred))
+            x, y, y_pred = whole
         with batch.alone():
             loss = model.compute_loss(x, y, y_pred, weights, training=training)
         if loss.shape.rank:  # A loss of each row, which all add up.
-            return loss
+            return loss[own]
         return loss * tf.cast(batch.share, loss.dtype)
 
     def step_of(self, model: keras.Model, name: str) -> Step:
         """The wrapper's `train_step` or `test_step`, for each replica."""
         step = getattr(model, name)
-        if name not in self or not _has_replicas(model):
+        if not _has_replicas(model):
+            return step
+        if name not in self:
+            if self.loss_on_all_rows is None and self.spec is not None:
+                self.loss_on_all_rows = self._loss_compares(model)
             return step
         if name == "train_step":
             self._look(model.distribute_strategy)
             for optimizer in optimizers_of(self._model).values():
                 keras_internals.pass_gradients_through(optimizer, _averaged)
         return self._on_replicas(step, model)
+
+    def _loss_compares(self, model: keras.Model) -> bool:
+        """Whether its own `compute_loss` compares rows with each other."""
+        if not is_own(self._model, "compute_loss"):
+            return False
+
+        def loss(_: Any, data: Any) -> Any:
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+            y_pred = self._model(x)
+            return model.compute_loss(x, y, y_pred, weights, training=True)
+
+        with model.distribute_strategy.scope():
+            return bool(whole_batch.reason(self._model, self.spec, (), loss))
 
     def _look(self, strategy: tf.distribute.Strategy) -> None:
         """Finds out whether each replica must have all rows."""

@@ -6,6 +6,7 @@ assigned what comes from rows, such as a queue of them, would differ by replica.
 Both are seen in the graph of a trace.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,10 +30,12 @@ def reason(
     model: keras.Model,
     element_spec: Any,
     optimizers: Iterable[keras.Optimizer],
+    loss: Callable[[Any, Any], Any] | None = None,
 ) -> str | None:
     """Returns what a `train_step` does with several rows, or None.
 
-    Nothing can be said of a step that cannot be traced.
+    Or a `loss` of a model and a batch, in its place. Nothing can be said of
+    what cannot be traced.
     """
     found: list[str] = []
 
@@ -41,7 +44,9 @@ def reason(
             found.append(kind)
 
     try:
-        keras_internals.trace_own_step(model, element_spec, optimizers, look)
+        keras_internals.trace_own_step(
+            model, element_spec, optimizers, look, loss
+        )
     except Exception:  # Whatever it is, the step itself will say so.
         return None
     return found[0] if found else None
