@@ -311,11 +311,6 @@ class FragmentMixer(mixer.ScheduledMixer):
 
     # ---- for a backup ----
 
-    @property
-    def variables(self) -> list[tf.Variable]:
-        """The common weights, the rule's state, and what is on its way."""
-        return self._weights.variables
-
     def state(self) -> dict[str, Any]:
         """Returns what else a resumed training continues with."""
         sent_step = self._outbox.step
@@ -360,19 +355,17 @@ class Outbox:
         """
         self._put: Any = publish
         self._wait_secs = wait_secs
-        self._encoder, self._publisher = (
-            background.OneJobThread(
-                f"tfdistill-{name}", job="outer gradient", most=most
-            )
-            for name, most in (("encoding", 1), ("mixing", _MOST_UNPUBLISHED))
+        self._encoder = futures.ThreadPoolExecutor(1, "tfdistill-encoding")
+        self._publisher = background.OneJobThread(
+            "tfdistill-mixing", job="outer gradient", most=_MOST_UNPUBLISHED
         )
 
     def close(self) -> None:
         """Stops the threads."""
-        for thread in (self._encoder, self._publisher):
-            if thread is not None:
-                thread.close(self._wait_secs)
-        self._encoder = self._publisher = None
+        if self._publisher is not None:
+            self._encoder.shutdown()
+            self._publisher.close(self._wait_secs)
+        self._encoder = self._publisher = self._put = None
 
     def send(
         self,
@@ -384,21 +377,14 @@ class Outbox:
 
         `encode` returns blocks, what they decode to, and the anchor's SHA-256.
         """
-        sent: futures.Future[Any] = futures.Future()
-        last = [*self._sent.items()][-1:]
-        self.step, self._sent = step, dict([*last, (step, sent)])
 
-        def run() -> None:
-            try:
-                blocks, decoded, anchor = encode()
-            except Exception as error:
-                sent.set_exception(error)
-                return
-            sent.set_result((decoded, anchor))
-            self._submit(blocks, step, {**described, _ANCHOR_FIELD: anchor})
+        def run() -> tuple[list[np.ndarray], str]:
+            blocks, decoded, anchor = encode()
+            self._publish(blocks, step, {**described, _ANCHOR_FIELD: anchor})
+            return decoded, anchor
 
-        # It only computes, so the one before has an end.
-        self._encoder.submit(run, wait_secs=None)
+        self.step, last = step, [*self._sent.items()][-1:]
+        self._sent = dict([*last, (step, self._encoder.submit(run))])
 
     def sent(self, step: int) -> tuple[list[np.ndarray], str]:
         """Waits for what is sent at a step, as decoded, and for the anchor."""
@@ -415,7 +401,7 @@ class Outbox:
         sent = self._sent.values()
         return all(each.done() and not each.exception() for each in sent)
 
-    def _submit(
+    def _publish(
         self, blocks: list[bytes], step: int, extras: Mapping[str, Any]
     ) -> None:
         put, publisher = self._put, self._publisher

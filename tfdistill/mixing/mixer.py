@@ -26,9 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 class ScheduledMixer(steps.Mixer):
-    """Mixes versions of other groups at regular steps; it has a rule.
+    """Mixes versions of other groups at regular steps, by a rule.
 
-    It has weights, which its kind makes, and followers of what its kind reads.
+    Subclasses make the weights, and the followers of what is mixed with them.
 
     Attributes:
         num_mixes: Mixes that took place.
@@ -353,6 +353,12 @@ class ScheduledMixer(steps.Mixer):
 
     # ---- for a backup ----
 
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The rule's state, and what else the weights keep."""
+        found: list[tf.Variable] = self._weights.variables
+        return found
+
     def state(self) -> dict[str, Any]:
         """Returns what else a resumed training continues with."""
         return {
@@ -441,8 +447,3 @@ class WeightMixer(ScheduledMixer):
 
     def _put_in(self, others: Any, *, num: int) -> None:
         self._made.mix(others, num=num)
-
-    @property
-    def variables(self) -> list[tf.Variable]:
-        """The rule's state, for a backup."""
-        return self._weights.state

@@ -93,12 +93,12 @@ class MixedWeights(Floats):
         """Makes the rule's state, of the student's present weights."""
         super().__init__(student, graph, strategy)
         self._rule = rule
-        self.state = [
+        self.variables = [
             tf.Variable(value, trainable=False)
             for value in rule.start(self._trained_values())
         ]
         values = [tf.TensorSpec(v.shape, v.dtype) for _, v in self._floats]
-        state = [tf.TensorSpec(v.shape, v.dtype) for v in self.state]
+        state = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
         number = tf.TensorSpec([], tf.float64)
         # Traced here: the first mix shall not wait for it.
         if rule.way is None:
@@ -113,7 +113,7 @@ class MixedWeights(Floats):
     def start(self) -> None:
         """Begins the rule's state again, at the present weights."""
         values = self._rule.start(self._trained_values())
-        for variable, value in zip(self.state, values, strict=True):
+        for variable, value in zip(self.variables, values, strict=True):
             variable.assign(value)
 
     def mean_of(self, versions: Sequence[Any]) -> list[tf.Tensor]:
@@ -145,7 +145,7 @@ class MixedWeights(Floats):
         )
         for (_, variable), value in zip(self._floats, new, strict=True):
             layer.assign(variable, value, self._strategy)
-        for variable, value in zip(self.state, state, strict=True):
+        for variable, value in zip(self.variables, state, strict=True):
             variable.assign(value)
 
     def _moved(self, others: list[tf.Tensor], way: tf.Tensor) -> None:
@@ -201,7 +201,7 @@ class MixedWeights(Floats):
         return [*found[0], *others], list(found[1])
 
     def _state_values(self) -> list[tf.Tensor]:
-        return [tf.convert_to_tensor(variable) for variable in self.state]
+        return [tf.convert_to_tensor(variable) for variable in self.variables]
 
 
 def digest(values: Sequence[tf.Tensor]) -> str:
