@@ -5,7 +5,6 @@ Imports neither TensorFlow nor Keras.
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import pathlib
@@ -28,6 +27,7 @@ from tfdistill.comparison import trials as trials_lib
 from tfdistill.comparison import tuning
 from tfdistill.recipes import outputs
 from tfdistill.recipes import recipes
+from tfdistill.system import run_files
 
 RECORD = "compare.json"
 REPORT, MARKDOWN = "report.json", "report.md"
@@ -343,13 +343,13 @@ def _tree(tune: tuning.Tuning | None) -> dict[str, Any] | None:
 @contextlib.contextmanager
 def _locked(workdir: pathlib.Path) -> Iterator[None]:
     """Keeps out a second comparison, which would remove what this one runs."""
-    with (workdir / LOCK).open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"{workdir} is in use by another comparison, which is still "
-                "running. Wait for it or stop it; --report-only reports the "
-                "finished trials."
-            ) from None
+    try:
+        file = run_files.locked(workdir / LOCK)
+    except BlockingIOError:
+        raise ValueError(
+            f"{workdir} is in use by another comparison, which is still "
+            "running. Wait for it or stop it; --report-only reports the "
+            "finished trials."
+        ) from None
+    with file:
         yield

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import pathlib
@@ -24,7 +23,7 @@ from tfdistill.system import untrusted
 
 _NUM_LAST_LINES = 20
 _TAIL_BYTES = 32768
-_LOCK_LOOKS, _LOCK_LOOK_SECS = 5, 0.02
+_LOCK_SECS = 0.08
 
 
 @contextlib.contextmanager
@@ -47,21 +46,14 @@ def lock(topology: local_cluster.LocalCluster) -> IO[bytes]:
     path = topology.logs_dir / directory.LOCK
     with _written_to(topology):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
-    for look in range(_LOCK_LOOKS):
         # `tfdistill status` holds it for a moment, to see whether it is free.
-        time.sleep(_LOCK_LOOK_SECS * (look > 0))
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-    else:
-        file.close()
-        raise ValueError(
-            "`workdir` must not be in use by another launcher; received "
-            f"{topology.workdir!r}. Wait for that run, stop it, or choose "
-            "another directory."
-        )
-    return file
+            return run_files.locked(path, wait_secs=_LOCK_SECS)
+    raise ValueError(
+        "`workdir` must not be in use by another launcher; received "
+        f"{topology.workdir!r}. Wait for that run, stop it, or choose "
+        "another directory."
+    )
 
 
 def ensure_key(

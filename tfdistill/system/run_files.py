@@ -1,11 +1,13 @@
 """The files of a run: what they are called, and how one appears whole."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
 import re
 import shutil
+import time
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import IO
@@ -29,6 +31,8 @@ RUNS, LAST = "runs", "last_run"
 # The key that a launch's groups sign their versions with.
 KEY = "exchange.key"
 
+# Between two looks at a lock.
+_LOOK_SECS = 0.02
 _GROUP = re.compile(r"group_(0|[1-9][0-9]{0,5})")
 
 
@@ -81,6 +85,31 @@ def write(path: str | os.PathLike[str], blocks: Iterable[bytes]) -> None:
     finally:
         with contextlib.suppress(OSError):
             os.remove(draft)
+
+
+def locked(
+    path: str | os.PathLike[str], *, wait_secs: float = 0.0
+) -> IO[bytes]:
+    """Opens a file that one process at a time may hold, on this machine.
+
+    Closing it gives it up, and so does the end of the process and of those
+    forked meanwhile. Its directory must exist.
+
+    Raises:
+        BlockingIOError: Another process has it, still after `wait_secs`.
+        OSError: It cannot be written.
+    """
+    deadline = time.monotonic() + wait_secs
+    file = open(path, "a+b", buffering=0)
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                file.close()
+                raise
+        time.sleep(_LOOK_SECS)
 
 
 class LineFile:

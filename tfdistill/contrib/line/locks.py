@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pathlib
 import socket
 import time
 import uuid
@@ -14,9 +15,9 @@ from typing import Any
 
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import notes
+from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
-_POLL_SECS = 0.02
 # In a store: how long a lock lasts whose holder has died, and how long another
 # may take from finding none to writing its own.
 _LEASE_SECS, _SETTLE_SECS = 20.0, 0.25
@@ -47,18 +48,12 @@ def of_file(
 ) -> Iterator[Callable[[], None]]:
     """Holds a lock that the kernel frees when this process ends."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    deadline = time.monotonic() + wait_secs
-    with open(path, "a+b", buffering=0) as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() >= deadline:
-                    file.seek(0)
-                    holder = untrusted.json_object(file.read()) or {}
-                    raise _busy(path, holder, what) from error
-                time.sleep(_POLL_SECS)
+    try:
+        file = run_files.locked(path, wait_secs=wait_secs)
+    except BlockingIOError as error:
+        holder = untrusted.json_object(pathlib.Path(path).read_bytes()) or {}
+        raise _busy(path, holder, what) from error
+    with file:
         try:
             file.truncate(0)
             file.write(json.dumps(_own(what)).encode())
