@@ -163,7 +163,7 @@ def test_a_writer_that_lost_its_lease_writes_nothing(monkeypatch):
     line = lines.make("memory://bucket/leases")
     other = {"token": "x", "pid": 1, "host": "other", "until": 10.0**12}
     note = locks.notes.Notes(line._files, line.root, group=0, signer=None)
-    with line._journal.writing("report") as add:
+    with line.journal.writing("report") as add:
         note.write("owner", other)
         with pytest.raises(store.BusyError, match="on other holds"):
             add(version=1)
