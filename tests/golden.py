@@ -31,6 +31,7 @@ from tfdistill.labels import forms
 FILE = pathlib.Path(__file__).with_suffix(".json")
 NUM_STEPS = 6
 _BATCH_SIZE, _NUM_EXAMPLES = 8, 27
+_SAME_ON_REPLICAS = 1e-6
 _TOLERANCE = 1e-5
 # Some processors multiply bfloat16, others numbers of more digits.
 _TOLERANCES = {"bfloat16": 1e-2}
@@ -234,7 +235,10 @@ def made_by() -> dict[str, Any]:
 def read(place: str) -> tuple[Losses, float | None]:
     """Returns the losses of a place, and a tolerance if it was made as here."""
     kept = json.loads(FILE.read_text())
-    return kept["losses"][place], 0.0 if kept["made_by"] == made_by() else None
+    # Replicas share threads: on a busy machine one of twelve losses of Adam was
+    # seen to differ in its last bit.
+    same = 0.0 if place == "one_device" else _SAME_ON_REPLICAS
+    return kept["losses"][place], same if kept["made_by"] == made_by() else None
 
 
 def assert_same(found: Losses, expected: Losses, same: float | None) -> None:
