@@ -383,7 +383,7 @@ def of_all_replicas(
     """Returns which rows are this replica's, and the rows of all replicas.
 
     A gradient comes back to the replica that holds them. Where a number of rows
-    is known, it is that of each replica if they `are_alike`.
+    is known, each replica has as many if they `are_alike`.
 
     By a sum of rows and zeros: on several workers TensorFlow's own gathering
     fails in a traced step ("destinations can not be empty").
