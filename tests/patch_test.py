@@ -843,14 +843,15 @@ class _Batches(keras.utils.PyDataset):
 def test_only_arrays_and_data_sets_are_shared_out(
     name, is_refused, monkeypatch
 ):
-    monkeypatch.setattr(method, "obeyed", {})
-    monkeypatch.setenv(method.METHOD, name)
+    monkeypatch.setattr(method, "shares", set())
+    chosen = method.METHODS[name]
+    cluster = tfdistill.Cluster(group=1, num_groups=2, method=chosen)
     arguments = {"x": _Batches()}
     refused = pytest.raises(ValueError, match="with codistill_shared")
     with refused if is_refused else contextlib.nullcontext():
-        patch._share(arguments, tfdistill.Cluster(group=1, num_groups=2))
+        patch._share(arguments, cluster)
     assert list(arguments) == ["x"]
-    assert method.obeyed["share"] == method.METHODS[name].share
+    assert method.shares == (set() if is_refused else {chosen.share})
 
 
 def test_a_comparison_holds_out_the_rows_of_a_pydataset(monkeypatch):
