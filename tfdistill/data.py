@@ -76,9 +76,7 @@ def group_shard(
     if mode not in _MODES:
         raise ValueError(f"`mode` must be one of {_MODES}; received {mode!r}.")
     cluster = cluster or identity.Cluster.from_env()
-    if cluster.method is not None and cluster.num_groups > 1:
-        mode = cluster.method.share
-        method.shares.add(mode)
+    mode = method.share(cluster.method, mode, num_groups=cluster.num_groups)
     if not isinstance(examples, tf.data.Dataset):
         return _shard_arrays(examples, cluster, mode)
     if mode == "coordinated":

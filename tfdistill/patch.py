@@ -756,8 +756,10 @@ def _share(arguments: dict[str, Any], cluster: identity.Cluster) -> None:
     parts = {n: arguments[n] for n in names if arguments.get(n) is not None}
     if not all(hasattr(v, "shape") for v in keras.tree.flatten(parts)):
         # Nothing is to be left out of data that all groups have.
-        if cluster.method and cluster.method.share != "disjoint":
-            method.shares.add(cluster.method.share)
+        number = cluster.num_groups
+        if method.share(cluster.method, "shared", num_groups=number) != (
+            "disjoint"
+        ):
             return
         raise ValueError(
             "Only arrays and a tf.data.Dataset can be shared out among groups; "

@@ -96,6 +96,17 @@ shares: set[str] = set()
 predicted: set[str] = set()
 
 
+def share(chosen: Method | None, mode: str, *, num_groups: int) -> str:
+    """Returns which examples a group trains on, and notes it.
+
+    `mode` is the script's own, which a comparison of several groups replaces.
+    """
+    if chosen is None or num_groups == 1:
+        return mode
+    shares.add(chosen.share)
+    return chosen.share
+
+
 def from_env(environ: Mapping[str, str]) -> Method | None:
     """Returns the method that the variables describe; None without a name.
 

@@ -236,7 +236,7 @@ class TeacherList:
         last.also["teacher_loss"] = math.nan
         if replicas.on_servers(strategy):
             self.remote = on_servers.RemoteTeachers(self._teachers)
-        asks_all = all(peer.canary is not None for peer in self._peers)
+        has_canaries = all(peer.canary is not None for peer in self._peers)
         student = self._student = teacher_lib.Student(
             graph,
             strategy,
@@ -247,7 +247,7 @@ class TeacherList:
             yardstick=yardstick.of_task(self._task_loss),
             remote=self.remote,
             held_out=None
-            if asks_all
+            if has_canaries
             else canary.of_validation(self.validation_data),
         )
         if student.yardstick and student.is_chief:

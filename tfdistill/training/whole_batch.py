@@ -52,14 +52,22 @@ def reason(
     return found[0] if found else None
 
 
-def compares(data: Any, results: Iterable[Any] | None = None) -> bool:
-    """Whether rows of the data are compared in the graph of a trace.
-
-    For some results of it, or for any.
-    """
+def compares(data: Any) -> bool:
+    """Whether rows of the data are compared in the graph of a trace."""
     rows = _tensors(data)
+    return _are_compared(rows, metric_joins.operations_after(rows))
+
+
+def _are_compared(
+    rows: list[tf.Tensor],
+    after: set[tf.Operation],
+    results: Iterable[Any] | None = None,
+) -> bool:
+    """Whether rows are compared for some results, or by default for any.
+
+    `after` are the operations that the rows lead to.
+    """
     sizes = {value.shape[0] for value in rows if value.shape.rank}
-    after = metric_joins.operations_after(rows)
     found = set(after)
     if results is not None:
         found &= _operations_before(results)
@@ -74,9 +82,10 @@ def _tensors(data: Any) -> list[tf.Tensor]:
 def _of_step(
     model: keras.Model, step: keras_internals.TracedStep
 ) -> str | None:
-    if compares(step.data, step.targets):
+    rows = _tensors(step.data)
+    after = metric_joins.operations_after(rows)
+    if _are_compared(rows, after, step.targets):
         return "compares rows with each other in its loss"
-    after = metric_joins.operations_after(_tensors(step.data))
     own = _statistics(model)
     for variable, value in step.assigned:
         is_metric = variable.aggregation == "sum" or id(variable) in own
