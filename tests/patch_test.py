@@ -511,6 +511,34 @@ def _compiled_again():
     return found
 
 
+def _saturated():
+    """Probabilities of 0 and 1, of which Keras knows the logits."""
+
+    class BySoftmax(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, inputs):
+            return tf.nn.softmax(self.dense(inputs))
+
+    found = []
+    x, classes = _data(3) * 1e3, np.arange(12) % 3
+    for last, loss in [
+        (keras.layers.Dense(3, "softmax"), "sparse_categorical_crossentropy"),
+        (keras.layers.Dense(1, "sigmoid"), "binary_crossentropy"),
+        (BySoftmax(), "sparse_categorical_crossentropy"),
+    ]:
+        model = keras.Sequential([last])
+        model.compile("sgd", loss)
+        is_binary = loss == "binary_crossentropy"
+        y = (classes == 0)[:, None] if is_binary else classes
+        model.fit(x, y, batch_size=5, shuffle=False, verbose=0)
+        found.append((model.evaluate(x, y, verbose=0), model.get_weights()))
+    assert found[0][0] > -np.log(keras.config.epsilon())
+    return found
+
+
 def _gradients_to_look_at():
     """Gradients by a callback, and by a variable that no model has."""
     inputs = keras.Input((3,))
@@ -540,7 +568,7 @@ def _gradients_to_look_at():
         *(_built_by_its_step, _added_losses, _pictures, _volumes),
         *(_without_training, _compares_rows, _queue, _ratio, _accumulates),
         *(_years, _compiled_again, _gradients_to_look_at, _compares_in_call),
-        _compares_in_loss,
+        *(_compares_in_loss, _saturated),
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(

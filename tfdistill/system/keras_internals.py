@@ -343,6 +343,35 @@ def mask_of(outputs: Any) -> Any:
     return backend.get_keras_mask(outputs)
 
 
+def of_logits(
+    values: tf.Tensor, change: Callable[[tf.Tensor], tf.Tensor]
+) -> tf.Tensor:
+    """Returns `change(values)`, of which Keras takes a loss as of `values`.
+
+    Keras takes a loss of probabilities from the logits under them, if it finds
+    these: since logarithms of probabilities are cut off, saturated ones have
+    another loss and no gradient (`_get_logits` in keras/src/backend/
+    tensorflow/nn.py). It looks for an attribute, then for the operation that
+    made the probabilities.
+
+    Args:
+        values: Outputs, of any shape and dtype.
+        change: What copies or chooses rows.
+    """
+    logits = getattr(values, "_keras_logits", None)
+    if logits is not None:
+        changed: Any = change(values)
+        changed._keras_logits = change(logits)
+        return changed
+    operation = None if tf.executing_eagerly() else values.op
+    if operation is not None and operation.type in _OF_LOGITS:
+        return _OF_LOGITS[operation.type](change(operation.inputs[0]))
+    return change(values)
+
+
+_OF_LOGITS = {"Sigmoid": tf.sigmoid, "Softmax": tf.nn.softmax}
+
+
 def goes_over_rows(wrapper: Any) -> bool:
     """Whether a loss or metric is one number a column, as CosineSimilarity(0).
 

@@ -259,9 +259,16 @@ class GlobalBatchLoss(keras.losses.Loss):
             return self.inner(y_true, y_pred, sample_weight)
         mask = getattr(y_pred, "_keras_mask", None)
         dtype = self.inner.dtype
+        # Copies: what uses them in the graph is the loss, and nothing else.
+        copies: list[tf.Tensor] = []
+
+        def copied(value: tf.Tensor) -> tf.Tensor:
+            copies.append(tf.identity(value))
+            return copies[-1]
+
         y_true, y_pred = keras.tree.map_structure(
-            lambda value: tf.identity(
-                keras.ops.convert_to_tensor(value, dtype=dtype)
+            lambda value: keras_internals.of_logits(
+                keras.ops.convert_to_tensor(value, dtype=dtype), copied
             ),
             (y_true, y_pred),
         )
@@ -270,16 +277,14 @@ class GlobalBatchLoss(keras.losses.Loss):
         is_whole = (
             is_of_columns
             or not values.shape.rank
-            or _is_of_whole_batch(
-                self.inner, keras.tree.flatten([y_true, y_pred])
-            )
+            or _is_of_whole_batch(self.inner, copies)
         )
         is_gathered = is_whole and not batch.is_alone
         if is_gathered:
             # Such as a ratio of sums over the batch, or rows that are compared
             # with each other: it is found on the rows of all replicas.
-            own, whole = of_all_replicas((y_true, y_pred))
-            values = self.inner.call(*whole)
+            own, y_true = of_all_replicas(y_true)
+            values = self.inner.call(y_true, outputs_of_all_replicas(y_pred))
             if is_of_columns:
                 is_sum = self.reduction == "sum"
                 reduce = tf.reduce_sum if is_sum else tf.reduce_mean
@@ -375,6 +380,16 @@ def _mixes_rows(operation: tf.Operation, after: set[tf.Operation]) -> bool:
         return axes[:1] != [0]
     # For a new axis it is the place among the resulting axes.
     return 0 in (np.ravel(known) if kind == "ExpandDims" else axes)
+
+
+def outputs_of_all_replicas(y_pred: Any) -> Any:
+    """Returns all replicas' rows of outputs, with the logits under them."""
+    return keras.tree.map_structure(
+        lambda value: keras_internals.of_logits(
+            value, lambda rows: of_all_replicas(rows)[1]
+        ),
+        y_pred,
+    )
 
 
 def of_all_replicas(

@@ -82,7 +82,12 @@ class Own:
                 inputs, are_alike=global_batch.GlobalBatch.here() is not None
             )
             found = self._model(inputs, training=training)
-            return keras.tree.map_structure(lambda value: value[own], found)
+            return keras.tree.map_structure(
+                lambda value: keras_internals.of_logits(
+                    value, lambda rows: rows[own]
+                ),
+                found,
+            )
         found = self._model(inputs, training=training)
         # Keras traces it once before the first step.
         if self._may_compare() and whole_batch.compares(inputs):
@@ -148,8 +153,8 @@ class Own:
         self._check_weights(weights)
         own = slice(None)
         if self.loss_on_all_rows:
-            own, whole = global_batch.of_all_replicas((x, y, y_pred))
-            x, y, y_pred = whole
+            own, (x, y) = global_batch.of_all_replicas((x, y))
+            y_pred = global_batch.outputs_of_all_replicas(y_pred)
         with batch.alone():
             loss = model.compute_loss(x, y, y_pred, weights, training=training)
         if loss.shape.rank:  # A loss of each row, which all add up.
