@@ -701,7 +701,7 @@ CASES: dict[str, Case] = {
         is_plain=False,
     ),
     "normalized_by_function": Case(
-        optimizer=lambda: keras.optimizers.Adagrad(0.1),
+        optimizer=lambda: keras.optimizers.RMSprop(0.01, weight_decay=0.01),
         student=normalized,
         data=weighted_signs,
         feed="function",

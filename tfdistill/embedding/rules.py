@@ -1,7 +1,7 @@
-"""The optimizers' update rules as single operations, dense and by rows.
+"""The optimizers' update rules, dense and by rows.
 
-One operation updates a variable, or the touched rows of a table, where it
-lies: what a step costs follows from its gradient, not from the table.
+A variable, or the touched rows of a table, is updated where it lies: what a
+step costs follows from its gradient, not from the table.
 """
 
 from collections.abc import Hashable
@@ -11,6 +11,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfdistill.cluster import replicas
+from tfdistill.system import keras_internals
 
 Slots = Mapping[str, tf.Variable]
 Hyperparameters = dict[str, tf.Tensor]
@@ -238,46 +241,135 @@ class Ftrl(UpdateRule):
         }
 
 
-# Exact classes: a subclass may update otherwise.
+class ByKeras(UpdateRule):
+    """The optimizer's own update, of values in the place of variables.
+
+    Changes are added, so that nothing is lost of what two workers add at once.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer)
+
+        def make() -> keras_internals.UpdateStep:
+            return keras_internals.UpdateStep(optimizer)
+
+        self._step = replicas.outside_scopes(make)
+        self.slots = self._step.slots
+
+    def hyperparameters(self, step: Any) -> Hyperparameters:
+        """Adds the number of updates, and the product of Nadam's momenta."""
+        found = super().hyperparameters(step)
+        found["iterations"] = iterations = tf.cast(step, tf.float32)
+        if isinstance(self._optimizer, keras.optimizers.Nadam):
+            steps = tf.range(1.0, _MOST_NADAM_STEPS + 1)
+            factors = 1.0 - 0.5 * tf.pow(0.96, steps)
+            done = tf.where(steps <= iterations + 1.0, factors, 1.0)
+            power = tf.pow(self._optimizer.beta_1, iterations + 1.0)
+            found["u_product"] = tf.reduce_prod(done) * power
+        return found
+
+    def apply_dense(
+        self,
+        variable: Any,
+        slots: Slots,
+        grad: Any,
+        hyper: Mapping[str, tf.Tensor],
+    ) -> None:
+        """Updates a whole variable, on its device; slices are made dense."""
+        if isinstance(grad, tf.IndexedSlices):
+            grad = tf.math.unsorted_segment_sum(
+                grad.values, grad.indices, variable.shape[0]
+            )
+        targets = [variable, *(slots[name] for name in self.slots)]
+        with tf.device(variable.device):
+            before = [tf.convert_to_tensor(target) for target in targets]
+            changes = self._changes(variable, before, grad, hyper)
+            for target, change in zip(targets, changes, strict=True):
+                tf.raw_ops.AssignAddVariableOp(
+                    resource=target.handle, value=change
+                )
+
+    def apply_rows(
+        self,
+        variable: Any,
+        slots: Slots,
+        rows: tf.Tensor,
+        grads: tf.Tensor,
+        hyper: Mapping[str, tf.Tensor],
+    ) -> None:
+        """Updates some rows, on the variable's device; others stay as is."""
+        targets = [variable, *(slots[name] for name in self.slots)]
+        with tf.device(variable.device):
+            before = [tf.gather(target, rows) for target in targets]
+            changes = self._changes(variable, before, grads, hyper)
+            for target, change in zip(targets, changes, strict=True):
+                tf.raw_ops.ResourceScatterAdd(
+                    resource=target.handle, indices=rows, updates=change
+                )
+
+    def _changes(
+        self,
+        variable: Any,
+        before: Sequence[tf.Tensor],
+        grad: tf.Tensor,
+        hyper: Mapping[str, tf.Tensor],
+    ) -> list[tf.Tensor]:
+        grad = tf.cast(grad, variable.dtype)
+        after = self._step(variable, before, grad, hyper)
+        return [new - old for new, old in zip(after, before, strict=True)]
+
+
+# From then on 0.96 to the power of the step is 0 in float32.
+_MOST_NADAM_STEPS = 500
+# Exact classes: a subclass may update otherwise. Each updates an element by
+# its own gradient alone; `Muon`, `Lamb` and `Adafactor` look at whole rows.
 _RULES: dict[type, type[UpdateRule]] = {
     keras.optimizers.SGD: Descent,
     keras.optimizers.Adagrad: Adagrad,
     keras.optimizers.Adam: Adam,
     keras.optimizers.Ftrl: Ftrl,
+    **dict.fromkeys(
+        (
+            keras.optimizers.Adadelta,
+            keras.optimizers.Adamax,
+            keras.optimizers.AdamW,
+            keras.optimizers.Lion,
+            keras.optimizers.Nadam,
+            keras.optimizers.RMSprop,
+        ),
+        ByKeras,
+    ),
 }
-_UNSUPPORTED = (
-    "weight_decay",
-    "use_ema",
-    "gradient_accumulation_steps",
-    "loss_scale_factor",
-    "amsgrad",
-)
+# What a row needs that isn't in the batch, or a step that isn't an update.
+_UNSUPPORTED = ("use_ema", "gradient_accumulation_steps", "loss_scale_factor")
 
 
 def rule_for(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
-    """Returns the fused form of a Keras optimizer's update.
+    """Returns how a Keras optimizer updates variables, and rows of them.
 
-    For `SGD` (with momentum, Nesterov too), `Adagrad`, `Adam` and `Ftrl` of
-    `keras.optimizers`; ValueError for others, and for options that are not
-    supported. Dense updates equal Keras' own to float32 tolerance. Updates of
-    rows are lazy: momentum and moments of other rows stay as they are, and
-    bias is corrected by the global step.
+    For those of `keras.optimizers` that update each element by itself, by one
+    fused operation where there is one; ValueError for others, and for options
+    that are not supported. Dense updates equal Keras' own to float32 tolerance.
+    Updates of rows are lazy: other rows stay as they are, with their momentum
+    and moments and without weight decay. Bias is corrected by the global step.
     """
     if type(optimizer) not in _RULES:
         names = ", ".join(sorted(cls.__name__ for cls in _RULES))
         raise ValueError(
             f"The optimizer must be one of {names} of keras.optimizers, which "
-            f"have fused updates; received {type(optimizer).__name__}. Choose "
-            "one of these optimizers, or a model without ShardedEmbedding and "
-            "parameter servers."
+            "update each number by itself; received "
+            f"{type(optimizer).__name__}. Choose one of these optimizers, or a "
+            "model without ShardedEmbedding and parameter servers."
         )
     for option in _UNSUPPORTED:
         value = getattr(optimizer, option, None)
         if value:
             raise ValueError(
-                f"`{option}` of the optimizer must be unset for fused "
-                f"updates; received {value}. Leave it out."
+                f"`{option}` of the optimizer must be unset for tables and "
+                f"parameter servers; received {value}. Leave it out."
             )
+    if optimizer.weight_decay or getattr(optimizer, "amsgrad", False):
+        return ByKeras(optimizer)  # Fused operations have neither.
     if isinstance(optimizer, keras.optimizers.SGD) and optimizer.momentum:
         return Momentum(optimizer)
     return _RULES[type(optimizer)](optimizer)

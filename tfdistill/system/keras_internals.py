@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -657,6 +659,89 @@ def moving_averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
         return []
     averages = updating._model_variables_moving_average
     return list(zip(updating._trainable_variables, averages, strict=True))
+
+
+class UpdateStep:
+    """An optimizer's own update of one variable, as a function of values.
+
+    A copy of the optimizer is built on a variable of one element, which shows
+    what it keeps for each. Its `update_step` then runs in a `StatelessScope`
+    with values in the places of these variables.
+
+    Attributes:
+        slots: The initial value of each number that it keeps for an element,
+            by name, in its order.
+    """
+
+    def __init__(self, optimizer: keras.Optimizer) -> None:
+        """Makes the copy; outside of strategies' scopes and traces."""
+        self._original = optimizer
+        self._own = type(optimizer).from_config(optimizer.get_config())
+        self._element = keras.Variable(np.zeros((1, 1), "float32"), name="row")
+        known = len(self._own.variables)
+        self._own.build([self._element])
+        # base_optimizer.py finds slots by the variable that was given.
+        self._own._get_variable_index = lambda variable: 0
+        kept = self._own.variables[known:]
+        self._kept = [v for v in kept if v.shape == self._element.shape]
+        self.slots = {
+            v.name.removeprefix("row_"): float(np.ravel(v.numpy())[0])
+            for v in self._kept
+        }
+
+    def __call__(
+        self,
+        variable: Any,
+        values: Sequence[tf.Tensor],
+        gradient: tf.Tensor,
+        hyper: Mapping[str, tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Returns new values, by elements.
+
+        Args:
+            variable: Whose values they are: it may be left out of the decay.
+            values: Of the variable, or some of its rows, and of `slots`; all
+                of one shape and dtype.
+            gradient: Of that shape and dtype.
+            hyper: Float32 scalars: `learning_rate`; `iterations`, the number
+                of updates before this one; and for `Nadam` `u_product`.
+        """
+        own = self._own
+        places = [self._element, *self._kept]
+        given = [_Assigned(value) for value in values]
+        with keras.StatelessScope() as scope:
+            found = dict(zip(map(id, places), given, strict=True))
+            scalars = {id(own._iterations): hyper["iterations"]}
+            if isinstance(own, keras.optimizers.Nadam):
+                scalars[id(own._u_product)] = hyper["u_product"]
+            scope.state_mapping.update({**found, **scalars})
+            rate = hyper["learning_rate"]
+            if own.weight_decay and self._original._use_weight_decay(variable):
+                # `_apply_weight_decay` in base_optimizer.py.
+                decay = tf.cast(rate * own.weight_decay, gradient.dtype)
+                given[0].assign_sub(given[0].value * decay)
+            own.update_step(gradient, self._element, rate)
+        return [each.value for each in given]
+
+
+class _Assigned:
+    """A value that takes assignments, as a TensorFlow variable does."""
+
+    def __init__(self, value: tf.Tensor) -> None:
+        self.value = value
+        self.dtype, self.shape = value.dtype, value.shape
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+        return tf.convert_to_tensor(self.value, dtype)
+
+    def assign(self, value: Any) -> None:
+        self.value = tf.convert_to_tensor(value, self.dtype)
+
+    def assign_add(self, value: tf.Tensor) -> None:
+        self.value += value
+
+    def assign_sub(self, value: tf.Tensor) -> None:
+        self.value -= value
 
 
 def _make_scalars_readable() -> None:
