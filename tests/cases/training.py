@@ -22,7 +22,7 @@ import tfdistill
 from models import dlrm
 from tests.cases import references
 from tfdistill import data as tfdistill_data
-from tfdistill.embedding import layer as embedding_layer
+from tfdistill.embedding import tables
 from tfdistill.training import auto_steps
 from tfdistill.training import steps
 
@@ -862,7 +862,7 @@ def reference(name: str) -> Results:
 
 def student_weights(student: keras.Model) -> Results:
     """Returns a student's weights by index, tables whole."""
-    found = embedding_layer.variables_of(student)
+    found = tables.variables_of(student)
     return {str(i): np.asarray(v.value) for i, v in enumerate(found)}
 
 

@@ -9,7 +9,7 @@ from keras_rs import layers
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import servers as server_cases
-from tfdistill.embedding import layer as embedding_layer
+from tfdistill.embedding import tables
 
 BATCH, DIM = 4, 3
 
@@ -110,7 +110,7 @@ def test_it_trains_as_keras_rs(monkeypatch):
         found = model.predict(data, verbose=0)
         weights.append(found)
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-4, atol=1e-5)
-    assert len(embedding_layer.layers_of(model)) == 1
+    assert len(tables.layers_of(model)) == 1
 
 
 def test_a_file_keeps_shared_tables(tmp_path):
@@ -121,7 +121,7 @@ def test_a_file_keeps_shared_tables(tmp_path):
         loaded.predict(_inputs(), verbose=0),
         model.predict(_inputs(), verbose=0),
     )
-    assert len(embedding_layer.layers_of(loaded)) == 1
+    assert len(tables.layers_of(loaded)) == 1
 
 
 def test_tables_that_differ_are_not_stacked():

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as codistillation_cases
 from tests.cases import embedding as cases
-from tfdistill.embedding import layer as layer_lib
+from tfdistill.embedding import fields
 from tfdistill.exports import student_graph
 
 LAYOUTS = [("hash", 3), ("contiguous", 1)]
@@ -273,7 +273,7 @@ def test_a_peer_s_table_teaches(tmp_path):
 
 def test_tables_share_the_trace_of_the_check_of_their_ids():
     """Its branches took a third of the start of a model with many tables."""
-    count = layer_lib._refuse.experimental_get_tracing_count
+    count = fields._refuse.experimental_get_tracing_count
     before = count()
     for size in (10, 20, 30):
         table = tfdistill.layers.ShardedEmbedding(size, 4, name=f"of_{size}")

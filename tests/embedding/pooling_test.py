@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import tiers
-from tfdistill.embedding import layer as layer_lib
+from tfdistill.embedding import tables
 from tfdistill.exports import student_graph
 
 SIZE, DIM, NUM_SHARDS = 40, 4, 3
@@ -155,7 +155,7 @@ def _model(*, combine_on_servers, device=None, twice=False, frozen=False):
 
 
 def _tables(model):
-    return {each.name: _table(each) for each in layer_lib.layers_of(model)}
+    return {each.name: _table(each) for each in tables.layers_of(model)}
 
 
 def _data(num_examples):

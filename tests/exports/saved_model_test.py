@@ -11,7 +11,7 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import embedding as embedding_cases
 from tests.cases import tiers
-from tfdistill.embedding import layer
+from tfdistill.embedding import tables
 from tfdistill.exports import graph_check
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
@@ -279,7 +279,7 @@ def test_what_keras_exports_in_training_mode_is_recognised(tmp_path):
 @pytest.fixture
 def on_servers(monkeypatch):
     """Tables that are taken for ones on servers, and small blocks."""
-    monkeypatch.setattr(layer.LogicalTable, "is_on_servers", True)
+    monkeypatch.setattr(tables.LogicalTable, "is_on_servers", True)
     # Three rows, which neither a shard nor the table is a multiple of.
     monkeypatch.setattr(
         "tfdistill.embedding.rows.BLOCK_ELEMENTS", 3 * embedding_cases.DIM

@@ -24,7 +24,7 @@ from tfdistill.backup import store as backup_store
 from tfdistill.backup import warm_start
 from tfdistill.cluster import replicas
 from tfdistill.embedding import dynamic
-from tfdistill.embedding import layer as embedding_layer
+from tfdistill.embedding import tables
 from tfdistill.exports import checkpoints
 from tfdistill.exports import saved_model
 from tfdistill.system import background
@@ -126,8 +126,7 @@ class ReplicaState:
                 },
             },
             "tables": [
-                embedding_layer.order_of(layer)
-                | {"parts": list(found.values())}
+                tables.order_of(layer) | {"parts": list(found.values())}
                 for layer, found in parts.values()
             ],
             "embeddings": warm_start.keras_tables(model, keys),

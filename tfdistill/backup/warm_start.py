@@ -15,8 +15,8 @@ import keras
 import numpy as np
 
 from tfdistill.backup import store
-from tfdistill.embedding import layer as embedding_layer
 from tfdistill.embedding import rows as table_rows
+from tfdistill.embedding import tables
 from tfdistill.system import keras_internals
 
 
@@ -76,7 +76,7 @@ def keras_tables(model: Any, keys: Mapping[int, str]) -> list[dict[str, Any]]:
 
 def _stored_rows(table: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:
     """Returns the rows of a table's ids; or, by id, its rows as they lie."""
-    if table["sharding"] == embedding_layer.BY_ID:
+    if table["sharding"] == tables.BY_ID:
         return ids
     layout = table_rows.RowLayout(
         sum(table["sizes"]), sharding=table["sharding"]
@@ -108,7 +108,7 @@ class Move:
         ]
         same = len(before) == len(now) and kinds[0] == kinds[1]
         orders = {self.theirs["sharding"], self.ours["sharding"]}
-        if embedding_layer.BY_ID in orders:  # Only cut into other shards.
+        if tables.BY_ID in orders:  # Only cut into other shards.
             return same and len(orders) == 1 and before == now
         return same and all(b <= n for b, n in zip(before, now, strict=True))
 

@@ -12,31 +12,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdistill.embedding import fields
 from tfdistill.embedding import layer
 from tfdistill.embedding import places
 from tfdistill.embedding import rows as table_rows
-
-_MOST_IDS = 2**63 - 1
-
-
-class FieldKeys(layer.FieldIds):
-    """Turns each field's ids, of any size, into keys above 0."""
-
-    def __init__(self, num_fields: int) -> None:
-        """Lays the fields' ids one between the other."""
-        super().__init__([(_MOST_IDS - num_fields) // num_fields] * num_fields)
-
-    def in_table(
-        self, ids: tf.Tensor, fields: tf.Tensor | None, *, owner: str
-    ) -> tf.Tensor:
-        """Returns keys, int64; refuses ids that are negative or too large."""
-        ids = self.checked(tf.cast(ids, tf.int64), fields, owner=owner)
-        field = 0 if fields is None else tf.cast(fields, tf.int64)
-        return ids * len(self.sizes) + field + 1
-
-    def field_of(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns the fields of keys, int64."""
-        return (keys - 1) % len(self.sizes)
+from tfdistill.embedding import tables
 
 
 class IdColumn(layer.ShardedEmbedding):
@@ -110,7 +90,7 @@ class IdColumn(layer.ShardedEmbedding):
 
 def columns_of(model: keras.Layer) -> list[IdColumn]:
     """Returns the columns of ids of a model, each once."""
-    found = layer.layers_of(model)
+    found = tables.layers_of(model)
     return [each for each in found if isinstance(each, IdColumn)]
 
 
@@ -217,7 +197,7 @@ class DynamicEmbedding(layer.ShardedEmbedding):
         )
         self.layout = dataclasses.replace(self.layout, unit=regions.rows_each)
         self._has_fields = num_fields is not None
-        self._ids: FieldKeys = FieldKeys(num_fields or 1)
+        self._ids: fields.FieldKeys = fields.FieldKeys(num_fields or 1)
         self.num_fields = num_fields
         self._regions = regions
         self._rules = places.Rules(admit_after, evict, max_age_steps)

@@ -2,13 +2,8 @@
 
 import contextlib
 import functools
-import itertools
 import operator
-import random
-import threading
 import warnings
-from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -17,270 +12,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdistill.embedding import fields
 from tfdistill.embedding import pooling
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import rules
+from tfdistill.embedding import sources
+from tfdistill.embedding import values as initial
 from tfdistill.system import keras_internals
-
-# Any odd constants would do: they keep the seeds of blocks apart.
-_SEED_FACTOR, _SEED_RANGE = 1_000_003, 2**31 - 1
-
-
-class FieldIds:
-    """Turns each field's ids into ids of one table, or refuses them."""
-
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        *,
-        oov_index: int | None = None,
-        names: Sequence[str] | None = None,
-    ) -> None:
-        """Lays the fields, of these numbers of ids, one behind the other.
-
-        Ids out of a field's range become `oov_index`; by default they are an
-        error.
-        """
-        if not sizes or min(sizes) < 1:
-            raise ValueError(
-                "`input_dim` must be an int >= 1 or a sequence of such ints; "
-                f"received {list(sizes)}. Give each field its number of ids."
-            )
-        if oov_index is not None and not 0 <= oov_index < min(sizes):
-            raise ValueError(
-                "`oov_index` must be an id of every field, in [0, "
-                f"{min(sizes)}); received {oov_index}. Make `input_dim` one "
-                "larger to have a row for it."
-            )
-        self.sizes = tuple(sizes)
-        self.num_rows = sum(sizes)
-        self._names = list(names or map(str, range(len(self.sizes))))
-        self._oov_index = oov_index
-
-    def along(self, ids: tf.Tensor, axis: int, *, owner: str) -> tf.Tensor:
-        """Returns the field of each id, int32 that broadcasts to `ids`.
-
-        The fields lie along `axis`, -1 or -2. ValueError, which names the
-        `owner` of the ids, if that axis has another size.
-        """
-        num_fields = len(self.sizes)
-        if (ids.shape.rank or 0) < -axis or ids.shape[axis] != num_fields:
-            raise ValueError(
-                f"Ids of {owner} must be "
-                f"[..., {num_fields}{', k' if axis == -2 else ''}], one for "
-                f"each field; received {ids.shape}. Stack the fields along "
-                "that axis."
-            )
-        fields = tf.range(num_fields)
-        return fields[:, tf.newaxis] if axis == -2 else fields
-
-    def in_table(
-        self, ids: tf.Tensor, fields: tf.Tensor | None, *, owner: str
-    ) -> tf.Tensor:
-        """Returns the ids' numbers in the table, int64 in [0, num_rows).
-
-        `fields` broadcasts to `ids`, None if there is one field. When it
-        runs, an id out of range is an InvalidArgumentError that names the
-        `owner`, if there is no `oov_index`.
-        """
-        ids = self.checked(tf.cast(ids, tf.int64), fields, owner=owner)
-        if fields is None:
-            return ids
-        offsets = [0, *itertools.accumulate(self.sizes[:-1])]
-        return ids + tf.gather(tf.constant(offsets, tf.int64), fields)
-
-    def checked(
-        self, ids: tf.Tensor, fields: tf.Tensor | None, *, owner: str
-    ) -> tf.Tensor:
-        """Returns ids, int64, of which none is out of its field's range."""
-        limits = tf.constant(self.sizes[0], tf.int64)
-        if fields is not None:
-            limits = tf.gather(tf.constant(self.sizes, tf.int64), fields)
-        is_bad = tf.logical_or(ids < 0, ids >= limits)
-        if self._oov_index is None:
-            names = tf.constant(self._names)
-            return _refuse(
-                ids, limits, fields, is_bad, tf.constant(owner), names
-            )
-        return tf.where(is_bad, tf.cast(self._oov_index, tf.int64), ids)
-
-
-# One trace serves all tables: the branches of a condition take long to trace.
-@tf.function(autograph=False)
-def _refuse(
-    ids: tf.Tensor,
-    limits: tf.Tensor,
-    fields: Any,
-    is_bad: tf.Tensor,
-    owner: tf.Tensor,
-    names: tf.Tensor,
-) -> tf.Tensor:
-    """Returns the ids, behind a check that none is bad."""
-
-    def complain() -> tf.Tensor:
-        first = tf.where(is_bad)[0]
-        parts = [limits, ids, *([] if fields is None else [fields])]
-        limit, bad, *field = (
-            tf.gather_nd(tf.broadcast_to(part, tf.shape(ids)), first)
-            for part in parts
-        )
-        message = tf.strings.join(
-            [
-                *("Ids of ", owner, " must be >= 0 and < "),
-                *(tf.as_string(limit), "; received ", tf.as_string(bad)),
-                *((" in field ", tf.gather(names, *field)) if field else ()),
-                ". Fix the data, or map such ids to one row with `oov_index`.",
-            ]
-        )
-        with tf.control_dependencies([tf.debugging.Assert(False, [message])]):
-            return tf.constant(False)
-
-    fine = tf.cond(tf.reduce_any(is_bad), complain, lambda: tf.constant(True))
-    # Without a dependency, the lookup might fail first and say less.
-    with tf.control_dependencies([fine]):
-        return tf.identity(ids)
-
-
-class _Replaced(threading.local):
-    """What this thread's lookups read in place of a layer's own shards."""
-
-    sources: Mapping[int, Any] = {}
-    find: Callable[[Any, tf.Tensor], tf.Tensor] | None = None
-
-
-_replaced = _Replaced()
-
-
-@contextlib.contextmanager
-def rows_from(sources: Mapping[Any, Sequence[Any]]) -> Iterator[None]:
-    """Makes layers look up rows elsewhere than in their own variables.
-
-    By `ShardedEmbedding`: tensors or variables `[rows, dim]` that make up
-    the table in stored order, any number of them, cut as
-    `RowLayout.with_shards` of their number cuts. It holds in this thread
-    only; an outer call's layers keep theirs.
-    """
-    before = _replaced.sources
-    given = {id(layer): list(rows) for layer, rows in sources.items()}
-    _replaced.sources = {**before, **given}
-    try:
-        yield
-    finally:
-        _replaced.sources = before
-
-
-@contextlib.contextmanager
-def vectors_by(find: Callable[[Any, tf.Tensor], tf.Tensor]) -> Iterator[None]:
-    """Makes layers ask a function for their own rows, `[n, dim]`.
-
-    It is given the layer and the stored rows, int64 `[n]`. It holds in this
-    thread only; layers whose rows come `rows_from` elsewhere do not ask.
-    """
-    before, _replaced.find = _replaced.find, find
-    try:
-        yield
-    finally:
-        _replaced.find = before
-
-
-class TableValues:
-    """What the rows of one table start with, drawn block by block.
-
-    A table may be larger than any one task's memory, so no task makes the
-    whole of it. Each block of rows has its own seed: the values
-    depend neither on the number of shards nor on where they are drawn.
-    """
-
-    def __init__(
-        self,
-        initializer: keras.initializers.Initializer,
-        *,
-        layout: table_rows.RowLayout,
-        dim: int,
-        seed: int,
-    ) -> None:
-        """Draws nothing yet.
-
-        An initializer with a `seed` in its configuration gets another one for
-        each block; any other is called as it is.
-        """
-        self._initializer = initializer
-        self._layout = layout
-        self._dim = dim
-        self._seed = seed
-        self._block_rows = table_rows.rows_per_block(dim)
-
-    def of_shard(self, shard: int, shape: Any, dtype: Any = None) -> tf.Tensor:
-        """Returns the values of one shard, `[rows, dim]`, all at once."""
-        parts = [
-            self._block(block, dtype)[first:last]
-            for block, first, last, _ in self._pieces(shard)
-        ]
-        return tf.concat(parts, axis=0)
-
-    def fill(self, shard: int, variable: tf.Variable) -> None:
-        """Writes one shard's values, block by block, on its own device."""
-        for block, first, last, row in self._pieces(shard):
-            with tf.device(variable.device):
-                values = self._block(block, variable.dtype)[first:last]
-            table_rows.write_rows(variable, row, values)
-
-    def _pieces(self, shard: int) -> list[tuple[int, int, int, int]]:
-        """Parts of blocks in a shard: block, first, last, row of the shard."""
-        start, end = self._layout.starts[shard : shard + 2]
-        size = self._block_rows
-        return [
-            (
-                block,
-                max(start - block * size, 0),
-                min(end - block * size, size),
-                max(block * size - start, 0),
-            )
-            for block in range(start // size, -(-end // size))
-        ]
-
-    def _block(self, block: int, dtype: Any) -> tf.Tensor:
-        first = block * self._block_rows
-        num_rows = min(self._block_rows, self._layout.num_rows - first)
-        seed = (self._seed * _SEED_FACTOR + block) % _SEED_RANGE
-        initializer = self._seeded(seed, num_rows)
-        dtype = keras.backend.standardize_dtype(dtype)
-        return initializer((num_rows, self._dim), dtype=dtype)
-
-    def _seeded(self, seed: int, num_rows: int) -> Any:
-        original = self._initializer
-        if isinstance(original, keras.initializers.VarianceScaling):
-            # Its variance follows from the shape: the table's, not a block's.
-            return keras.initializers.VarianceScaling(
-                scale=original.scale * self._fan(original.mode, num_rows),
-                mode=original.mode,
-                distribution=original.distribution,
-                seed=seed,
-            )
-        config = original.get_config()
-        if "seed" not in config:
-            return original
-        return type(original).from_config({**config, "seed": seed})
-
-    def _fan(self, mode: str, num_rows: int) -> float:
-        """What Keras divides a block's variance by, over the table's."""
-        if mode == "fan_out":
-            return 1.0
-        outputs = self._dim if mode == "fan_avg" else 0
-        return (num_rows + outputs) / (self._layout.num_rows + outputs)
-
-
-def _seed_of(initializer: Any) -> int:
-    """Returns the seed of a table, in [0, 2**31): the initializer's own.
-
-    Keras gives the initializer a seed when it is made, derived from the seed
-    of `keras.utils.set_random_seed`.
-    """
-    own = getattr(initializer, "seed", None)
-    # As Keras draws if it is given no seed.
-    seed = own if isinstance(own, int) else random.randint(1, 10**9)
-    return seed % _SEED_RANGE
-
 
 _COMBINERS = (None, "sum", "mean", "sqrtn", "fm")
 
@@ -388,7 +126,9 @@ class ShardedEmbedding(keras.layers.Layer):
         sizes = [operator.index(size) for size in np.atleast_1d(input_dim)]
         self._has_fields = np.ndim(input_dim) > 0
         self.input_dim = sizes if self._has_fields else sizes[0]
-        self._ids = FieldIds(sizes, oov_index=oov_index, names=field_names)
+        self._ids = fields.FieldIds(
+            sizes, oov_index=oov_index, names=field_names
+        )
         self.output_dim = output_dim
         self.combiner = combiner
         self.combine_on_servers = combine_on_servers
@@ -430,11 +170,11 @@ class ShardedEmbedding(keras.layers.Layer):
             max(num_servers, 1), self.layout.most_shards
         )
         self.layout = self.layout.with_shards(num_shards)
-        values = TableValues(
+        values = initial.TableValues(
             self.embeddings_initializer,
             layout=self.layout,
             dim=self.output_dim,
-            seed=_seed_of(self.embeddings_initializer),
+            seed=initial.seed_of(self.embeddings_initializer),
         )
         zeros = isinstance(
             self.embeddings_initializer, keras.initializers.Zeros
@@ -655,23 +395,23 @@ class ShardedEmbedding(keras.layers.Layer):
     ) -> tf.Tensor:
         """Returns stored rows, `[n, dim]`, from wherever they are in force."""
         dtype = dtype or self.variable_dtype
-        if _replaced.find is not None and not self._replaced:
-            return tf.cast(_replaced.find(self, rows), dtype)
-        sources = self._sources
-        layout = self.layout.with_shards(len(sources))
+        if sources.replaced.find is not None and not self._replaced:
+            return tf.cast(sources.replaced.find(self, rows), dtype)
+        given = self._sources
+        layout = self.layout.with_shards(len(given))
         on_devices = self._on_devices and not self._replaced
-        is_far = on_devices or getattr(sources[0], "is_remote", False)
-        if training is False and len(sources) == 1 and not is_far:
+        is_far = on_devices or getattr(given[0], "is_remote", False)
+        if training is False and len(given) == 1 and not is_far:
             # No gradient is wanted.
-            found = table_rows.gather(sources[0], layout.as_index(rows))
+            found = sources.gather(given[0], layout.as_index(rows))
             return tf.cast(found, dtype)
         return table_rows.look_up(
-            sources, layout, rows, dtype=dtype, on_devices=on_devices
+            given, layout, rows, dtype=dtype, on_devices=on_devices
         )
 
     @property
     def _replaced(self) -> Sequence[Any] | None:
-        return _replaced.sources.get(id(self))
+        return sources.replaced.sources.get(id(self))
 
     @property
     def _sources(self) -> Sequence[Any]:
@@ -718,95 +458,3 @@ class ShardedEmbedding(keras.layers.Layer):
         starts = self.layout.starts
         for shard, variable in enumerate(self.shards):
             variable.assign(table[starts[shard] : starts[shard + 1]])
-
-
-def layers_of(model: keras.Layer) -> list[ShardedEmbedding]:
-    """Returns all sharded embeddings of a model, nested ones too, each once.
-
-    In the order in which Keras finds them.
-    """
-    found = {
-        id(layer): layer
-        for layer in keras_internals.all_layers(model)
-        if isinstance(layer, ShardedEmbedding)
-    }
-    return list(found.values())
-
-
-# The order of a table whose rows lie where their ids were put.
-BY_ID = "by_id"
-
-
-def order_of(layer: ShardedEmbedding) -> dict[str, Any]:
-    """Returns, as JSON, what the stored order of a table's ids follows from."""
-    return {
-        "name": f"{layer.path}/table",
-        "sizes": np.atleast_1d(layer.input_dim).tolist(),
-        "sharding": BY_ID if layer.layout.unit > 1 else layer.layout.sharding,
-    }
-
-
-class LogicalTable:
-    """The shards of one table, seen as one Keras variable in stored order."""
-
-    def __init__(self, layer: ShardedEmbedding) -> None:
-        self.layer = layer
-        self.shape = tf.TensorShape([layer.layout.num_rows, layer.output_dim])
-        self.dtype = layer.variable_dtype
-        self.path = f"{layer.path}/table"
-
-    @property
-    def is_on_servers(self) -> bool:
-        """Whether the shards lie on parameter servers."""
-        return any("/job:ps" in s.value.device for s in self.layer.shards)
-
-    @property
-    def value(self) -> tf.Tensor:
-        """The whole table, on the caller's device."""
-        shards = [tf.convert_to_tensor(s.value) for s in self.layer.shards]
-        return shards[0] if len(shards) == 1 else tf.concat(shards, axis=0)
-
-
-def variables_of(model: keras.Model) -> list[Any]:
-    """Returns a built model's variables, one for each table.
-
-    A `LogicalTable` stands in the place of the first shard of each table.
-    """
-    layers = {
-        id(shard): layer for layer in layers_of(model) for shard in layer.shards
-    }
-    found: list[Any] = []
-    for variable in model.variables:
-        layer = layers.get(id(variable))
-        if layer is None:
-            found.append(variable)
-        elif variable is layer.shards[0]:
-            found.append(LogicalTable(layer))
-    return found
-
-
-def parts_of(variable: Any) -> list[Any]:
-    """Returns the Keras variables of one of a graph: a table has shards."""
-    is_table = isinstance(variable, LogicalTable)
-    return list(variable.layer.shards) if is_table else [variable]
-
-
-def by_part(variable: Any, value: tf.Tensor) -> list[tuple[Any, tf.Tensor]]:
-    """Returns the Keras variables of one of a graph, each with its rows."""
-    parts = parts_of(variable)
-    if len(parts) == 1:
-        return [(parts[0], value)]
-    rows = tf.split(value, [int(part.shape[0]) for part in parts])
-    return list(zip(parts, rows, strict=True))
-
-
-def assign(
-    variable: Any, value: tf.Tensor, strategy: tf.distribute.Strategy
-) -> None:
-    """Gives one of a graph's variables a value, on all of this task's replicas.
-
-    A table's value has all of its rows.
-    """
-    for part, rows in by_part(variable, value):
-        for copy in strategy.experimental_local_results(part.value):
-            copy.assign(rows)

@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistill.embedding import sources as sources_lib
+
 SHARDINGS = ("hash", "contiguous")
 # The largest id times the multiplier (0.618 of the rows) must fit in int64.
 _MOST_HASHED_ROWS = 3_000_000_000
@@ -166,22 +168,6 @@ class RowLayout:
         return tf.cast(local_rows, tf.int32 if small else tf.int64)
 
 
-class OwnRows:
-    """A source of rows that gathers them by itself, where they are.
-
-    Attributes:
-        is_remote: Whether that may be on another task.
-    """
-
-    is_remote = True
-    dtype: tf.DType
-    shape: tf.TensorShape
-
-    def gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns some of its rows."""
-        raise NotImplementedError
-
-
 def look_up(
     sources: Sequence[Any],
     layout: RowLayout,
@@ -200,7 +186,7 @@ def look_up(
     """
     wanted = Lookup.of(layout, storage_rows)
     found = [
-        gather(source, rows, on_device=on_devices)
+        sources_lib.gather(source, rows, on_device=on_devices)
         for source, rows in zip(sources, wanted.rows, strict=True)
     ]
     return wanted.vectors(found, dtype)
@@ -236,18 +222,6 @@ class Lookup:
             return expand(found[0], self.positions, dtype)
         rows = tf.dynamic_stitch(self.places, found)
         return expand(rows, self.positions, dtype)
-
-
-def gather(
-    source: Any, rows: tf.Tensor, *, on_device: bool = False
-) -> tf.Tensor:
-    """Returns rows of one source, which may be read on its own device."""
-    if isinstance(source, OwnRows):
-        return source.gather_rows(rows)
-    if not on_device:
-        return tf.gather(source, rows)
-    with tf.device(source.device):
-        return tf.gather(source, rows)
 
 
 def expand(rows: tf.Tensor, positions: tf.Tensor, dtype: Any) -> tf.Tensor:

@@ -18,6 +18,7 @@ from tfdistill.embedding import dynamic
 from tfdistill.embedding import layer as embedding_layer
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import rules
+from tfdistill.embedding import tables
 
 TableSlots = list[
     tuple[embedding_layer.ShardedEmbedding, int, Mapping[str, Any]]
@@ -33,7 +34,7 @@ class TableUpdates:
     @classmethod
     def of(cls, model: keras.Model) -> "TableUpdates | None":
         """Returns what updates a model's tables; None if it has none."""
-        if not embedding_layer.layers_of(model):
+        if not tables.layers_of(model):
             return None
         with tf.init_scope():  # A step may be being traced.
             return cls(model)
@@ -44,7 +45,7 @@ class TableUpdates:
         self._rule = rules.rule_for(model.optimizer)
         layers = [
             layer
-            for layer in embedding_layer.layers_of(model)
+            for layer in tables.layers_of(model)
             if layer.trainable or layer.slots
         ]
         slots = make_slots(
@@ -156,8 +157,6 @@ def _distinct(gradient: Any, layer: Any) -> Any:
 def dense_variables(model: keras.Model) -> list[Any]:
     """Returns the trainable variables that are left to Keras' optimizer."""
     of_tables = {
-        id(shard)
-        for layer in embedding_layer.layers_of(model)
-        for shard in layer.shards
+        id(shard) for layer in tables.layers_of(model) for shard in layer.shards
     }
     return [v for v in model.trainable_variables if id(v) not in of_tables]

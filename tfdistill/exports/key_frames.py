@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdistill.embedding import layer
+from tfdistill.embedding import tables
 from tfdistill.exchange import bases
 from tfdistill.exchange import deltas
 from tfdistill.exchange import publisher
@@ -152,7 +152,7 @@ class KeyFrames:
         dense = [
             key
             for key, variable in pairs
-            if not isinstance(variable, layer.LogicalTable)
+            if not isinstance(variable, tables.LogicalTable)
             and tf.as_dtype(variable.dtype).is_floating
             and (len(variable.shape) > 1 or not writer.is_quantized)
         ]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdistill.embedding import rows as table_rows
+from tfdistill.embedding import sources
 
 _LARGEST = {"int8": 127, "int4": 7}
 DTYPES = tuple(_LARGEST)
@@ -28,7 +28,7 @@ def scale_key(key: str) -> str:
     return "scales/" + key.removeprefix("model_variables/")
 
 
-class Quantized(table_rows.OwnRows):
+class Quantized(sources.OwnRows):
     """A value as it is kept; as a tensor, it is widened.
 
     Attributes:

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill.embedding import layer
+from tfdistill.embedding import tables
 from tfdistill.exports import checkpoints
 from tfdistill.exports import quantized
 from tfdistill.exports import server_bundle
@@ -167,7 +167,7 @@ class SavedModelWriter:
         found = averages or {}
         return [
             None
-            if isinstance(v, layer.LogicalTable) and v.is_on_servers
+            if isinstance(v, tables.LogicalTable) and v.is_on_servers
             else tf.convert_to_tensor(
                 found[id(v)] if id(v) in found else v.value
             )

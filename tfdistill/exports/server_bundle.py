@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistill.embedding import rows as table_rows
+from tfdistill.embedding import sources
 from tfdistill.exports import checkpoints
 from tfdistill.exports import quantized
 
@@ -164,7 +165,7 @@ def send_rows(value: Any, shards: Sequence[tf.Variable], *, half: int) -> None:
 
     `value` is a tensor or what is quantized by row, which is widened here.
     """
-    if not isinstance(value, table_rows.OwnRows):
+    if not isinstance(value, sources.OwnRows):
         value = tf.convert_to_tensor(value)
     start = 0
     for shard in shards:
@@ -172,7 +173,7 @@ def send_rows(value: Any, shards: Sequence[tf.Variable], *, half: int) -> None:
         for first, last in table_rows.blocks(count, int(shard.shape[1])):
             with tf.device("CPU:0"):
                 place = tf.range(start + first, start + last)
-                rows = table_rows.gather(value, place)
+                rows = sources.gather(value, place)
                 rows = tf.cast(rows, shard.dtype)
             table_rows.write_rows(shard, half * count + first, rows)
         start += count

@@ -16,7 +16,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill.embedding import layer
+from tfdistill.embedding import sources
+from tfdistill.embedding import tables
 from tfdistill.exports import quantized
 from tfdistill.system import keras_internals
 
@@ -134,7 +135,7 @@ class StudentGraph:
                 "`stateful` out, or train without exporter and teachers."
             )
         self._student = student
-        self.variables = layer.variables_of(student)
+        self.variables = tables.variables_of(student)
         self.input_spec = keras.tree.map_structure(_batch_spec, input_spec)
         values = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
         self._function = tf.function(self.infer_from, autograph=False)
@@ -165,7 +166,7 @@ class StudentGraph:
 
     def is_table(self, variable: Any) -> bool:
         """Whether rows of a variable are looked up by id."""
-        return isinstance(variable, layer.LogicalTable) or any(
+        return isinstance(variable, tables.LogicalTable) or any(
             isinstance(each, keras.layers.Embedding)
             and any(variable is v for v in each.variables)
             and variable.shape[:1] == (each.input_dim,)
@@ -184,7 +185,7 @@ class StudentGraph:
         """Runs the student's inference untraced, with tables in any shards.
 
         One value for each of `variables`; for a table, a tensor or a list of
-        sources as `layer.rows_from` takes them; or the two parts of what is
+        sources as `sources.rows_from` takes them; or the two parts of what is
         quantized, of which a table's rows are widened once they are gathered.
         """
         mapping, rows = [], {}
@@ -194,14 +195,15 @@ class StudentGraph:
                 value = quantized.Quantized(
                     stored, scale, variable.shape, variable.dtype
                 )
-            if isinstance(variable, layer.LogicalTable):
-                sources = value if isinstance(value, list) else [value]
-                rows[variable.layer] = sources
+            if isinstance(variable, tables.LogicalTable):
+                rows[variable.layer] = (
+                    value if isinstance(value, list) else [value]
+                )
             else:
                 mapping.append((variable, tf.convert_to_tensor(value)))
         with (
             keras.StatelessScope(state_mapping=mapping),
-            layer.rows_from(rows),
+            sources.rows_from(rows),
         ):
             return self._student(inputs, training=False)
 

@@ -35,7 +35,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill.cluster import replicas
-from tfdistill.embedding import layer
+from tfdistill.embedding import tables
 from tfdistill.exchange import claim
 from tfdistill.exchange import deltas
 from tfdistill.exchange import versions
@@ -551,7 +551,7 @@ class Fragments(weights.Floats):
 
         def add(moves: list[tf.Tensor]) -> None:
             for (_, variable), change in zip(part, moves, strict=True):
-                for piece, rows in layer.by_part(variable, change):
+                for piece, rows in tables.by_part(variable, change):
                     for copy in self._copies(piece):
                         with tf.device(copy.device):
                             copy.assign_add(rows)

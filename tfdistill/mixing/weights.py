@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill.embedding import dynamic
-from tfdistill.embedding import layer
+from tfdistill.embedding import tables
 from tfdistill.exports import student_graph
 from tfdistill.mixing import rules
 
@@ -54,7 +54,7 @@ class Floats:
         self._num_trained = sum(self._is_trained(v) for _, v in self._floats)
 
     def _is_trained(self, variable: Any) -> bool:
-        return id(layer.parts_of(variable)[0]) in self._trained
+        return id(tables.parts_of(variable)[0]) in self._trained
 
     def is_of(self, student: keras.Model) -> bool:
         """Whether these are the weights of a student, as it trains now."""
@@ -68,7 +68,7 @@ class Floats:
         """Returns the values of some of them; by default of all."""
         return [
             tf.concat([self._copies(p)[0] for p in parts], axis=0)
-            if len(parts := layer.parts_of(variable)) > 1
+            if len(parts := tables.parts_of(variable)) > 1
             else tf.convert_to_tensor(self._copies(parts[0])[0])
             for _, variable in floats or self._floats
         ]
@@ -144,14 +144,14 @@ class MixedWeights(Floats):
             tf.constant(num + 1, tf.float64),
         )
         for (_, variable), value in zip(self._floats, new, strict=True):
-            layer.assign(variable, value, self._strategy)
+            tables.assign(variable, value, self._strategy)
         for variable, value in zip(self.variables, state, strict=True):
             variable.assign(value)
 
     def _moved(self, others: list[tf.Tensor], way: tf.Tensor) -> None:
         """Moves all floats in place, in two passes over the memory."""
         for (_, variable), other in zip(self._floats, others, strict=True):
-            for part, target in layer.by_part(variable, other):
+            for part, target in tables.by_part(variable, other):
                 for copy in self._copies(part):
                     with tf.device(copy.device):
                         tf.raw_ops.ResourceApplyGradientDescent(

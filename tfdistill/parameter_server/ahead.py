@@ -23,9 +23,9 @@ import keras
 import tensorflow as tf
 
 from tfdistill.embedding import dynamic
-from tfdistill.embedding import layer as embedding_layer
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import rules
+from tfdistill.embedding import sources
 from tfdistill.parameter_server import variables as remote_variables
 
 
@@ -214,7 +214,7 @@ class RowsAhead:
             found = [part.value for part in parts]
             return lookup.vectors(found, layer.variable_dtype)
 
-        with embedding_layer.vectors_by(find):
+        with sources.vectors_by(find):
             yield
 
     def updated(
@@ -299,7 +299,7 @@ class RowsAhead:
 
         with (
             keras.StatelessScope(mapping, collect_losses=True),
-            embedding_layer.vectors_by(find),
+            sources.vectors_by(find),
         ):
             self._model(x, training=self._model.in_training)
         self._layers = [layer for layer, _ in found]

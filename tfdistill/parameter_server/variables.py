@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill.embedding import dynamic
-from tfdistill.embedding import layer as embedding_layer
+from tfdistill.embedding import tables
 from tfdistill.embedding import updates
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
@@ -147,7 +147,7 @@ class RemoteVariables:
     """
 
     def __init__(self, model: keras.Model) -> None:
-        self.tables = embedding_layer.layers_of(model)
+        self.tables = tables.layers_of(model)
         self.shards = [s for layer in self.tables for s in layer.shards]
         self.trainable = updates.dense_variables(model)
         self.metrics = [v for m in model.metrics for v in m.variables]
@@ -327,7 +327,7 @@ class ServerState:
             },
             "tables": [
                 {
-                    **embedding_layer.order_of(layer),
+                    **tables.order_of(layer),
                     "parts": [
                         [key]
                         for key in self._tables

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdistill import metrics
 from tfdistill.cluster import replicas
-from tfdistill.embedding import layer
+from tfdistill.embedding import tables
 from tfdistill.exports import saved_model
 from tfdistill.system import keras_internals
 from tfdistill.teachers import canary
@@ -330,9 +330,9 @@ class ChurnBudget(steps.SteppedCallback):
             self._writer.graph.variables, self._anchor, moved, strict=True
         ):
             if value is not None:
-                layer.assign(variable, value, strategy)
+                tables.assign(variable, value, strategy)
                 continue
-            shards = [part.value for part in layer.parts_of(variable)]
+            shards = [part.value for part in tables.parts_of(variable)]
             for shard, theirs in zip(shards, start, strict=True):
                 with tf.device(shard.device):
                     shard.assign(_between([theirs], [shard], share)[0])

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill.embedding import features  # noqa: F401  # For a file's layers.
-from tfdistill.embedding import layer
+from tfdistill.embedding import tables
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
@@ -147,7 +147,7 @@ class FixedTeacher(teacher.Teacher):
         ours = writer.graph.variables
         same = len(found) == len(ours) and all(
             _shapes(v)
-            == _shapes(layer.parts_of(o) if isinstance(v, list) else o)
+            == _shapes(tables.parts_of(o) if isinstance(v, list) else o)
             for v, o in zip(found, ours, strict=True)
         )
         return found if same else None

@@ -23,8 +23,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistill.embedding import layer
 from tfdistill.embedding import rows
+from tfdistill.embedding import sources
+from tfdistill.embedding import tables
 from tfdistill.exchange import deltas
 from tfdistill.exchange import versions
 from tfdistill.exports import saved_model
@@ -82,7 +83,7 @@ class WorkerVariable:
         )
 
 
-class Rows(rows.OwnRows):
+class Rows(sources.OwnRows):
     """The rows of a shard on a server, gathered there."""
 
     def __init__(
@@ -100,7 +101,7 @@ class Rows(rows.OwnRows):
             return tf.gather(self._rows, tf.cast(rows, tf.int64) + self._start)
 
 
-class _Between(rows.OwnRows):
+class _Between(sources.OwnRows):
     """Interpolates between the rows of two shards, `share` of the way."""
 
     def __init__(self, start: Rows, end: Rows, share: tf.Tensor) -> None:
@@ -150,7 +151,7 @@ class ServerCopy:
                 for shard in variable.layer.shards
             ]
             for index, variable in enumerate(graph.variables)
-            if isinstance(variable, layer.LogicalTable)
+            if isinstance(variable, tables.LogicalTable)
         }
         self._masters: dict[int, tf.Variable] = {}
         self._local: dict[int, WorkerVariable] = {}
@@ -339,7 +340,7 @@ def student_runner(
     ends = {
         index: [Rows(shard.value) for shard in variable.layer.shards]
         for index, variable in enumerate(graph.variables)
-        if isinstance(variable, layer.LogicalTable)
+        if isinstance(variable, tables.LogicalTable)
     }
 
     def infer(dense: dict[str, Any], inputs: Any, share: Any) -> list[Any]:

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill.cluster import replicas
-from tfdistill.embedding import layer as embedding_layer
+from tfdistill.embedding import tables
 from tfdistill.system import keras_internals
 from tfdistill.training import global_batch
 from tfdistill.training import steps
@@ -303,7 +303,7 @@ def check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
             f"other tasks. {remedy}; or train with workers only "
             "(MultiWorkerMirroredStrategy)."
         )
-    if embedding_layer.layers_of(model):
+    if tables.layers_of(model):
         raise ValueError(
             "A training step of your own must not be run with a "
             f"layers.ShardedEmbedding; received {name}. The optimizer alone "
