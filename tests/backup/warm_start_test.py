@@ -74,7 +74,7 @@ def _train(
         if not begun:
             begun["step"] = int(model.optimizer.iterations.numpy())
             begun["weights"] = model.student.get_weights()
-            if model.trainer.table_slots and "table" not in kwargs:
+            if model.trainer.table_shards and "table" not in kwargs:
                 begun["tables"] = _tables(model, kwargs.get("num_ids", (12, 5)))
 
     model.fit(
@@ -134,8 +134,8 @@ def _by_id(table, sizes):
 
 def _tables(model, sizes):
     """By fields: the table, then its slots."""
-    ((layer, _, slots),) = model.trainer.table_slots
-    values = [layer.shards[0].value, *slots.values()]
+    (shard,) = model.trainer.table_shards
+    values = [shard.value, *shard.slots.values()]
     return [_by_id(v, sizes) for v in values]
 
 
@@ -176,7 +176,8 @@ def test_ids_keep_their_rows_and_their_ages(tmp_path):
     servers.assert_same(begun["weights"], old.student.get_weights(), rtol=0)
     whole, _ = _train(tmp_path / "whole", epochs=3, **by_id)
     (ours,), (theirs,) = (
-        each.student.get_layer("table").ids.slots for each in (model, whole)
+        each.student.get_layer("table").ids.table.slots
+        for each in (model, whole)
     )
     # A third epoch either way, but that steps count from 0 again.
     is_used = theirs["count"].numpy() > 0
@@ -254,7 +255,9 @@ def _on_servers(directory, warm=None, *, seed=0):
 def _all_of(model):
     update = model.trainer.update
     slots = [
-        v for s in update.dense_slots + update.shard_slots for v in s.values()
+        v
+        for s in [*update.dense_slots, *(s.slots for s in update.shards)]
+        for v in s.values()
     ]
     return [*servers.weights(model), *(v.numpy() for v in slots)]
 
@@ -263,7 +266,7 @@ def test_it_does_so_on_servers(tmp_path, monkeypatch):
     servers.pretend(monkeypatch)
     backup, old = _on_servers(tmp_path / "old")
     for value, variable in enumerate(
-        old.trainer.update.shard_slots[0].values()
+        old.trainer.update.shards[0].slots.values()
     ):
         variable.assign(tf.fill(variable.shape, float(value + 3)))
     old.optimizer.iterations.assign(7)
@@ -299,7 +302,7 @@ def test_servers_go_on_from_replicas_and_the_other_way(tmp_path, monkeypatch):
         )
 
         def note(batch, logs):
-            slots = [slots for *_, slots in model.trainer.table_slots]
+            slots = [each.slots for each in model.trainer.table_shards]
             begun.append(_held(model, _slots(model.optimizer), slots)[0])
 
         backup = tfdistill.callbacks.Backup(
@@ -319,7 +322,8 @@ def test_servers_go_on_from_replicas_and_the_other_way(tmp_path, monkeypatch):
         backup, model = _on_servers(tmp_path / "new", tmp_path / "old", seed=1)
         update = model.trainer.update
         slots = [v for s in update.dense_slots for v in s.values()]
-        found, (_, *of_tables) = _held(model, slots, update.shard_slots)
+        of_shards = [each.slots for each in update.shards]
+        found, (_, *of_tables) = _held(model, slots, of_shards)
         servers.assert_same(found, expected, rtol=0, atol=0)
         # Ids that are new.
         assert not any(fields[0][11:].any() for fields in of_tables)

@@ -41,10 +41,12 @@ def _traced(optimizer, options):
     x = np.zeros([1, num_fields], "int64")
     model.fit(x, np.zeros([1, 1]), epochs=0, verbose=0)
     table = model.get_layer("table")
-    variables = model.variables + model.optimizer.variables + table.ids.shards
+    variables = (
+        model.variables + model.optimizer.variables + table.ids.table.shards
+    )
     for slots in (
-        *table.ids.slots,
-        *(s for *_, s in model.trainer.table_slots),
+        *table.ids.table.slots,
+        *(shard.slots for shard in model.trainer.table_shards),
     ):
         variables += slots.values()
     return model, [(v, v.numpy()) for v in variables]
@@ -85,7 +87,7 @@ def _alone(ids):
 
 def _column(table, name):
     """What is known of each row's id, in stored order."""
-    parts = [slots[name].numpy() for slots in table.ids.slots]
+    parts = [slots[name].numpy() for slots in table.ids.table.slots]
     return np.concatenate(parts).reshape(-1)
 
 
@@ -180,7 +182,7 @@ def _full(**options):
     known = _wild(1400)
     for part in np.split(known, 7):
         _use(model, part)
-    return model, table, known, (cases.table(table.ids) != 0).mean()
+    return model, table, known, (cases.table(table.ids.table) != 0).mean()
 
 
 @pytest.mark.parametrize("evict", ["lru", tiers.deep("count")])
@@ -274,7 +276,7 @@ def test_nothing_is_added_outside_of_training():
     x = _wild(30).reshape(10, FIELDS)
     model.evaluate(x, np.zeros([10, 1]), verbose=0)
     model.predict(x, verbose=0)
-    assert not cases.table(table.ids).any()
+    assert not cases.table(table.ids.table).any()
 
 
 @pytest.mark.deep

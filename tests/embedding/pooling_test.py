@@ -155,7 +155,7 @@ def _model(*, combine_on_servers, device=None, twice=False, frozen=False):
 
 
 def _tables(model):
-    return {each.name: _table(each) for each in tables.layers_of(model)}
+    return {t.layer.name: _table(t) for t in tables.tables_of(model)}
 
 
 def _data(num_examples):

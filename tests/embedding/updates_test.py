@@ -93,7 +93,7 @@ def test_a_frozen_table_stays_as_it_is():
     before = cases.table(layer)
     _train(model, keras.optimizers.Adagrad(0.1))
     np.testing.assert_array_equal(cases.table(layer), before)
-    assert model.trainer.table_slots == []
+    assert model.trainer.table_shards == []
 
 
 def test_a_table_used_in_any_other_way_is_refused():

@@ -332,7 +332,7 @@ def test_tables_on_servers_are_written_and_compared_alike(
 ):
     """Their rows are no part of a snapshot, and change while it is written."""
     model, values = _following(exchange), {}
-    monkeypatch.setattr(tables.LogicalTable, "is_on_servers", True)
+    monkeypatch.setattr(tables.Table, "is_on_servers", True)
     _publish(exchange, values.__setitem__, 3)
     cases.load(model, 3)
     assert exchange.deltas.steps(1) == [2, 3]

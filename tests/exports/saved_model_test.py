@@ -279,7 +279,7 @@ def test_what_keras_exports_in_training_mode_is_recognised(tmp_path):
 @pytest.fixture
 def on_servers(monkeypatch):
     """Tables that are taken for ones on servers, and small blocks."""
-    monkeypatch.setattr(tables.LogicalTable, "is_on_servers", True)
+    monkeypatch.setattr(tables.Table, "is_on_servers", True)
     # Three rows, which neither a shard nor the table is a multiple of.
     monkeypatch.setattr(
         "tfdistill.embedding.rows.BLOCK_ELEMENTS", 3 * embedding_cases.DIM

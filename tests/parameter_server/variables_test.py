@@ -48,8 +48,8 @@ def _train(step, model, first, last):
 
 def _slots(update):
     rows = [
-        np.concatenate([s[name].numpy() for s in update.shard_slots])
-        for name in sorted(update.shard_slots[0])
+        np.concatenate([s.slots[name].numpy() for s in update.shards])
+        for name in sorted(update.shards[0].slots)
     ]
     dense = [s[n].numpy() for s in update.dense_slots for n in sorted(s)]
     return rows + dense
@@ -63,7 +63,7 @@ def test_training_goes_on_as_if_it_had_never_stopped(tmp_path):
     state.write(tmp_path, state.snapshot())
     other, resumed, other_step, other_update = _state(num_shards)
     other.assign(other.read(tmp_path))
-    assert len(other_update.shard_slots) == num_shards
+    assert len(other_update.shards) == num_shards
     cases.assert_same(_slots(other_update), _slots(update), rtol=0, atol=0)
     assert resumed.optimizer.learning_rate.numpy() == np.float32(0.01)
     _train(step, model, 3, 6)

@@ -106,9 +106,9 @@ def student() -> keras.Model:
 def table(model: tfdistill.CodistillModel) -> dict[str, list]:
     """Returns all that a model holds of ids, and where it finds `IDS`."""
     layer = model.student.get_layer("table_of_ids")
-    parts = {"rows": layer.shards, "keys": layer.ids.shards}
+    parts = {"rows": layer.shards, "keys": layer.ids.table.shards}
     for name in ("last", "count"):
-        parts[name] = [own[name] for own in layer.ids.slots]
+        parts[name] = [own[name] for own in layer.ids.table.slots]
     return {
         "found": layer.rows_of(np.unique(IDS)[:, None]).tolist(),
         "unknown": layer.unknown.numpy().tolist(),

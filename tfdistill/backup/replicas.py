@@ -23,7 +23,7 @@ from tfdistill.backup import interval
 from tfdistill.backup import store as backup_store
 from tfdistill.backup import warm_start
 from tfdistill.cluster import replicas
-from tfdistill.embedding import dynamic
+from tfdistill.embedding import places
 from tfdistill.embedding import tables
 from tfdistill.exports import checkpoints
 from tfdistill.exports import saved_model
@@ -64,7 +64,9 @@ class ReplicaState:
         self._num_replicas = int(self._strategy.num_replicas_in_sync)
         trainable = list(model.trainable_variables)
         metrics = list(model.metrics_variables)
-        self._columns = dynamic.columns_of(model)
+        self._columns = [
+            table for table in tables.tables_of(model) if not table.is_trained
+        ]
         ids = [shard for column in self._columns for shard in column.shards]
         known = {id(v) for v in (*trainable, *metrics, *ids)}
         others = [v for v in model.variables if id(v) not in known]
@@ -76,8 +78,8 @@ class ReplicaState:
         }
         for name, each in (kept or {}).items():
             self._shared |= _numbered(name, each.variables)
-        for index, (_, _, slots) in enumerate(model.trainer.table_slots):
-            for name, slot in slots.items():
+        for index, shard in enumerate(model.trainer.table_shards):
+            for name, slot in shard.slots.items():
                 self._shared[f"table/{index}/{name}"] = slot
         self._metrics = _numbered("metric", metrics)
         self._own = {**_numbered("other", others), **self._metrics}
@@ -100,15 +102,13 @@ class ReplicaState:
         model, optimizer = self._model, self._model.optimizer
         keys = {id(v): k for k, v in {**self._shared, **self._own}.items()}
         weights = {id(v) for v in model.weights}
-        parts: dict[int, tuple[Any, dict[str, list[str]]]] = {}
+        parts: dict[tables.Table, dict[str, list[str]]] = {}
         of_tables = set()
-        for index, (layer, shard, slots) in enumerate(
-            self._model.trainer.table_slots
-        ):
-            _, found = parts.setdefault(id(layer), (layer, {}))
-            of_tables.add(key := keys[id(layer.shards[shard])])
+        for index, shard in enumerate(self._model.trainer.table_shards):
+            found = parts.setdefault(shard.table, {})
+            of_tables.add(key := keys[id(shard.variable)])
             found.setdefault("", []).append(key)
-            for name in slots:
+            for name in shard.slots:
                 found.setdefault(name, []).append(f"table/{index}/{name}")
         dense = {k: v for k, v in self._trainable.items() if k not in of_tables}
         return {
@@ -126,8 +126,8 @@ class ReplicaState:
                 },
             },
             "tables": [
-                tables.order_of(layer) | {"parts": list(found.values())}
-                for layer, found in parts.values()
+                table.order | {"parts": list(found.values())}
+                for table, found in parts.items()
             ],
             "embeddings": warm_start.keras_tables(model, keys),
         }
@@ -240,7 +240,7 @@ class ReplicaState:
             for copy in self._copies(self._shared[key]):
                 copy.assign(value)
         for column in self._columns:
-            column.start_at(warm.step)
+            places.start_at(warm.step, column.slots)
 
     def assign_metrics(self, snapshot: Snapshot) -> None:
         """Gives the metrics the sums of an epoch in progress.

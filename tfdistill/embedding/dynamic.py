@@ -1,6 +1,5 @@
 """DynamicEmbedding: a table whose ids get rows as they come."""
 
-import contextlib
 import dataclasses
 import math
 import numbers
@@ -12,56 +11,46 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistill.embedding import fields
+from tfdistill.embedding import fields as field_ids
 from tfdistill.embedding import layer
 from tfdistill.embedding import places
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import tables
 
 
-class IdColumn(layer.ShardedEmbedding):
+class IdColumn(keras.layers.Layer):
     """The keys of a `DynamicEmbedding`: a table `[rows, 1]` beside its own.
 
     Exports, versions, teachers and backups take it as they take any table.
     What is known of the keys' use goes into backups, as slots do.
+
+    Attributes:
+        table: The keys, a `Table` of whole numbers.
+        columns: For each shard, what reads and changes it.
     """
 
-    _is_trained = False
-
-    def __init__(self, regions: places.Regions, rules: places.Rules) -> None:
-        """Makes the layer; `build_beside` makes the keys."""
-        super().__init__(
-            regions.num_rows,
-            1,
-            embeddings_initializer="zeros",
-            sharding="contiguous",
-            dtype="int64",
-            name="ids",
-        )
-        self.layout = dataclasses.replace(self.layout, unit=regions.rows_each)
+    def __init__(
+        self, beside: tables.Table, regions: places.Regions, rules: places.Rules
+    ) -> None:
+        """Makes the layer; `build` makes the keys, once there are shards."""
+        super().__init__(dtype="int64", name="ids")
+        self.table = tables.Table(self, beside.layout, 1, beside=beside)
         self._regions, self._rules = regions, rules
-        self._neighbours: list[tf.Variable] = []
         self.columns: list[places.Column] = []
 
-    def _beside(self, shard: int) -> Any:
-        strategy = tf.distribute.get_strategy()
-        return strategy.extended.colocate_vars_with(self._neighbours[shard])
-
-    def build_beside(self, shards: Sequence[tf.Variable]) -> None:
+    def build(self, input_shape: Any = None) -> None:
         """Makes the keys, and what is to be known of them, beside shards."""
-        self._num_shards = len(shards)
-        self._neighbours = list(shards)
-        self.build()
-        for shard, variable in enumerate(self.shards):
+        self.table.make()
+        for shard, variable in enumerate(self.table.shards):
             own = {}
             for name in self._rules.columns:
-                with self._beside(shard):
+                with self.table.place_of(shard):
                     own[name] = tf.Variable(
                         tf.zeros(variable.shape, tf.int64),
                         trainable=False,
                         name=name,
                     )
-            self.slots.append(own)
+            self.table.slots.append(own)
             with tf.device(variable.value.device):
                 lock = tf.CriticalSection()
             self.columns.append(
@@ -69,29 +58,24 @@ class IdColumn(layer.ShardedEmbedding):
                     {"keys": variable.value, **own},
                     regions=self._regions,
                     rules=self._rules,
-                    first_row=self.layout.starts[shard],
+                    first_row=self.table.layout.starts[shard],
                     lock=lock,
                 )
             )
+        self.built = True
 
     def held(self, places: tf.Tensor) -> tf.Tensor:
         """Returns what places of any shape hold, wherever that is in force."""
-        found = self.gathered(tf.reshape(places, [-1]), training=False)
+        found = self.table.gathered(tf.reshape(places, [-1]), training=False)
         return tf.reshape(found, tf.shape(places))
 
-    def start_at(self, step: int) -> None:
-        """Counts the steps of all uses from `step` of the training so far."""
-        for own in self.slots:
-            if "last" in own:
-                own["last"].assign_sub(
-                    tf.fill(own["last"].shape, np.int64(step))
-                )
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the keys, whatever their shards."""
+        self.table.save(store)
 
-
-def columns_of(model: keras.Layer) -> list[IdColumn]:
-    """Returns the columns of ids of a model, each once."""
-    found = tables.layers_of(model)
-    return [each for each in found if isinstance(each, IdColumn)]
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the keys, shard by shard."""
+        self.table.load(store)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +99,7 @@ def _packed(
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
-class DynamicEmbedding(layer.ShardedEmbedding):
+class DynamicEmbedding(layer.TableLookup):
     """Looks up a vector for each id, for ids that aren't known in advance.
 
     An id gets its own row when it is used in training, as long as there are
@@ -141,6 +125,8 @@ class DynamicEmbedding(layer.ShardedEmbedding):
         >>> layer.rows_of([[3, 6]])
         array([[-1, -1]])
     """
+
+    fields: field_ids.FieldKeys
 
     def __init__(
         self,
@@ -186,27 +172,26 @@ class DynamicEmbedding(layer.ShardedEmbedding):
         _check(num_rows, num_fields, admit_after, evict, max_age_steps)
         regions = places.Regions.of(num_rows)
         super().__init__(
-            regions.num_rows,
+            field_ids.FieldKeys(num_fields),
+            table_rows.RowLayout(
+                regions.num_rows,
+                sharding="contiguous",
+                num_shards=num_shards or 1,
+                unit=regions.rows_each,
+            ),
             output_dim,
-            embeddings_initializer="zeros",
+            embeddings_initializer=embeddings_initializer,
             combiner=combiner,
-            combine_on_servers=False,
-            sharding="contiguous",
             num_shards=num_shards,
             **kwargs,
         )
-        self.layout = dataclasses.replace(self.layout, unit=regions.rows_each)
-        self._has_fields = num_fields is not None
-        self._ids: fields.FieldKeys = fields.FieldKeys(num_fields or 1)
         self.num_fields = num_fields
         self._regions = regions
         self._rules = places.Rules(admit_after, evict, max_age_steps)
         self._given_rows = num_rows
-        self._unknown_initializer = keras.initializers.get(
-            embeddings_initializer
-        )
-        self.ids = IdColumn(regions, self._rules)
+        self.ids = IdColumn(self.table, regions, self._rules)
         self._training: _Training | None = None
+        self.table.trained_by = self._trained_by
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the shards, and beside each its keys."""
@@ -218,22 +203,23 @@ class DynamicEmbedding(layer.ShardedEmbedding):
                 f"{num_replicas} replicas in {self.name!r}. Use a "
                 "ShardedEmbedding with hashed ids there."
             )
-        super().build(input_shape)
-        self.ids.build_beside([shard.value for shard in self.shards])
+        self.table.make(num_shards=self._num_shards)
+        self.ids.build()
         self.unknown = self.add_weight(
             shape=(self.num_fields or 1, self.output_dim),
-            initializer=self._unknown_initializer,
+            initializer=self.embeddings_initializer,
             autocast=False,
             name="unknown",
         )
+        self.built = True
 
-    def moved_by(
+    def _trained_by(
         self,
         optimizer: keras.optimizers.Optimizer,
         slots: Sequence[Mapping[str, tf.Variable]],
         initial: Mapping[str, float],
     ) -> None:
-        """Takes what trains the table: new rows begin with `initial` slots."""
+        """Notes what trains the table: new rows begin with `initial` slots."""
         functions = [
             self._finder(shard, own, initial) for shard, own in enumerate(slots)
         ]
@@ -255,7 +241,7 @@ class DynamicEmbedding(layer.ShardedEmbedding):
         which then wait for each other at each turn.
         """
         column, table = self.ids.columns[shard], self.shards[shard].value
-        shape = [len(self._ids.sizes), self.output_dim]
+        shape = [len(self.fields.sizes), self.output_dim]
         end = 1 + math.prod(shape)
 
         def find(question: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -267,7 +253,7 @@ class DynamicEmbedding(layer.ShardedEmbedding):
                 keys, times = tf.split(keys, 2)
 
             def prepare(rows: tf.Tensor, keys: tf.Tensor) -> list[Any]:
-                first = tf.gather(unknown, self._ids.field_of(keys))
+                first = tf.gather(unknown, self.fields.field_of(keys))
                 values = [(table, first)]
                 for name, slot in slots.items():
                     value = tf.fill(tf.shape(first), initial[name])
@@ -300,7 +286,7 @@ class DynamicEmbedding(layer.ShardedEmbedding):
         """
         ids = tf.convert_to_tensor(ids)
         fields = self._fields_of(ids)
-        keys = self._ids.in_table(ids, fields, owner=self._owner)
+        keys = self.fields.in_table(ids, fields, owner=self.table.owner)
         found, held = places.find(
             tf.reshape(keys, [-1]), self._regions, self.ids.held
         )
@@ -310,16 +296,16 @@ class DynamicEmbedding(layer.ShardedEmbedding):
         self, ids: tf.Tensor, fields: Any, training: bool | None
     ) -> tf.Tensor:
         """Returns `[number of ids, dim]`."""
-        keys = self._ids.in_table(ids, fields, owner=self._owner)
+        keys = self.fields.in_table(ids, fields, owner=self.table.owner)
         distinct, positions, times = tf.unique_with_counts(
             tf.reshape(keys, [-1])
         )
-        if training and self.trainable and not self._replaced:
+        if training and self.trainable and not self.table.is_elsewhere:
             rows, own = self._used(distinct, times)
         else:
             found, held = places.find(distinct, self._regions, self.ids.held)
             has_row = tf.where(held > 0)[:, 0]
-            rows = [self.gathered(tf.gather(found, has_row), training)]
+            rows = [self.table.gathered(tf.gather(found, has_row), training)]
             own = [has_row]
         return self._expanded(rows, own, distinct, positions)
 
@@ -338,7 +324,7 @@ class DynamicEmbedding(layer.ShardedEmbedding):
         who = tf.concat(own, axis=0)
         count = tf.cast(tf.size(who), tf.int64)
         index = tf.tensor_scatter_nd_update(
-            self._ids.field_of(keys) + count,
+            self.fields.field_of(keys) + count,
             who[:, tf.newaxis],
             tf.range(count),
         )
@@ -366,6 +352,7 @@ class DynamicEmbedding(layer.ShardedEmbedding):
             )
         step = tf.convert_to_tensor(training.optimizer.iterations)
         unknown = tf.stop_gradient(tf.convert_to_tensor(self.unknown))
+        self.table.num_lookups += 1
         told = [keys, times] if self._rules.counts else [keys]
         of_shard = self.layout.partition(
             self._regions.homes(keys), tf.range(tf.size(keys)), *told
@@ -374,16 +361,11 @@ class DynamicEmbedding(layer.ShardedEmbedding):
         for shard, (_, who, *of_keys) in enumerate(of_shard):
             question = _packed(step, unknown, *of_keys)
             table = self.shards[shard].value
-            with self._on_device_of(table):
+            with self.table.device_of(shard):
                 has_row, place = training.functions[shard](question)
                 rows.append(tf.gather(table, place))
             own.append(tf.boolean_mask(who, has_row))
         return rows, own
-
-    def _on_device_of(self, variable: tf.Variable) -> Any:
-        if not self._on_devices:
-            return contextlib.nullcontext()
-        return tf.device(variable.device)
 
     def save_own_variables(self, store: Any) -> None:
         """Saves `unknown` besides the table; the ids save themselves."""
@@ -397,21 +379,13 @@ class DynamicEmbedding(layer.ShardedEmbedding):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        config = super().get_config()
-        for name in (
-            *("input_dim", "sharding", "oov_index", "field_names"),
-            "combine_on_servers",
-        ):
-            del config[name]
-        return config | {
+        return {
+            **super().get_config(),
             "num_rows": self._given_rows,
             "num_fields": self.num_fields,
             "admit_after": self._rules.admit_after,
             "evict": self._rules.evict,
             "max_age_steps": self._rules.max_age_steps,
-            "embeddings_initializer": keras.initializers.serialize(
-                self._unknown_initializer
-            ),
         }
 
 
@@ -422,20 +396,17 @@ def _check(
     evict: str | None,
     max_age_steps: int | None,
 ) -> None:
-    least = {
-        "num_rows": (num_rows, 1),
-        "num_fields": (1 if num_fields is None else num_fields, 1),
-        "admit_after": (admit_after, 1),
-        "max_age_steps": (
-            places.STEPS_KEPT if max_age_steps is None else max_age_steps,
-            places.STEPS_KEPT,
-        ),
-    }
-    for name, (value, limit) in least.items():
-        is_whole = isinstance(value, numbers.Integral)
-        if not is_whole or value < limit:
+    for name, value, least in (
+        ("num_rows", num_rows, 1),
+        ("num_fields", num_fields, 1),
+        ("admit_after", admit_after, 1),
+        ("max_age_steps", max_age_steps, places.STEPS_KEPT),
+    ):
+        if value is None and name in ("num_fields", "max_age_steps"):
+            continue
+        if not isinstance(value, numbers.Integral) or value < least:
             raise ValueError(
-                f"`{name}` must be a whole number >= {limit}; received "
+                f"`{name}` must be a whole number >= {least}; received "
                 f"{value!r}."
             )
     if evict not in places.EVICTIONS:

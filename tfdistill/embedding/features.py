@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdistill.embedding import layer as sharded
 from tfdistill.embedding import rows as table_rows
@@ -101,13 +103,14 @@ class FeatureEmbedding(keras.layers.Layer):
                 [table.vocabulary_size for table in stack],
                 stack[0].embedding_dim,
                 embeddings_initializer=stack[0].initializer,
-                field_names=[table.name for table in stack],
                 name=stack[0].name,
                 dtype=self.dtype_policy,
                 **self._options,
             )
             for stack in by_kind.values()
         ]
+        for layer, stack in zip(self.stacks, by_kind.values(), strict=True):
+            layer.fields.names = [table.name for table in stack]
         self.tables = {
             table.name: (index, field)
             for index, stack in enumerate(by_kind.values())
@@ -164,7 +167,7 @@ class FeatureEmbedding(keras.layers.Layer):
                 for number, field in [self.tables[feature.table.name]]
                 if number == index
             }
-            vectors = stack.look_up_fields(list(own.values()), training)
+            vectors = _looked_up(stack, list(own.values()), training)
             found.update(zip(own, vectors, strict=True))
         return keras.tree.pack_sequence_as(
             features,
@@ -198,6 +201,37 @@ class FeatureEmbedding(keras.layers.Layer):
             lambda index: features[index], config.pop("structure")
         )
         return cls(structure, **config)
+
+
+def _looked_up(
+    stack: sharded.ShardedEmbedding,
+    ids_and_fields: Sequence[tuple[Any, int]],
+    training: bool | None,
+) -> list[Any]:
+    """Looks up ids of fields by number, all at once, without a combiner.
+
+    Each is int32 or int64, dense or ragged, `[batch]` or `[batch, k]`. Returned
+    are floats of these shapes, with `dim` behind.
+    """
+    flat = []
+    for ids, _ in ids_and_fields:
+        sharded.check_ids(ids, stack.name)
+        is_ragged = isinstance(ids, tf.RaggedTensor)
+        flat.append(ids.flat_values if is_ragged else tf.reshape(ids, [-1]))
+    sizes = [tf.size(ids) for ids in flat]
+    in_table = stack.fields.in_table(
+        tf.concat([tf.cast(ids, tf.int64) for ids in flat], axis=0),
+        tf.repeat([field for _, field in ids_and_fields], sizes),
+        owner=stack.table.owner,
+    )
+    rows = stack.table.stored(in_table)
+    vectors = stack.table.gathered(rows, training, stack.compute_dtype)
+    return [
+        sharded.with_vectors(ids, part, stack.output_dim)
+        for (ids, _), part in zip(
+            ids_and_fields, tf.split(vectors, sizes), strict=True
+        )
+    ]
 
 
 def _kind(table: Any) -> Any:

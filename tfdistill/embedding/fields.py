@@ -1,33 +1,40 @@
 """From the ids of each field to ids, or keys, of one table; or a refusal."""
 
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 _MOST_IDS = 2**63 - 1
 
 
 class FieldIds:
-    """Turns each field's ids into ids of one table, or refuses them."""
+    """Turns each field's ids into ids of one table, or refuses them.
+
+    Attributes:
+        has_axis: Whether ids have an axis for fields.
+        sizes: The number of ids of each field.
+        num_rows: The number of all ids.
+        names: What errors call the fields; by default, numbers.
+        oov_index: What stands for ids that are out of range, if anything does.
+    """
 
     def __init__(
-        self,
-        sizes: Sequence[int],
-        *,
-        oov_index: int | None = None,
-        names: Sequence[str] | None = None,
+        self, input_dim: int | Sequence[int], *, oov_index: int | None = None
     ) -> None:
         """Lays the fields, of these numbers of ids, one behind the other.
 
-        Ids out of a field's range become `oov_index`; by default they are an
-        error.
+        An int means ids of one field, without an axis for fields. Ids out of a
+        field's range become `oov_index`; by default they are an error.
         """
+        sizes = [operator.index(size) for size in np.atleast_1d(input_dim)]
         if not sizes or min(sizes) < 1:
             raise ValueError(
                 "`input_dim` must be an int >= 1 or a sequence of such ints; "
-                f"received {list(sizes)}. Give each field its number of ids."
+                f"received {sizes}. Give each field its number of ids."
             )
         if oov_index is not None and not 0 <= oov_index < min(sizes):
             raise ValueError(
@@ -35,17 +42,20 @@ class FieldIds:
                 f"{min(sizes)}); received {oov_index}. Make `input_dim` one "
                 "larger to have a row for it."
             )
-        self.sizes = tuple(sizes)
+        self.has_axis = np.ndim(input_dim) > 0
+        self.sizes = sizes
         self.num_rows = sum(sizes)
-        self._names = list(names or map(str, range(len(self.sizes))))
-        self._oov_index = oov_index
+        self.names = list(map(str, range(len(sizes))))
+        self.oov_index = oov_index
 
-    def along(self, ids: tf.Tensor, axis: int, *, owner: str) -> tf.Tensor:
+    def along(self, ids: tf.Tensor, axis: int, *, owner: str) -> Any:
         """Returns the field of each id, int32 that broadcasts to `ids`.
 
-        The fields lie along `axis`, -1 or -2. ValueError, which names the
-        `owner` of the ids, if that axis has another size.
+        None if they have no axis for it. It is `axis`, -1 or -2. ValueError,
+        which names the `owner` of the ids, if that axis has another size.
         """
+        if not self.has_axis:
+            return None
         num_fields = len(self.sizes)
         if (ids.shape.rank or 0) < -axis or ids.shape[axis] != num_fields:
             raise ValueError(
@@ -80,20 +90,22 @@ class FieldIds:
         if fields is not None:
             limits = tf.gather(tf.constant(self.sizes, tf.int64), fields)
         is_bad = tf.logical_or(ids < 0, ids >= limits)
-        if self._oov_index is None:
-            names = tf.constant(self._names)
+        if self.oov_index is None:
+            names = tf.constant(self.names)
             return _refuse(
                 ids, limits, fields, is_bad, tf.constant(owner), names
             )
-        return tf.where(is_bad, tf.cast(self._oov_index, tf.int64), ids)
+        return tf.where(is_bad, tf.cast(self.oov_index, tf.int64), ids)
 
 
 class FieldKeys(FieldIds):
     """Turns each field's ids, of any size, into keys above 0."""
 
-    def __init__(self, num_fields: int) -> None:
-        """Lays the fields' ids one between the other."""
-        super().__init__([(_MOST_IDS - num_fields) // num_fields] * num_fields)
+    def __init__(self, num_fields: int | None) -> None:
+        """Lays the fields' ids one between the other; None is one, no axis."""
+        number = num_fields or 1
+        size = (_MOST_IDS - number) // number
+        super().__init__([size] * num_fields if num_fields else size)
 
     def in_table(
         self, ids: tf.Tensor, fields: tf.Tensor | None, *, owner: str

@@ -11,8 +11,10 @@ admitted. Place p is row p of the table.
 import dataclasses
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 Prepare = Callable[[tf.Tensor, tf.Tensor], list[Any]]
@@ -156,6 +158,13 @@ class Rules:
     def counts(self) -> bool:
         """Whether it matters how often an id is used."""
         return self.evict == "count" or self.admit_after > 1
+
+
+def start_at(step: int, columns: Sequence[Mapping[str, tf.Variable]]) -> None:
+    """Counts the steps of all uses from `step` of the training so far."""
+    for own in columns:
+        if "last" in own:
+            own["last"].assign_sub(tf.fill(own["last"].shape, np.int64(step)))
 
 
 class Column:

@@ -5,17 +5,16 @@ vector back and one gradient; and not a row, and its gradient, for each distinct
 id (DES: Zhang et al., arXiv:1909.04823).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdistill.embedding import rows as table_rows
+from tfdistill.embedding import tables
 
 
 def sums(
-    sources: Sequence[Any],
-    layout: table_rows.RowLayout,
+    table: tables.Table,
     storage_rows: tf.Tensor,
     bags: tf.Tensor,
     num_bags: tf.Tensor,
@@ -26,8 +25,7 @@ def sums(
     """Returns the sum of each bag's rows, `[num_bags, dim]`.
 
     Args:
-        sources: The shards of the layout, variables `[rows_i, dim]`.
-        layout: Where rows lie.
+        table: What has the rows.
         storage_rows: int64 `[num_ids]`.
         bags: int32 `[num_ids]` in [0, num_bags), the bag of each, in order.
         num_bags: int32 scalar.
@@ -36,11 +34,13 @@ def sums(
         differentiable: Whether the tape sees the shards. Their gradients are
             `tf.IndexedSlices` with distinct rows, on the shards' devices.
     """
-    by_shard = layout.partition(storage_rows, bags)
+    by_shard = table.layout.partition(storage_rows, bags)
     return tf.add_n(
         [
-            _sum_of_shard(source, rows, bags, num_bags, squares, differentiable)
-            for source, (rows, bags) in zip(sources, by_shard, strict=True)
+            _sum_of_shard(
+                shard.value, rows, bags, num_bags, squares, differentiable
+            )
+            for shard, (rows, bags) in zip(table.shards, by_shard, strict=True)
         ]
     )
 

@@ -174,19 +174,17 @@ def look_up(
     storage_rows: tf.Tensor,
     *,
     dtype: Any,
-    on_devices: bool = False,
 ) -> tf.Tensor:
     """Returns rows; the tape sees one gradient row for each distinct id.
 
     The sources are the shards `[rows_i, dim]` of the layout: tensors, or
     variables, for which the tape yields `tf.IndexedSlices` with distinct rows.
     `storage_rows` are int64 `[num_ids]`, the result is `[num_ids, dim]` of
-    `dtype`; gradients are summed in the dtype of the sources. With
-    `on_devices`, each source is read on its own device.
+    `dtype`; gradients are summed in the dtype of the sources.
     """
     wanted = Lookup.of(layout, storage_rows)
     found = [
-        sources_lib.gather(source, rows, on_device=on_devices)
+        sources_lib.gather(source, rows)
         for source, rows in zip(sources, wanted.rows, strict=True)
     ]
     return wanted.vectors(found, dtype)

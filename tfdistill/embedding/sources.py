@@ -1,4 +1,4 @@
-"""Where lookups get rows: a layer's shards, or what a scope puts there."""
+"""Where lookups get rows: a table's shards, or what a scope puts there."""
 
 import contextlib
 import threading
@@ -27,55 +27,59 @@ class OwnRows:
         raise NotImplementedError
 
 
-def gather(
-    source: Any, rows: tf.Tensor, *, on_device: bool = False
-) -> tf.Tensor:
-    """Returns rows of one source, which may be read on its own device."""
+class OnServer(OwnRows):
+    """A shard on a server, gathered there."""
+
+    def __init__(self, shard: tf.Variable) -> None:
+        self._shard = shard
+        self.dtype, self.shape = shard.dtype, shard.shape
+
+    def gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """Gathers rows where they are; the tape sees the shard."""
+        with tf.device(self._shard.device):
+            return tf.gather(self._shard, rows)
+
+
+def gather(source: Any, rows: tf.Tensor) -> tf.Tensor:
+    """Returns rows of one source: a tensor, a variable, or `OwnRows`."""
     if isinstance(source, OwnRows):
         return source.gather_rows(rows)
-    if not on_device:
-        return tf.gather(source, rows)
-    with tf.device(source.device):
-        return tf.gather(source, rows)
+    return tf.gather(source, rows)
 
 
-class _Replaced(threading.local):
-    """What this thread's lookups read in place of a layer's own shards."""
+def is_remote(source: Any) -> bool:
+    """Whether each row that is asked for travels."""
+    return isinstance(source, OwnRows) and source.is_remote
+
+
+class _Given(threading.local):
+    """What this thread's lookups read in place of a table's own shards."""
 
     sources: Mapping[int, Any] = {}
-    find: Callable[[Any, tf.Tensor], tf.Tensor] | None = None
 
 
-replaced = _Replaced()
-
-
-@contextlib.contextmanager
-def rows_from(sources: Mapping[Any, Sequence[Any]]) -> Iterator[None]:
-    """Makes layers look up rows elsewhere than in their own variables.
-
-    By `ShardedEmbedding`: tensors or variables `[rows, dim]` that make up
-    the table in stored order, any number of them, cut as
-    `RowLayout.with_shards` of their number cuts. It holds in this thread
-    only; an outer call's layers keep theirs.
-    """
-    before = replaced.sources
-    given = {id(layer): list(rows) for layer, rows in sources.items()}
-    replaced.sources = {**before, **given}
-    try:
-        yield
-    finally:
-        replaced.sources = before
+_given = _Given()
+Sources = Sequence[Any] | Callable[[tf.Tensor], tf.Tensor]
 
 
 @contextlib.contextmanager
-def vectors_by(find: Callable[[Any, tf.Tensor], tf.Tensor]) -> Iterator[None]:
-    """Makes layers ask a function for their own rows, `[n, dim]`.
+def rows_from(sources: Mapping[Any, Sources]) -> Iterator[None]:
+    """Makes lookups find rows elsewhere than in a table's own variables.
 
-    It is given the layer and the stored rows, int64 `[n]`. It holds in this
-    thread only; layers whose rows come `rows_from` elsewhere do not ask.
+    By `Table`: tensors, variables or `OwnRows`, `[rows, dim]`, that make up the
+    table in stored order, any number of them, cut as `RowLayout.with_shards`
+    of their number cuts; or a function from stored rows, int64 `[n]`, to their
+    values, `[n, dim]`. It holds in this thread only; an outer call's tables
+    keep theirs.
     """
-    before, replaced.find = replaced.find, find
+    before = _given.sources
+    _given.sources = {**before, **{id(t): s for t, s in sources.items()}}
     try:
         yield
     finally:
-        replaced.find = before
+        _given.sources = before
+
+
+def given(table: Any) -> Sources | None:
+    """Returns what a table's lookups read in this thread, if not its shards."""
+    return _given.sources.get(id(table))

@@ -6,7 +6,6 @@ replicas, clipped together with the others, and applied by one fused operation
 for each shard on each replica. All other variables are left to Keras.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,27 +13,22 @@ import keras
 import tensorflow as tf
 
 from tfdistill.cluster import replicas
-from tfdistill.embedding import dynamic
-from tfdistill.embedding import layer as embedding_layer
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import rules
 from tfdistill.embedding import tables
-
-TableSlots = list[
-    tuple[embedding_layer.ShardedEmbedding, int, Mapping[str, Any]]
-]
 
 
 class TableUpdates:
     """Updates the trainable tables of one compiled and built model.
 
-    `slots` has for each shard its layer, its index there, its slots by name.
+    Attributes:
+        shards: All shards of tables that change, with their slots.
     """
 
     @classmethod
     def of(cls, model: keras.Model) -> "TableUpdates | None":
         """Returns what updates a model's tables; None if it has none."""
-        if not tables.layers_of(model):
+        if not tables.tables_of(model):
             return None
         with tf.init_scope():  # A step may be being traced.
             return cls(model)
@@ -43,19 +37,14 @@ class TableUpdates:
         """Makes the slots, each beside its shard."""
         self.optimizer = model.optimizer
         self._rule = rules.rule_for(model.optimizer)
-        layers = [
-            layer
-            for layer in tables.layers_of(model)
-            if layer.trainable or layer.slots
+        changing = [
+            table
+            for table in tables.tables_of(model)
+            if table.layer.trainable or not table.is_trained
         ]
-        slots = make_slots(
-            self._rule, model.optimizer, layers, model.distribute_strategy
+        self.shards = make_shards(
+            self._rule, model.optimizer, changing, model.distribute_strategy
         )
-        self.slots: TableSlots = [
-            (layer, index, own)
-            for layer, found in zip(layers, slots, strict=True)
-            for index, own in enumerate(found)
-        ]
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Updates all variables once, and the step counter.
@@ -63,10 +52,8 @@ class TableUpdates:
         `gradients` are summed over the replicas, None for a Keras variable
         that has none.
         """
-        layers = {
-            id(layer.shards[index]): layer for layer, index, _ in self.slots
-        }
-        owners = [layers.get(id(variable)) for variable in variables]
+        by_shard = {id(shard.variable): shard.table for shard in self.shards}
+        owners = [by_shard.get(id(variable)) for variable in variables]
         distinct = [
             _distinct(gradient, owner)
             for gradient, owner in zip(gradients, owners, strict=True)
@@ -90,64 +77,65 @@ class TableUpdates:
             self.optimizer.iterations.assign_add(1)
 
     def _update_tables(self, gradients: dict[int, Any], hyper: Any) -> None:
-        updates = []
-        for layer, index, slots in self.slots:
-            shard = layer.shards[index]
-            slices = gradients.get(id(shard))
-            if slices is not None:
-                rows = (slices.indices, slices.values)
-                updates.append((shard.value, slots, rows))
+        moved = [
+            (shard, gradients[id(shard.variable)])
+            for shard in self.shards
+            if gradients.get(id(shard.variable)) is not None
+        ]
         if not replicas.in_replica():
-            for variable, slots, (rows, values) in updates:
-                self._rule.apply_rows(variable, slots, rows, values, hyper)
+            for shard, rows in moved:
+                self._rule.apply_rows(
+                    shard.value, shard.slots, rows.indices, rows.values, hyper
+                )
             return
-        targets = [(variable, slots) for variable, slots, _ in updates]
 
         def update_copies(strategy: Any, slices: Any, hyper: Any) -> None:
-            for (variable, slots), (rows, values) in zip(
-                targets, slices, strict=True
-            ):
+            for (shard, _), (rows, values) in zip(moved, slices, strict=True):
                 strategy.extended.update(
-                    variable,
+                    shard.value,
                     self._rule.apply_rows,
-                    args=(slots, rows, values, hyper),
+                    args=(shard.slots, rows, values, hyper),
                     group=False,
                 )
 
+        slices = [(rows.indices, rows.values) for _, rows in moved]
         tf.distribute.get_replica_context().merge_call(
-            update_copies, args=([rows for *_, rows in updates], hyper)
+            update_copies, args=(slices, hyper)
         )
 
 
-def make_slots(
+def make_shards(
     rule: rules.UpdateRule,
     optimizer: keras.optimizers.Optimizer,
-    layers: Sequence[embedding_layer.ShardedEmbedding],
+    changing: Sequence[tables.Table],
     strategy: tf.distribute.Strategy,
-) -> list[Sequence[Mapping[str, tf.Variable]]]:
-    """Returns for each layer what is kept of its shards, by name.
+) -> list[tables.Shard]:
+    """Makes what an optimizer keeps of tables, each slot beside its shard.
 
-    Made beside these, but of a column of ids, which no optimizer moves.
+    Returns all their shards; a table that none trains has its slots already.
     """
-    found: list[Sequence[Mapping[str, tf.Variable]]] = []
-    for layer in layers:
-        if isinstance(layer, dynamic.IdColumn):
-            found.append(layer.slots)
-            continue
-        shards = [shard.value for shard in layer.shards]
-        found.append(rules.make_slots(rule, shards, strategy))
-        if isinstance(layer, dynamic.DynamicEmbedding):
-            layer.moved_by(optimizer, found[-1], rule.slots)
+    found = []
+    for table in changing:
+        slots: Sequence[tables.Slots] = table.slots
+        if table.is_trained:
+            shards = [shard.value for shard in table.shards]
+            slots = rules.make_slots(rule, shards, strategy)
+        if table.trained_by is not None:
+            table.trained_by(optimizer, slots, rule.slots)
+        found += [
+            tables.Shard(table, variable, own)
+            for variable, own in zip(table.shards, slots, strict=True)
+        ]
     return found
 
 
-def _distinct(gradient: Any, layer: Any) -> Any:
+def _distinct(gradient: Any, table: Any) -> Any:
     """Makes each row come once: sums over replicas and lookups repeat it."""
     if isinstance(gradient, tf.IndexedSlices):
         return table_rows.sum_per_row(gradient)
-    if gradient is not None and layer is not None:
+    if gradient is not None and table is not None:
         raise ValueError(
-            f"The table of the layer {layer.name!r} must be used only by "
+            f"The table of the layer {table.layer.name!r} must be used only by "
             "lookups; received a gradient for all its rows. Call the layer, "
             "outside of loops, instead of using its variables."
         )
@@ -157,6 +145,6 @@ def _distinct(gradient: Any, layer: Any) -> Any:
 def dense_variables(model: keras.Model) -> list[Any]:
     """Returns the trainable variables that are left to Keras' optimizer."""
     of_tables = {
-        id(shard) for layer in tables.layers_of(model) for shard in layer.shards
+        id(shard) for table in tables.tables_of(model) for shard in table.shards
     }
     return [v for v in model.trainable_variables if id(v) not in of_tables]

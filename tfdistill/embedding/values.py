@@ -23,10 +23,8 @@ class TableValues:
     def __init__(
         self,
         initializer: keras.initializers.Initializer,
-        *,
         layout: table_rows.RowLayout,
         dim: int,
-        seed: int,
     ) -> None:
         """Draws nothing yet.
 
@@ -36,7 +34,11 @@ class TableValues:
         self._initializer = initializer
         self._layout = layout
         self._dim = dim
-        self._seed = seed
+        # Keras gives an initializer a seed when it is made, which follows from
+        # `keras.utils.set_random_seed`. If it has none, one is drawn that way.
+        own = getattr(initializer, "seed", None)
+        seed = own if isinstance(own, int) else random.randint(1, 10**9)
+        self._seed = seed % _SEED_RANGE
         self._block_rows = table_rows.rows_per_block(dim)
 
     def of_shard(self, shard: int, shape: Any, dtype: Any = None) -> tf.Tensor:
@@ -97,15 +99,3 @@ class TableValues:
             return 1.0
         outputs = self._dim if mode == "fan_avg" else 0
         return (num_rows + outputs) / (self._layout.num_rows + outputs)
-
-
-def seed_of(initializer: Any) -> int:
-    """Returns the seed of a table, in [0, 2**31): the initializer's own.
-
-    Keras gives the initializer a seed when it is made, derived from the seed
-    of `keras.utils.set_random_seed`.
-    """
-    own = getattr(initializer, "seed", None)
-    # As Keras draws if it is given no seed.
-    seed = own if isinstance(own, int) else random.randint(1, 10**9)
-    return seed % _SEED_RANGE

@@ -152,7 +152,7 @@ class KeyFrames:
         dense = [
             key
             for key, variable in pairs
-            if not isinstance(variable, tables.LogicalTable)
+            if not isinstance(variable, tables.Table)
             and tf.as_dtype(variable.dtype).is_floating
             and (len(variable.shape) > 1 or not writer.is_quantized)
         ]

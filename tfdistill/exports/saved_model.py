@@ -167,7 +167,7 @@ class SavedModelWriter:
         found = averages or {}
         return [
             None
-            if isinstance(v, tables.LogicalTable) and v.is_on_servers
+            if isinstance(v, tables.Table) and v.is_on_servers
             else tf.convert_to_tensor(
                 found[id(v)] if id(v) in found else v.value
             )
@@ -230,7 +230,7 @@ class SavedModelWriter:
             self.graph.variables, self._forms, strict=True
         ):
             if form.key not in stored:
-                shards = [shard.value for shard in variable.layer.shards]
+                shards = [shard.value for shard in variable.shards]
                 bundle.add_rows(form.key, shards, encode=form.encode)
         bundle.finish()
 

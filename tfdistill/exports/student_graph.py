@@ -95,7 +95,7 @@ class StudentGraph:
 
     Attributes:
         variables: The student's variables; the shards of a table count as
-            one `LogicalTable`.
+            one `Table`.
         input_spec: Structure of `tf.TensorSpec`, batch dimension None.
         output_spec: Structure of `tf.TensorSpec`, batch dimension None.
         tables: The student's lookup tables, which go into its exports.
@@ -166,7 +166,7 @@ class StudentGraph:
 
     def is_table(self, variable: Any) -> bool:
         """Whether rows of a variable are looked up by id."""
-        return isinstance(variable, tables.LogicalTable) or any(
+        return isinstance(variable, tables.Table) or any(
             isinstance(each, keras.layers.Embedding)
             and any(variable is v for v in each.variables)
             and variable.shape[:1] == (each.input_dim,)
@@ -195,10 +195,8 @@ class StudentGraph:
                 value = quantized.Quantized(
                     stored, scale, variable.shape, variable.dtype
                 )
-            if isinstance(variable, tables.LogicalTable):
-                rows[variable.layer] = (
-                    value if isinstance(value, list) else [value]
-                )
+            if isinstance(variable, tables.Table):
+                rows[variable] = value if isinstance(value, list) else [value]
             else:
                 mapping.append((variable, tf.convert_to_tensor(value)))
         with (

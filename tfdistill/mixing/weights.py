@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill.embedding import dynamic
 from tfdistill.embedding import tables
 from tfdistill.exports import student_graph
 from tfdistill.mixing import rules
@@ -34,7 +33,7 @@ class Floats:
 
         ValueError if rows of a table belong to other ids in other groups.
         """
-        if dynamic.columns_of(student):
+        if any(table.is_by_id for table in tables.tables_of(student)):
             raise ValueError(
                 "Only tables whose rows belong to the same ids in all groups "
                 "can be mixed; received a DynamicEmbedding, which assigns rows "

@@ -9,12 +9,10 @@ as if it had waited; it sees other workers' changes that many steps later.
 """
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import uuid
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -22,11 +20,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill.embedding import dynamic
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import rules
 from tfdistill.embedding import sources
+from tfdistill.embedding import tables
 from tfdistill.parameter_server import variables as remote_variables
+
+Find = Callable[[tf.Tensor], tf.Tensor]
 
 
 class _Scratch:
@@ -112,8 +112,8 @@ class _Fetched:
     dense: list[tf.Tensor]
     others: list[tf.Tensor]
     scalars: list[tf.Tensor]
-    # By layer, in the order of its calls.
-    lookups: dict[int, list[tuple[table_rows.Lookup, list[Part]]]]
+    # By table, in the order of its lookups.
+    lookups: dict[tables.Table, list[tuple[table_rows.Lookup, list[Part]]]]
 
     @property
     def parts(self) -> list[Part]:
@@ -143,18 +143,18 @@ class RowsAhead:
         `dense_slots` are in the order of the variables, `shard_slots` by the id
         of each shard's variable that is trained.
         """
-        for layer in variables.tables:
-            if isinstance(layer, dynamic.DynamicEmbedding):
+        for table in variables.tables:
+            if table.is_by_id:
                 raise ValueError(
                     "`rows_ahead` must be 0 with a DynamicEmbedding, whose ids "
                     "find their rows on the servers; received "
-                    f"{num_ahead} with the layer {layer.name!r}. Leave it out."
+                    f"{num_ahead} with the {table.owner}. Leave it out."
                 )
-            if layer.combine_on_servers:
+            if table.combines_there:
                 raise ValueError(
                     "`rows_ahead` must be 0 with `combine_on_servers`, which "
-                    f"sends no rows; received {num_ahead} with the layer "
-                    f"{layer.name!r}. Leave one of them out."
+                    f"sends no rows; received {num_ahead} with the "
+                    f"{table.owner}. Leave one of them out."
                 )
         self._model = model
         self._variables = variables
@@ -165,7 +165,7 @@ class RowsAhead:
         self._packed_slots = remote_variables.PackedVariables(
             [slot for own in dense_slots for slot in own.values()]
         )
-        self._layers: list[Any] = []
+        self._looked_up: list[tables.Table] = []
         self._wanted = tf.function(self._rows_of, autograph=False)
         # While an execution is traced: batches to come, what is fetched of the
         # next ones, and of the one at hand.
@@ -196,26 +196,30 @@ class RowsAhead:
         """The rows that the step looks up."""
         return [] if self._current is None else self._current.parts
 
-    @contextlib.contextmanager
-    def lookups(self) -> Iterator[None]:
-        """Makes the step's lookups find what was fetched."""
+    def lookups(self) -> dict[tables.Table, Find]:
+        """Returns what finds the rows that were fetched for the step."""
         fetched = self._current.lookups if self._current else {}
-        left = {layer: iter(lookups) for layer, lookups in fetched.items()}
+        left = {table: iter(lookups) for table, lookups in fetched.items()}
 
-        def find(layer: Any, rows: tf.Tensor) -> tf.Tensor:
+        def find(table: tables.Table, rows: tf.Tensor) -> tf.Tensor:
             del rows  # The rows that were requested ahead.
-            lookup, parts = next(left.get(id(layer), iter(())), (None, ()))
+            lookup, parts = next(left.get(table, iter(())), (None, ()))
             if lookup is None:
                 raise ValueError(
                     "With `rows_ahead`, a step must make the same lookups as a "
-                    f"call of the model; this step looks up {layer.name!r} "
-                    "again. Leave `rows_ahead` out."
+                    "call of the model; this step looks up "
+                    f"{table.layer.name!r} again. Leave `rows_ahead` out."
                 )
             found = [part.value for part in parts]
-            return lookup.vectors(found, layer.variable_dtype)
+            return lookup.vectors(found, table.dtype)
 
-        with sources.vectors_by(find):
-            yield
+        return self._by_table(find)
+
+    def _by_table(self, find: Callable[..., tf.Tensor]) -> dict[Any, Find]:
+        return {
+            table: functools.partial(find, table)
+            for table in self._variables.tables
+        }
 
     def updated(
         self,
@@ -260,15 +264,15 @@ class RowsAhead:
     def _fetch(self, batch: Any) -> _Fetched:
         values, scalars = self._variables.read()
         count = len(self._variables.trainable)
-        lookups: dict[int, Any] = {}
+        lookups: dict[tables.Table, Any] = {}
         wanted = self._wanted(batch)
-        for layer, rows in zip(self._layers, wanted, strict=True):
-            lookup = table_rows.Lookup.of(layer.layout, rows)
+        for table, rows in zip(self._looked_up, wanted, strict=True):
+            lookup = table_rows.Lookup.of(table.layout, rows)
             parts = [
                 self._part(shard.value, own)
-                for shard, own in zip(layer.shards, lookup.rows, strict=True)
+                for shard, own in zip(table.shards, lookup.rows, strict=True)
             ]
-            lookups.setdefault(id(layer), []).append((lookup, parts))
+            lookups.setdefault(table, []).append((lookup, parts))
         return _Fetched(values[:count], values[count:], scalars, lookups)
 
     def _part(self, shard: tf.Variable, rows: tf.Tensor) -> Part:
@@ -291,25 +295,25 @@ class RowsAhead:
         zeros = [tf.zeros(each.shape, each.dtype) for each in dense]
         mapping = list(zip(dense, zeros, strict=True))
 
-        def find(layer: Any, rows: tf.Tensor) -> tf.Tensor:
-            found.append((layer, rows))
-            shape = [tf.size(rows), layer.output_dim]
-            zeros.append(tf.zeros(shape, layer.variable_dtype))
+        def find(table: tables.Table, rows: tf.Tensor) -> tf.Tensor:
+            found.append((table, rows))
+            shape = [tf.size(rows), table.dim]
+            zeros.append(tf.zeros(shape, table.dtype))
             return zeros[-1]
 
         with (
             keras.StatelessScope(mapping, collect_losses=True),
-            sources.vectors_by(find),
+            sources.rows_from(self._by_table(find)),
         ):
             self._model(x, training=self._model.in_training)
-        self._layers = [layer for layer, _ in found]
-        for layer, rows in found:
-            _check_follows_from_data(layer, rows, zeros)
+        self._looked_up = [table for table, _ in found]
+        for table, rows in found:
+            _check_follows_from_data(table, rows, zeros)
         return [rows for _, rows in found]
 
 
 def _check_follows_from_data(
-    layer: Any, rows: tf.Tensor, zeros: Sequence[tf.Tensor]
+    table: tables.Table, rows: tf.Tensor, zeros: Sequence[tf.Tensor]
 ) -> None:
     """Checks that rows are not computed from what a step changes."""
     changing, seen = {value.op for value in zeros}, set()
@@ -319,7 +323,7 @@ def _check_follows_from_data(
         if operation in changing:
             raise ValueError(
                 "`rows_ahead` must be 0 if ids depend on trained variables, as "
-                f"the ids of the layer {layer.name!r} do. Leave it out."
+                f"the ids of the layer {table.layer.name!r} do. Leave it out."
             )
         if operation not in seen:
             seen.add(operation)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import rules
+from tfdistill.embedding import tables
 from tfdistill.embedding import updates
 from tfdistill.parameter_server import ahead
 from tfdistill.parameter_server import variables as remote_variables
@@ -29,23 +30,20 @@ class RemoteUpdate:
         self._rule = rules.rule_for(optimizer)
         self._dense = [v.value for v in variables.trainable]
         self.dense_slots = rules.make_slots(self._rule, self._dense, strategy)
-        slots = updates.make_slots(
+        self.shards = updates.make_shards(
             self._rule, optimizer, variables.tables, strategy
         )
-        self.shard_slots = [own for found in slots for own in found]
         self._packed = remote_variables.PackedVariables(self._dense)
-        # For shards that are trained. Columns of ids aren't, by gradients.
-        self._layers: list[Any] = []
-        self._shards: list[tf.Variable] = []
-        self._moving_slots: list[Any] = []
-        for layer, found in zip(variables.tables, slots, strict=True):
-            for shard, own in zip(layer.shards, found, strict=True):
-                if layer.trainable and shard.value.dtype.is_floating:
-                    self._layers.append(layer)
-                    self._shards.append(shard.value)
-                    self._moving_slots.append(own)
+        # Those that are trained.
+        self._moving = [
+            shard
+            for shard in self.shards
+            if shard.table.is_trained and shard.table.layer.trainable
+        ]
         # Where each of these shards is among them, by id.
-        self._places = {id(v): place for place, v in enumerate(self._shards)}
+        self._places = {
+            id(shard.value): place for place, shard in enumerate(self._moving)
+        }
         # What fetches rows ahead; None if each step fetches its own.
         self.ahead: ahead.RowsAhead | None = None
 
@@ -56,9 +54,9 @@ class RemoteUpdate:
             self._variables,
             rule=self._rule,
             dense_slots=self.dense_slots,
-            shard_slots=dict(
-                zip(self._places, self._moving_slots, strict=True)
-            ),
+            shard_slots={
+                id(shard.value): shard.slots for shard in self._moving
+            },
             num_ahead=num_batches,
         )
         return self.ahead
@@ -71,13 +69,14 @@ class RemoteUpdate:
         values = [variable.value for variable in self._variables.trainable]
         fetched = [] if self.ahead is None else self.ahead.parts
         parts = [part for part in fetched if id(part.shard) in self._places]
-        return StepTape(values, self._layers, parts)
+        owners = [shard.table for shard in self._moving]
+        return StepTape(values, owners, parts)
 
     def apply(self, tape: "StepTape", loss: tf.Tensor) -> None:
         """Updates all variables once; `tape` is of `tape`."""
+        shards = [shard.value for shard in self._moving]
         dense, of_shards, of_parts = tape.gradient(
-            loss,
-            [tape.values, self._shards, [part.value for part in tape.parts]],
+            loss, [tape.values, shards, [part.value for part in tape.parts]]
         )
         self._assign(tape)
         for part, gradient in zip(tape.parts, of_parts, strict=True):
@@ -86,16 +85,16 @@ class RemoteUpdate:
         # Sums over the lookups of a layer that was called several times.
         of_shards = [
             table_rows.sum_per_row(gradient)
-            if gradient is not None and layer.num_lookups - before > 1
+            if gradient is not None and shard.table.num_lookups - before > 1
             else gradient
-            for gradient, layer, before in zip(
-                of_shards, self._layers, tape.lookups_before, strict=True
+            for gradient, shard, before in zip(
+                of_shards, self._moving, tape.lookups_before, strict=True
             )
         ]
         clipped = rules.clip(
             self._optimizer,
             [*dense, *of_shards],
-            groups=[None] * len(dense) + [id(layer) for layer in self._layers],
+            groups=[None] * len(dense) + [each.table for each in self._moving],
         )
         dense, of_shards = clipped[: len(dense)], clipped[len(dense) :]
         hyper = self._rule.hyperparameters(
@@ -108,13 +107,11 @@ class RemoteUpdate:
             if gradient is not None:
                 found = hypers.get(variable.device, hyper)
                 self._rule.apply_dense(variable, slots, gradient, found)
-        for variable, slots, rows in zip(
-            self._shards, self._moving_slots, of_shards, strict=True
-        ):
+        for shard, rows in zip(self._moving, of_shards, strict=True):
             if rows is not None:
-                found = hypers.get(variable.device, hyper)
+                found = hypers.get(shard.value.device, hyper)
                 self._rule.apply_rows(
-                    variable, slots, rows.indices, rows.values, found
+                    shard.value, shard.slots, rows.indices, rows.values, found
                 )
         if self.ahead is not None:
             by_shard = dict(zip(self._places, of_shards, strict=True))
@@ -140,15 +137,15 @@ class StepTape(tf.GradientTape):
     def __init__(
         self,
         values: Sequence[tf.Tensor],
-        layers: Sequence[Any],
+        owners: Sequence[tables.Table],
         parts: Sequence[ahead.Part] = (),
     ) -> None:
-        """Takes the values, the layer of each shard, and rows fetched ahead."""
+        """Takes the values, the table of each shard, and rows fetched ahead."""
         super().__init__()
         self.values = list(values)
         self.parts = list(parts)
         # For each shard, how often its table was looked up before the step.
-        self.lookups_before = [layer.num_lookups for layer in layers]
+        self.lookups_before = [table.num_lookups for table in owners]
 
     def __enter__(self) -> "StepTape":
         """Starts to record."""

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill.embedding import dynamic
+from tfdistill.embedding import places
 from tfdistill.embedding import tables
 from tfdistill.embedding import updates
 from tfdistill.exports import saved_model
@@ -147,8 +147,8 @@ class RemoteVariables:
     """
 
     def __init__(self, model: keras.Model) -> None:
-        self.tables = tables.layers_of(model)
-        self.shards = [s for layer in self.tables for s in layer.shards]
+        self.tables = tables.tables_of(model)
+        self.shards = [s for table in self.tables for s in table.shards]
         self.trainable = updates.dense_variables(model)
         self.metrics = [v for m in model.metrics for v in m.variables]
         known = {id(v) for v in self.shards + self.trainable + self.metrics}
@@ -283,17 +283,14 @@ class ServerState:
                 self._dense[key] = slot
                 self._names[key] = f"{variables.trainable[index].path}/{name}"
         self._tables: dict[str, list[Any]] = {}
-        first = 0
-        for index, layer in enumerate(variables.tables):
-            last = first + len(layer.shards)
-            shards = [shard.value for shard in layer.shards]
-            self._tables[f"table/{index}"] = shards
-            self._names[f"table/{index}"] = f"{layer.path}/table"
-            for name in update.shard_slots[first]:
+        for index, table in enumerate(variables.tables):
+            shards = [each for each in update.shards if each.table is table]
+            self._tables[f"table/{index}"] = [each.value for each in shards]
+            self._names[f"table/{index}"] = table.path
+            for name in shards[0].slots:
                 self._tables[f"table/{index}/{name}"] = [
-                    slots[name] for slots in update.shard_slots[first:last]
+                    each.slots[name] for each in shards
                 ]
-            first = last
 
     def specs(self) -> dict[str, dict[str, Any]]:
         """Returns shape and dtype of each tensor by its key."""
@@ -327,14 +324,14 @@ class ServerState:
             },
             "tables": [
                 {
-                    **tables.order_of(layer),
+                    **table.order,
                     "parts": [
                         [key]
                         for key in self._tables
                         if key.split("/")[1] == str(index)
                     ],
                 }
-                for index, layer in enumerate(self._variables.tables)
+                for index, table in enumerate(self._variables.tables)
             ],
         }
 
@@ -390,6 +387,5 @@ class ServerState:
                     shards, tf.split(rows, sizes), strict=True
                 ):
                     shard.assign(own)
-        for layer in self._variables.tables:
-            if isinstance(layer, dynamic.IdColumn):
-                layer.start_at(warm.step)
+        for table in self._variables.tables:
+            places.start_at(warm.step, table.slots)

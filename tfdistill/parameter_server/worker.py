@@ -13,7 +13,6 @@ written back after it (`variables.StepScope`). Only the tables of
 `ShardedEmbedding` are looked up where they are.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistill.embedding import sources
 from tfdistill.parameter_server import ahead
 from tfdistill.parameter_server import metric_totals
 from tfdistill.parameter_server import variables
@@ -60,7 +60,7 @@ class RemoteStep:
             (found.iterations, tf.cast(step, found.iterations.dtype)),
         ]
         with (
-            contextlib.nullcontext() if fetched is None else fetched.lookups(),
+            sources.rows_from({} if fetched is None else fetched.lookups()),
             found.step_scope(mapping) as scope,
         ):
             logs = self._model.train_step(data)

@@ -235,10 +235,11 @@ def _optimizer(
         optimizer = make()
         if workload.optimizer_name:
             optimizer = optimizers.named(optimizer, workload.optimizer_name)
-        table = tfdistill.layers.ShardedEmbedding
-        has_tables = any(isinstance(x, table) for x in model.student.layers)
+        layers = tfdistill.layers
+        tables = layers.ShardedEmbedding, layers.DynamicEmbedding
+        has_tables = any(isinstance(x, tables) for x in model.student.layers)
         if cluster.uses_parameter_servers or has_tables:
-            table.check_optimizer(optimizer)
+            layers.ShardedEmbedding.check_optimizer(optimizer)
     except (TypeError, ValueError) as cause:
         raise recipes.OptionsError(str(cause)) from cause
     return optimizer

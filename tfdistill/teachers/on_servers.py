@@ -148,10 +148,10 @@ class ServerCopy:
         self._tables = {
             index: [
                 _two_halves(shard.value) if values is None else shard.value
-                for shard in variable.layer.shards
+                for shard in variable.shards
             ]
             for index, variable in enumerate(graph.variables)
-            if isinstance(variable, tables.LogicalTable)
+            if isinstance(variable, tables.Table)
         }
         self._masters: dict[int, tf.Variable] = {}
         self._local: dict[int, WorkerVariable] = {}
@@ -338,9 +338,9 @@ def student_runner(
     they are, or, with `starts`, a share of the way from the shards there.
     """
     ends = {
-        index: [Rows(shard.value) for shard in variable.layer.shards]
+        index: [Rows(shard.value) for shard in variable.shards]
         for index, variable in enumerate(graph.variables)
-        if isinstance(variable, tables.LogicalTable)
+        if isinstance(variable, tables.Table)
     }
 
     def infer(dense: dict[str, Any], inputs: Any, share: Any) -> list[Any]:

@@ -303,7 +303,7 @@ def check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
             f"other tasks. {remedy}; or train with workers only "
             "(MultiWorkerMirroredStrategy)."
         )
-    if tables.layers_of(model):
+    if tables.tables_of(model):
         raise ValueError(
             "A training step of your own must not be run with a "
             f"layers.ShardedEmbedding; received {name}. The optimizer alone "

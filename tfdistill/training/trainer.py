@@ -24,6 +24,7 @@ import tensorflow as tf
 from tfdistill import data
 from tfdistill.cluster import replicas
 from tfdistill.embedding import rows as table_rows
+from tfdistill.embedding import tables
 from tfdistill.embedding import updates
 from tfdistill.system import fits
 from tfdistill.system import keras_internals
@@ -363,13 +364,13 @@ class ReplicaTrainer(Trainer):
         return self._tables
 
     @property
-    def table_slots(self) -> updates.TableSlots:
-        """What the optimizer keeps for tables: layer, shard, slots by name.
+    def table_shards(self) -> list[tables.Shard]:
+        """The shards of tables, with what the optimizer keeps for each.
 
         Made when the model first trains, or when they are first asked for.
         """
         found = self._table_updates()
-        return [] if found is None else found.slots
+        return [] if found is None else found.shards
 
     def fit(
         self, arguments: dict[str, Any], keras_own: Callable[..., Any]
