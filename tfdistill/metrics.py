@@ -18,8 +18,8 @@ __all__ = [
     "distances",
     "divergence",
     "log_losses",
+    "placements",
     "quality",
-    "ranks",
     "spread",
 ]
 
@@ -195,25 +195,40 @@ def click_quality(
             "`labels` must hold both 0 and 1; received "
             f"{len(labels)} times {rate:.0f}. Use more examples."
         )
-    is_one = labels == 1
-    ones, zeros = int(is_one.sum()), int((~is_one).sum())
-    below = ranks(predictions)[is_one].sum() - ones * (ones + 1) / 2
     least = quality(labels, np.full(len(labels), rate))["log_loss"]
     return {
-        "auc": float(below / (ones * zeros)),
+        "auc": float(placements(labels, predictions)[labels == 1].mean()),
         "calibration": float(predictions.mean(dtype=np.float64) / rate),
         "log_loss": log_loss,
         "normalized_entropy": log_loss / least,
     }
 
 
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Returns each value's place, from 1; equal ones share their mean place.
+def placements(labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
+    """Returns the share of the other label's rows that each row is apart from.
+
+    For a row of label 1 the share of rows of label 0 that are predicted lower,
+    and the other way; of equal predictions half counts. The mean over either
+    label is the area under the ROC curve (DeLong et al. 1988, "Comparing the
+    Areas under Two or More Correlated ROC Curves").
+
+    Args:
+        labels: 0 and 1, both of them, `[examples]`.
+        predictions: Any numbers, `[examples]`.
 
     Example:
-        >>> ranks(np.array([5.0, 7.0, 5.0]))
-        array([1.5, 3. , 1.5])
+        >>> placements(np.array([0, 1, 1]), np.array([0.3, 0.3, 0.8]))
+        array([0.75, 0.5 , 1.  ])
     """
+    is_one = labels == 1
+    below = _ranks(predictions)
+    for side in (is_one, ~is_one):
+        below[side] = (below[side] - _ranks(predictions[side])) / (~side).sum()
+    return np.where(is_one, below, 1 - below)
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Returns each value's place, from 1; equal ones share their mean place."""
     _, places, counts = np.unique(
         values, return_inverse=True, return_counts=True
     )

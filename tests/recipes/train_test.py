@@ -80,6 +80,7 @@ def test_one_group_on_one_machine_leaves_all_files(whole):
     results = json.loads((workdir / "results.json").read_text())
     (group,) = results["groups"]
     assert (group["group"], group["steps"], group["workers"]) == (0, 20, 1)
+    assert group["examples"] == 20 * recipe.arguments["batch_size"]
     assert group["examples_per_second"] > 0
     assert results["mean"] == group["metrics"]
     assert results["agreement"] is None

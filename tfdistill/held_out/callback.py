@@ -1,4 +1,4 @@
-"""HeldOutPredictions: `fit` writes down what a student predicts."""
+"""What a training took, and predictions that `fit` writes at its end."""
 
 import json
 import pathlib
@@ -26,7 +26,76 @@ from tfdistill.training import steps
 _BATCH_SIZE = 256
 
 
-class HeldOutPredictions(steps.SteppedCallback):
+class Measuring(steps.SteppedCallback):
+    """Measures a training, without tracing and without evaluations."""
+
+    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds the callbacks whose doing it measures."""
+        self._exporter: Any = steps.first(callbacks, steps.Exporter)
+        self._mixer = steps.first(callbacks, steps.Mixer)
+        self._waits = [c for c in callbacks if hasattr(c, "waited_secs")]
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts the clocks."""
+        super().on_train_begin(logs)
+        self._start = time.perf_counter(), time.process_time()
+        # Steps and seconds of each epoch, without its evaluation.
+        self._epochs: list[tuple[int, float]] = []
+        self._epoch: tuple[int, float] | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes when an epoch begins."""
+        super().on_epoch_begin(epoch, logs)
+        self._epoch = self.step, time.perf_counter()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Notes when an epoch ends: its evaluation comes next."""
+        if self._epoch is not None:
+            step, start = self._epoch
+            spent = time.perf_counter() - start
+            self._epochs.append((self.step - step, spent))
+            self._epoch = None
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Notes when an epoch without an evaluation ends."""
+        self.on_test_begin()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Stops the clocks."""
+        self.read_step()
+        now = time.perf_counter(), time.process_time()
+        self._spent = np.subtract(now, self._start).tolist()
+
+    def measured(self) -> dict[str, Any]:
+        """Returns the facts of a training that has ended, for its results."""
+        exporter, mixer = self._exporter, self._mixer
+        examples = exporter.counts["examples"] if exporter else 0.0
+        epochs = self._epochs[1:] or self._epochs  # The first one traces.
+        num_steps = sum(steps for steps, _ in epochs)
+        seconds = sum(secs for _, secs in epochs)
+        per_step = examples / self.step if self.step else 0.0
+        variables = self.model.student.trainable_variables
+        exports = {}
+        if exporter:
+            exports = {**exporter.totals, "every_steps": exporter.every_steps}
+        return {
+            "seconds": self._spent[0],
+            "process_seconds": self._spent[1],
+            "steps": self.step,
+            "examples": int(examples),
+            "examples_per_second": per_step * num_steps / max(seconds, 1e-9),
+            "waited_seconds": sum(each.waited_secs for each in self._waits),
+            "parameter_bytes": sum(
+                int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size
+                for v in variables
+            ),
+            "exports": exports,
+            "teachers": self.model.teachers.status(),
+            **({"mixing": mixer.totals} if mixer else {}),
+        }
+
+
+class HeldOutPredictions(Measuring):
     """Writes the student's predictions on held-out data at the end of `fit`.
 
     The chief writes `held_out/NAME.npz` in its group's directory, or in the
@@ -73,30 +142,14 @@ class HeldOutPredictions(steps.SteppedCallback):
         self.name, self._data = name, data
         method.predicted.add(name)
 
-    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds the callbacks whose doing it writes down."""
-        self._exporter: Any = steps.first(callbacks, steps.Exporter)
-        self._mixer = steps.first(callbacks, steps.Mixer)
-        self._waits = [c for c in callbacks if hasattr(c, "waited_secs")]
-
     def on_train_begin(self, logs: Any = None) -> None:
-        """Starts the clocks."""
+        """Checks what would fail after the training."""
         super().on_train_begin(logs)
-        self._start = time.perf_counter(), time.process_time()
-        # Steps and seconds of each epoch, without its evaluation.
-        self._epochs: list[tuple[int, float]] = []
-        self._epoch: tuple[int, float] | None = None
         self._first_loss: float | None = None
-        # Errors now, not after the training.
         _, self._path, _ = objectives.compiled(self.codistilled.loss)
         self._check_obeyed()
         self._labels = self._read(1)
         objectives.check_labels(self.codistilled.loss, self._labels)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes when an epoch begins."""
-        super().on_epoch_begin(epoch, logs)
-        self._epoch = self.step, time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Notes an early loss, which another seed would not give."""
@@ -105,22 +158,9 @@ class HeldOutPredictions(steps.SteppedCallback):
         if self._first_loss is None and self.step > 1 and logs:
             self._first_loss = float(logs["loss"])
 
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Notes when an epoch ends: its evaluation comes next."""
-        if self._epoch is not None:
-            step, start = self._epoch
-            spent = time.perf_counter() - start
-            self._epochs.append((self.step - step, spent))
-            self._epoch = None
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Notes when an epoch without an evaluation ends."""
-        self.on_test_begin()
-
     def on_train_end(self, logs: Any = None) -> None:
         """Predicts on all workers, and writes on the chief."""
-        self.read_step()
-        now = time.perf_counter(), time.process_time()
+        super().on_train_end(logs)
         strategy = self.codistilled.distribute_strategy
         outputs = self._predict()
         if not replicas.is_chief(strategy):
@@ -138,13 +178,11 @@ class HeldOutPredictions(steps.SteppedCallback):
         if not self._epochs and (directory / f"{self.name}.json").exists():
             return  # It was done before a restart, which trained nothing.
         predictions.save(directory / f"{self.name}.npz", predicted)
-        seconds, process_seconds = np.subtract(now, self._start).tolist()
         text = json.dumps(
             {
                 "obeyed": _obeyed(cluster.method),
-                "seconds": seconds,
-                "process_seconds": process_seconds,
-                **self._measured(),
+                "first_loss": self._first_loss,
+                **self.measured(),
             }
         )
         path = directory / f"{self.name}.json"
@@ -223,33 +261,6 @@ class HeldOutPredictions(steps.SteppedCallback):
             if None not in masks:
                 found.append(np.concatenate(list(map(np.asarray, masks))))
         return found
-
-    def _measured(self) -> dict[str, Any]:
-        """Returns the facts of the training for a group's results."""
-        exporter, mixer = self._exporter, self._mixer
-        examples = exporter.counts["examples"] if exporter else 0.0
-        epochs = self._epochs[1:] or self._epochs  # The first one traces.
-        num_steps = sum(steps for steps, _ in epochs)
-        seconds = sum(secs for _, secs in epochs)
-        per_step = examples / self.step if self.step else 0.0
-        variables = self.model.student.trainable_variables
-        exports = {}
-        if exporter:
-            exports = {**exporter.totals, "every_steps": exporter.every_steps}
-        return {
-            "first_loss": self._first_loss,
-            "steps": self.step,
-            "examples": examples,
-            "examples_per_second": per_step * num_steps / max(seconds, 1e-9),
-            "waited_seconds": sum(each.waited_secs for each in self._waits),
-            "parameter_bytes": sum(
-                int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size
-                for v in variables
-            ),
-            "exports": exports,
-            "teachers": self.model.teachers.status(),
-            **({"mixing": mixer.totals} if mixer else {}),
-        }
 
     def _told(self, obeyed: Mapping[str, Any]) -> str:
         names = self.model.teachers.names

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import time
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ import tfdistill
 from tfdistill import data
 from tfdistill import workload as workload_lib
 from tfdistill.follow import screen
+from tfdistill.held_out import callback as measuring_lib
 from tfdistill.held_out import objectives
 from tfdistill.held_out import predictions
 from tfdistill.observe import run_log
@@ -55,30 +55,41 @@ def run(
     loss = task_loss(workload, train)
     with strategy.scope():
         model = make_model(workload, cluster, exchange, loss=loss)
-    watched = _Watched(
-        workload,
-        cluster,
-        exchange,
-        has_teachers=bool(len(model.teachers)),
+    directory = outputs.group_dir(str(cluster.workdir), cluster.group)
+    measuring = measuring_lib.Measuring()
+    backup = tfdistill.callbacks.Backup(
+        directory / "backup",
+        every_steps=workload.backup_every_steps,
+        warm_start=workload.warm_start or None,
     )
     model.fit(
         train,
         validation_data=validation,
         steps_per_epoch=workload.epoch_steps,
         epochs=workload.num_steps // workload.epoch_steps,
-        callbacks=[*watched.callbacks, *callbacks],
+        callbacks=[
+            measuring,
+            *_callbacks(
+                workload,
+                cluster,
+                exchange,
+                backup,
+                has_teachers=bool(len(model.teachers)),
+            ),
+            *callbacks,
+        ],
         verbose=2 if verbose else 0,
     )
     # A collective: every worker takes part, and gets all of them.
     predicted = _predict(model, validation, workload, loss)
     result = {
-        **_summary(recipe, workload, cluster, model),
-        "teachers": model.teachers.status(),
-        **watched.measured(),
+        "group": cluster.group,
+        "recipe": recipe.recipe,
+        "workers": cluster.num_workers,
+        **measuring.measured(),
+        "resumed_step": backup.resumed_step,
     }
     if cluster.is_chief:
-        workdir = str(cluster.workdir)
-        directory = outputs.group_dir(workdir, cluster.group)
         judged, *others = predicted
         outputs.write_predictions(directory, predicted[judged])
         outputs.write_student(model.save, directory)
@@ -88,7 +99,7 @@ def run(
                 name: predicted[name].figures() for name in others
             }
         outputs.write_results(
-            result, workdir=workdir, num_groups=cluster.num_groups
+            result, workdir=str(cluster.workdir), num_groups=cluster.num_groups
         )
     return result
 
@@ -245,74 +256,51 @@ def _optimizer(
     return optimizer
 
 
-class _Watched:
-    """The callbacks of a run, and what they have measured."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        cluster: tfdistill.Cluster,
-        exchange: tfdistill.Exchange,
-        *,
-        has_teachers: bool,
-    ) -> None:
-        callbacks = tfdistill.callbacks
-        directory = outputs.group_dir(str(cluster.workdir), cluster.group)
-        self._pace = _Pace(workload.batch_size)
-        self._exporter = callbacks.StudentExporter(
+def _callbacks(
+    workload: Workload,
+    cluster: tfdistill.Cluster,
+    exchange: tfdistill.Exchange,
+    backup: keras.callbacks.Callback,
+    *,
+    has_teachers: bool,
+) -> list[keras.callbacks.Callback]:
+    """Returns all of them; `fit` runs those that write on the chief only."""
+    callbacks = tfdistill.callbacks
+    directory = outputs.group_dir(str(cluster.workdir), cluster.group)
+    found: list[keras.callbacks.Callback] = []
+    if workload.start_together_secs:
+        found.append(
+            callbacks.WaitForGroups(
+                cluster, limit_secs=workload.start_together_secs
+            )
+        )
+    found.append(
+        callbacks.StudentExporter(
             exchange,
             group=cluster.group,
             schema=workload.schema and workload.schema(),
             **{"every_steps": workload.every_steps, **workload.exporter},
         )
-        self._together = callbacks.WaitForGroups(
-            cluster, limit_secs=workload.start_together_secs
+    )
+    if workload.mixer:
+        found.append(workload.mixer())
+    found += [
+        backup,
+        run_log.RunLogger(str(directory)),
+        callbacks.CodistillTensorBoard(directory / summaries.DIRECTORY),
+    ]
+    if has_teachers:
+        found.append(
+            callbacks.TeacherLoader(every_steps=workload.refresh_every_steps)
         )
-        self._mixer = workload.mixer and workload.mixer()
-        self._backup = callbacks.Backup(
-            directory / "backup",
-            every_steps=workload.backup_every_steps,
-            warm_start=workload.warm_start or None,
-        )
-        loader = callbacks.TeacherLoader(
-            every_steps=workload.refresh_every_steps
-        )
+    if workload.checkpoints != "none":
         best = workload.checkpoints == "best"
         name = "best.keras" if best else "checkpoints/{epoch:05d}.keras"
         checkpoint = keras.callbacks.ModelCheckpoint(
             str(directory / name), monitor="val_loss", save_best_only=best
         )
-        # All; `fit` runs those that write on the chief only.
-        self.callbacks = [
-            *([self._together] if workload.start_together_secs else []),
-            *[self._pace, self._exporter],
-            *([self._mixer] if self._mixer else []),
-            self._backup,
-            run_log.RunLogger(str(directory)),
-            callbacks.CodistillTensorBoard(directory / summaries.DIRECTORY),
-            *([loader] if has_teachers else []),
-            *(
-                [callbacks.IgnoreStorageErrors(checkpoint)]
-                if workload.checkpoints != "none"
-                else []
-            ),
-            *workload.callbacks(),
-        ]
-
-    def measured(self) -> dict[str, Any]:
-        """Returns the facts of the training for the results."""
-        return {
-            "examples_per_second": self._pace.examples_per_second,
-            "seconds": self._pace.seconds,
-            "process_seconds": self._pace.process_seconds,
-            "waited_seconds": self._together.waited_secs,
-            "exports": {
-                **self._exporter.totals,
-                "every_steps": self._exporter.every_steps,
-            },
-            **({"mixing": self._mixer.totals} if self._mixer else {}),
-            "resumed_step": self._backup.resumed_step,
-        }
+        found.append(callbacks.IgnoreStorageErrors(checkpoint))
+    return [*found, *workload.callbacks()]
 
 
 def _predict(
@@ -355,70 +343,3 @@ def _predict(
 
 def _part(values: Any, output: str) -> Any:
     return values[output] if output else values
-
-
-def _summary(
-    recipe: recipes.Recipe,
-    workload: Workload,
-    cluster: tfdistill.Cluster,
-    model: tfdistill.CodistillModel,
-) -> dict[str, Any]:
-    steps = int(model.optimizer.iterations.numpy())
-    return {
-        "group": cluster.group,
-        "recipe": recipe.recipe,
-        "steps": steps,
-        "examples": steps * workload.batch_size,
-        "workers": cluster.num_workers,
-        "parameter_bytes": sum(
-            int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size
-            for v in model.student.trainable_variables
-        ),
-    }
-
-
-class _Pace(keras.callbacks.Callback):
-    """Measures training without tracing and without evaluation."""
-
-    def __init__(self, global_batch_size: int) -> None:
-        super().__init__()
-        self._global_batch_size = global_batch_size
-        # Steps and seconds of each epoch of this process.
-        self._epochs: list[tuple[int, float]] = []
-        self._epoch_start = self._start = self._process_start = 0.0
-        self._first_batch: int | None = None
-        self.seconds = self.process_seconds = 0.0
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._start = time.perf_counter()
-        self._process_start = time.process_time()
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self.seconds = time.perf_counter() - self._start
-        self.process_seconds = time.process_time() - self._process_start
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._first_batch = None
-        self._epoch_start = time.perf_counter()
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        # Not 0 in an epoch that was resumed.
-        if self._first_batch is None:
-            self._first_batch = batch
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        # Between the last step of an epoch and its evaluation.
-        steps = self.params["steps"] - (self._first_batch or 0)
-        seconds = time.perf_counter() - self._epoch_start
-        self._epochs.append((steps, seconds))
-
-    @property
-    def examples_per_second(self) -> float:
-        """The whole group's, in all epochs except the first, which traces.
-
-        0 if nothing was left to train.
-        """
-        epochs = self._epochs[1:] or self._epochs
-        steps = sum(steps for steps, _ in epochs)
-        seconds = sum(seconds for _, seconds in epochs)
-        return steps * self._global_batch_size / seconds if seconds else 0.0

@@ -208,16 +208,10 @@ def offset_parts(labels: np.ndarray, predictions: np.ndarray) -> Parts:
 def auc_parts(labels: np.ndarray, predictions: np.ndarray) -> Parts:
     """Returns the AUC, and what each row adds (DeLong et al. 1988)."""
     is_one = labels == 1
-    ones, zeros = int(is_one.sum()), int((~is_one).sum())
-    within = np.zeros(len(labels))
-    for side in (is_one, ~is_one):
-        within[side] = metrics.ranks(predictions[side])
-    # Share of the other side's rows that lie below.
-    below = metrics.ranks(predictions) - within
-    below /= np.where(is_one, zeros, ones)
-    won = np.where(is_one, below, 1 - below)
+    won = metrics.placements(labels, predictions)
     auc = float(won[is_one].mean())
-    return auc, (won - auc) * len(labels) / np.where(is_one, ones, zeros)
+    sizes = np.where(is_one, is_one.sum(), (~is_one).sum())
+    return auc, (won - auc) * len(labels) / sizes
 
 
 def over_rows(
