@@ -204,7 +204,7 @@ def _mixer(by: str) -> Any:
         tfdistill.mixing.OuterOptimizer(outer),
         every_steps=10,
         num_fragments=4,
-        choose=tfdistill.contrib.AboveRms(),
+        choose=tfdistill.mixing.AboveRms(),
         bits=1,
     )
 

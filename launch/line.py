@@ -2,9 +2,11 @@
 
 import dataclasses
 
-from tfdistill.contrib.line import command
+from tfdistill.commands import main as commands
 
-PROGRAM = dataclasses.replace(command.PROGRAM, name="python -m launch.line")
+PROGRAM = dataclasses.replace(
+    commands.load("line"), name="python -m launch.line"
+)
 main = PROGRAM.main
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Weight decay of kernels only."""
+"""Weight decay of kernels only; and what optimizers of your own need."""
 
 import functools
 import typing
@@ -8,7 +8,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-__all__ = ["with_kernel_decay"]
+from tfdistill.system import keras_internals
+
+__all__ = ["variable_index", "with_kernel_decay"]
 
 _Schedule = keras.optimizers.schedules.LearningRateSchedule
 # Names of what normalization layers learn, and biases; biases of attention and
@@ -146,3 +148,23 @@ def with_kernel_decay(kind: type, *, coupled: bool) -> type:
 
 def _is_schedule(decay: Any) -> bool:
     return isinstance(decay, _Schedule)
+
+
+def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
+    """Returns the place of a variable among those an optimizer was built for.
+
+    In `update_step`, on every replica: the index of its slots in lists that
+    `build` made.
+
+    Args:
+        optimizer: A built optimizer.
+        variable: What `update_step` is given.
+
+    Example:
+        >>> optimizer = keras.optimizers.SGD()
+        >>> variables = [keras.Variable(0.0), keras.Variable(1.0)]
+        >>> optimizer.build(variables)
+        >>> variable_index(optimizer, variables[1])
+        1
+    """
+    return keras_internals.variable_index(optimizer, variable)

@@ -10,11 +10,12 @@ from tensorboard.backend.event_processing import event_accumulator
 
 from launch import line as launched
 from tests.cases import lines
+from tfdistill.commands import main
 from tfdistill.contrib import line as room
-from tfdistill.contrib.line import command
 from tfdistill.contrib.line import gate as gate_lib
 from tfdistill.contrib.line import store
 
+_COMMAND = main.load("line")
 _WORKLOAD = '''
 def workload(spans=(), learning_rate=0.1):
     """Returns nothing: these candidates are not trained."""
@@ -75,7 +76,7 @@ def place(tmp_path):
 
 
 def _call(name, place, *options):
-    return command.main([name, str(place), *map(str, options)])
+    return _COMMAND.main([name, str(place), *map(str, options)])
 
 
 def _day(place, day):

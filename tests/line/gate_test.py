@@ -1,6 +1,7 @@
 """The gate: figures, intervals, verdicts, and what rows and weights show."""
 
 import functools
+import importlib
 import json
 import pathlib
 import re
@@ -12,11 +13,14 @@ import pytest
 import tfdistill
 from tests.cases import lines
 from tfdistill import metrics
-from tfdistill.contrib.line import data_summary
+from tfdistill.contrib.line import data_check
 from tfdistill.contrib.line import gate as gate_lib
 from tfdistill.contrib.line import report as report_lib
 from tfdistill.contrib.line import store
+from tfdistill.contrib.line import weight_check
 from tfdistill.held_out import predictions
+from tfdistill.recipes import outputs
+from tfdistill.recipes import recipes
 from tfdistill.statistics import estimates
 
 _ROWS = 6000
@@ -260,10 +264,17 @@ def _lineage(training, held_out=None):
     found = {"training": training, "held_out": held_out or _span(99, rows=1500)}
     return {
         "data": {
-            name: data_summary.data_summary(*rows, predict=_predict)
+            name: data_check.summary(*rows, predict=_predict)
             for name, rows in found.items()
         }
     }
+
+
+def _look(lineage, earlier=(), look=data_check.check, **limits):
+    """What a look finds, or an empty text."""
+    gate = gate_lib.Gate(**limits)
+    context = gate_lib.Context(gate=gate, lineage=lineage, earlier=earlier)
+    return look(context) or ""
 
 
 def _shuffled(values):
@@ -310,22 +321,28 @@ def _past():
 def test_broken_rows_are_found(kind):
     lineage, (_, said) = _lineage(_break(kind, *_span(4))), _BROKEN[kind]
     for earlier in ([], _past()):
-        found = data_summary.compare(lineage, earlier, gate=gate_lib.Gate())
+        found = _look(lineage, earlier)
         if said is None or (kind == "lost" and not earlier):
             assert not found
         else:
-            assert re.search(rf"\b{re.escape(said)}(?!\w)", " ".join(found))
+            assert re.search(rf"\b{re.escape(said)}(?!\w)", found)
+
+
+def test_a_lineage_of_an_earlier_release_is_read():
+    earlier, broken = json.loads(json.dumps(_past())), _span(4)
+    for one in earlier:
+        for column in one["data"]["training"]["columns"].values():
+            column |= {"mean": 0.5, "std": None}
+    assert not _look(_lineage(_span(4)), earlier)
+    assert _look(_lineage(_break("drifted", *broken)), earlier)
+    gate = {"churn": 0.01, "ignored_columns": ["hour"]}
+    assert gate_lib.Gate.of(gate).churn == 0.01
 
 
 @pytest.mark.deep
 def test_good_rows_raise_no_more_false_alarms_than_stated():
     alarms = sum(
-        bool(
-            data_summary.compare(
-                _lineage(_span(day), _span(day + 1000, rows=1200)),
-                gate=gate_lib.Gate(),
-            )
-        )
+        bool(_look(_lineage(_span(day), _span(day + 1000, rows=1200))))
         for day in range(60)
     )
     assert alarms <= 4  # 1.2 are expected.
@@ -339,29 +356,27 @@ def test_swapped_labels_of_one_id_among_many_are_found_anywhere():
         return inputs, np.where(few, 1 - labels, labels)
 
     good, bad = _span(3), swapped(*_span(3))
-    gate, held_out = gate_lib.Gate(), _span(99, rows=5000)
-    assert not data_summary.compare(_lineage(good, held_out), gate=gate)
+    held_out = _span(99, rows=5000)
+    assert not _look(_lineage(good, held_out))
     for lineage, where in (
         (_lineage(bad, held_out), "trained on"),
         (_lineage(good, swapped(*held_out)), "held out"),
     ):
-        (fault,) = data_summary.compare(lineage, gate=gate)
         assert re.match(
             "The labels look swapped where ad is 26, in [0-9]+ rows "
             f"{where}: .* times as likely",
-            fault,
+            _look(lineage),
         )
 
 
 def test_a_column_may_lose_its_worth_from_day_to_day_or_be_ignored():
-    gate = gate_lib.Gate(ignored_columns=("numbers[0]",))
     broken = _lineage(_break("drifted", *_span(4)))
-    assert not data_summary.compare(broken, gate=gate)
+    assert not _look(broken, ignored_columns=("numbers[0]",))
     *earlier, now = (_lineage(_span(day)) for day in range(5))
     for age, one in enumerate([*earlier, now]):
         for part in one["data"].values():
             part["columns"]["ad"]["worth"] = [0.05 * 0.6**age, 0.001]
-    assert not data_summary.compare(now, earlier, gate=gate_lib.Gate())
+    assert not _look(now, earlier)
 
 
 def test_inputs_of_all_kinds_have_a_summary_that_json_can_hold():
@@ -371,9 +386,9 @@ def test_inputs_of_all_kinds_have_a_summary_that_json_can_hold():
         (np.array(["a", "", "b"]), np.array([1.0, np.inf, np.nan])),
         {"ids": np.array([[1, -2], [3, 4], [5, 6]]), "more": [np.ones(3)]},
     ):
-        found = data_summary.data_summary(inputs, labels)
+        found = data_check.summary(inputs, labels)
         assert json.loads(json.dumps(found)) == found
-    assert found["columns"]["more.0"]["std"] == 0
+    assert found["columns"]["more.0"]["buckets"] == {"4": [3, 0.0]}
 
 
 def test_a_column_is_worth_what_a_model_of_classes_loses_without_it():
@@ -384,7 +399,7 @@ def test_a_column_is_worth_what_a_model_of_classes_loses_without_it():
     def predict(inputs):
         return np.eye(3)[inputs[:, 0].astype(int)] * 0.7 + 0.1
 
-    found = data_summary.data_summary(inputs, labels, predict=predict)
+    found = data_check.summary(inputs, labels, predict=predict)
     used, unused = (one["worth"] for one in found["columns"].values())
     # Two thirds of the rows get another label's 0.1 in place of 0.8.
     assert used[0] == pytest.approx(np.log(8) * 2 / 3, abs=5 * used[1])
@@ -399,7 +414,7 @@ def test_a_table_from_elsewhere_is_found():
     def lineage(table):
         weights = {"table": table, "bias": np.ones(1)}
         return {
-            "weights": data_summary.weight_summary(
+            "weights": weight_check.summary(
                 weights, parent=parent, before=before
             )
         }
@@ -410,11 +425,35 @@ def test_a_table_from_elsewhere_is_found():
         (before["table"], "closer to the previous version's"),
         (rng.normal(size=(2000, 8)), "the largest change so far"),
     ):
-        found = data_summary.compare(
-            lineage(table), [good, good], gate=gate_lib.Gate()
-        )
-        assert said in " ".join(found)
-    assert not data_summary.compare(good, [good], gate=gate_lib.Gate())
+        assert said in _look(lineage(table), [good, good], weight_check.check)
+    assert not _look(good, [good], weight_check.check)
+
+
+_CHECKED = '''
+import tfdistill
+
+line = tfdistill.contrib.line
+
+
+def is_sunday(context):
+    auc = context.figures["candidate"]["auc"]
+    return f"{context.lineage['span']} is a Sunday, with AUC {auc:.1f}."
+
+
+def workload(spans=()):
+    """Returns what has nothing but its gate."""
+    gate = line.Gate(checks=[*line.Gate().checks, is_sunday])
+    return tfdistill.Workload(
+        model=None,
+        data=None,
+        batch_size=1,
+        num_steps=1,
+        evaluate_every_steps=1,
+        optimizer=None,
+        loss=None,
+        line=line.LineSettings(gate=gate),
+    )
+'''
 
 
 @pytest.fixture
@@ -494,6 +533,29 @@ def test_what_was_promoted_long_ago_may_be_removed(line):
         line.local_version(first)
     with pytest.raises(store.RefusedError, match="versions/1 was removed"):
         line.rollback()
+
+
+def test_checks_of_a_workload_hold_a_candidate(line, tmp_path, monkeypatch):
+    day = _Day()
+    _promoted(line, day, "day_1")
+    (tmp_path / "checked.py").write_text(_CHECKED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    checked = importlib.import_module("checked")
+    gate = gate_lib.Gate(checks=[*gate_lib.Gate().checks, checked.is_sunday])
+    same = day.model()
+    # As `retrain` leaves it: functions by their names, and the recipe.
+    settings = json.loads(json.dumps(gate.settings()))
+    number, _ = _candidate(line, "day_2", [same], same, gate=settings)
+    recipe = recipes.get(str(tmp_path / "checked.py"))
+    run = pathlib.Path(line.candidate_path(number), "run")
+    outputs.write_config(recipe, str(run))
+    report = _judge(line, number)
+    assert report["verdict"] == "hold"
+    assert report["reasons"] == ["day_2 is a Sunday, with AUC 0.7."]
+    assert gate_lib.live_verdict(line)[0] == "hold"
+    # Without it the same candidate passes.
+    number, _ = _candidate(line, "day_3", [same], same)
+    assert _judge(line, number)["verdict"] == "promote"
 
 
 def test_a_candidate_of_another_parent_is_held(line):

@@ -162,9 +162,13 @@ def test_two_at_once_are_refused_and_a_dead_one_is_not_missed(tmp_path):
 def test_a_writer_that_lost_its_lease_writes_nothing(monkeypatch):
     line = lines.make("memory://bucket/leases")
     other = {"token": "x", "pid": 1, "host": "other", "until": 10.0**12}
-    note = locks.notes.Notes(line._files, line.root, group=0, signer=None)
+
+    def hold(holder):
+        text = json.dumps({"fields": holder}).encode()
+        line._files.write(f"{line.root}/owner.json", [text])
+
     with line.journal.writing("report") as add:
-        note.write("owner", other)
+        hold(other)
         with pytest.raises(store.BusyError, match="on other holds"):
             add(version=1)
     monkeypatch.setattr(locks, "_LEASE_SECS", 0.3)
@@ -174,7 +178,7 @@ def test_a_writer_that_lost_its_lease_writes_nothing(monkeypatch):
     gone = subprocess.Popen(["true"])
     gone.wait()
     for left in ({"host": os.uname().nodename, "pid": gone.pid}, {"until": 0}):
-        note.write("owner", {**other, **left})
+        hold({**other, **left})
         line.journal.note("report")
     assert _kinds(line) == ["init", "report", "report"]
 

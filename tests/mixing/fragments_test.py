@@ -189,8 +189,8 @@ def test_own_storage_that_fails_is_given_up_with_the_training(tmp_path):
         (None, 8, 0.9999),
         (None, 1, 2 / np.pi),
         (tfdistill.contrib.TopOfChunks(chunk=16), 8, 0.286),
-        (tfdistill.contrib.AboveRms(), 8, 0.8),
-        (tfdistill.contrib.AboveRms(), 1, 0.74),
+        (tfdistill.mixing.AboveRms(), 8, 0.8),
+        (tfdistill.mixing.AboveRms(), 1, 0.74),
     ],
 )
 def test_an_outer_gradient_travels(choose, bits, share):

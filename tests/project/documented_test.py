@@ -5,6 +5,8 @@ import importlib
 import pathlib
 import re
 
+import pytest
+
 import tfdistill
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -78,9 +80,10 @@ def _used(path):
                     yield name, node.attr
 
 
-def test_workloads_use_names_that_modules_list():
+@pytest.mark.parametrize("folder", ["models", "tfdistill/contrib"])
+def test_workloads_and_contrib_use_names_that_modules_list(folder):
     found = {
-        pair for path in (ROOT / "models").rglob("*.py") for pair in _used(path)
+        pair for path in (ROOT / folder).rglob("*.py") for pair in _used(path)
     }
     modules = {
         name: importlib.import_module(f"tfdistill.{name}")

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import pathlib
 import sys
 
@@ -73,6 +74,60 @@ def test_nobody_inside_imports_the_face_of_the_package():
         if "tfdistill" in _imports(path)
     ]
     assert not found
+
+
+def _is_public(dotted: str) -> bool:
+    """Whether contrib may import it: a user may, or its room lists it."""
+    _, room, *name = dotted.split(".")
+    if room == "contrib" or not name:
+        return room in _PUBLIC
+    listed = importlib.import_module(f"tfdistill.{room}").__all__
+    return name == [name[0]] and name[0] in listed
+
+
+def test_contrib_imports_public_names_only():
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in _sources("contrib")
+        for name in _imports(path)
+        if _room(name)
+        and not _is_public(name)
+        # As all packages with names that resolve on first use.
+        and (path.name, name) != ("__init__.py", "tfdistill.system.lazy")
+    }
+    assert not found
+    assert not _is_public("tfdistill.mixing.weights")
+
+
+def test_what_rooms_list_for_contrib_is_documented():
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    listed = {
+        f"{room}.{name}"
+        for room in set(ROOMS) - _PUBLIC - {"__main__"}
+        for name in getattr(
+            importlib.import_module(f"tfdistill.{room}"), "__all__", ()
+        )
+        if (ROOT / "tfdistill" / room / f"{name}.py").exists()
+    }
+    assert len(listed) > 5
+    assert not {name for name in listed if f"`{name}`" not in page}
+
+
+def test_nothing_in_the_core_knows_of_contrib():
+    """But for a command, which is found by its name."""
+    found = {
+        str(path.relative_to(ROOT))
+        for room in set(ROOMS) - {"contrib"}
+        for path in _sources(room)
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if (isinstance(node, ast.Attribute) and node.attr == "contrib")
+        or (
+            isinstance(node, ast.Constant)
+            and str(node.value).startswith("tfdistill.contrib")
+        )
+    }
+    assert found == {"tfdistill/commands/main.py"}
+    assert not {room for room, needs in ROOMS.items() if "contrib" in needs}
 
 
 def test_every_room_is_in_the_table():

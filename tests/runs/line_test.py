@@ -13,7 +13,7 @@ from tests.cases import docs_blocks
 from tests.cases import object_store
 from tests.cases import waits
 from tests.programs import commands
-from tfdistill.contrib.line import command
+from tfdistill.commands import main
 from tfdistill.contrib.line import store
 from tfdistill.held_out import predictions
 from tfdistill.recipes import outputs
@@ -22,6 +22,9 @@ pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.usefixtures("no_process_left"),
 ]
+
+
+_COMMAND = main.load("line")
 
 
 def _workload():
@@ -34,7 +37,7 @@ def _workload():
 
 
 def _line(name, *options):
-    return command.main([name, "clicks", *options])
+    return _COMMAND.main([name, "clicks", *options])
 
 
 def _killed_in_training(start, *options):
@@ -136,7 +139,7 @@ def test_a_line_in_a_bucket_has_the_same_commands(tmp_path, monkeypatch, capfd):
         url = f"{server.url}/clicks"
 
         def call(name, *options):
-            return command.main([name, url, *options])
+            return _COMMAND.main([name, url, *options])
 
         assert call("init", "my_line.py") == 0
         for span in ("0,1,2,3", "4"):

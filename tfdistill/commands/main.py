@@ -4,6 +4,7 @@ import importlib
 import sys
 
 from tfdistill import _version
+from tfdistill.commands import contributed
 from tfdistill.system import programs
 
 # In the order of their use.
@@ -34,8 +35,9 @@ A Keras script runs as it stands:
 
 def load(name: str) -> programs.Program | programs.Commands:
     """Returns the program of a command."""
-    module = _OF_CONTRIB.get(name, f"tfdistill.commands.{name}")
-    return importlib.import_module(module).PROGRAM
+    if name in _OF_CONTRIB:
+        return contributed.program(_OF_CONTRIB[name], name)
+    return importlib.import_module(f"tfdistill.commands.{name}").PROGRAM
 
 
 _PROGRAM = programs.Commands(

@@ -11,7 +11,6 @@ from tfdistill.system import lazy
 if typing.TYPE_CHECKING:
     from tfdistill.contrib import line as line
     from tfdistill.contrib.batch_scaler import BatchScaler as BatchScaler
-    from tfdistill.contrib.choosers import AboveRms as AboveRms
     from tfdistill.contrib.choosers import LocalMaximum as LocalMaximum
     from tfdistill.contrib.choosers import TopOfChunks as TopOfChunks
     from tfdistill.contrib.merge_barrier import MergeBarrier as MergeBarrier
@@ -28,7 +27,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     {
         "batch_scaler": ["BatchScaler"],
-        "choosers": ["AboveRms", "LocalMaximum", "TopOfChunks"],
+        "choosers": ["LocalMaximum", "TopOfChunks"],
         "line": (),
         "merge_barrier": ["MergeBarrier"],
         "mutual_learning": ["OtherStudents"],

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -11,10 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+import tfdistill
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
-from tfdistill.exchange import publisher
-from tfdistill.follow import follower
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ _TOLERANCE_UNITS = 0.75
 _MOST_CHANGE = 1.5
 # The group's speed is a running mean, of which each block makes up a quarter.
 _WEIGHT_OF_LAST = 0.25
+# Between two looks at the peers, and the longest wait for the last one.
+_LOOK_SECS, _LAST_LOOK_SECS = 0.1, 30.0
 # A peer that published nothing for so many blocks sets no pace.
 _SILENT_BLOCKS = 4
 
@@ -126,7 +128,7 @@ class BatchScaler(steps.SteppedCallback):
 
     def __init__(
         self,
-        exchange: publisher.Exchange,
+        exchange: tfdistill.Exchange,
         *,
         batch_size: int,
         every_steps: int,
@@ -148,7 +150,11 @@ class BatchScaler(steps.SteppedCallback):
             ValueError: If an argument is not as above.
         """
         super().__init__()
-        publisher.check_exchange(exchange)
+        if not isinstance(exchange, tfdistill.Exchange):
+            raise ValueError(
+                "`exchange` must be a tfdistill.Exchange; received "
+                f"{exchange!r}. Pass tfdistill.Exchange(directory)."
+            )
         if tf.distribute.has_strategy():
             raise ValueError(
                 "A tfdistill.contrib.BatchScaler must be made outside of "
@@ -184,7 +190,8 @@ class BatchScaler(steps.SteppedCallback):
         # step when that version was first seen.
         self._news: dict[int, tuple[int, float, int]] = {}
         self._mixers: list[Any] = []
-        self._following: follower.Following | None = None
+        self._looking: threading.Thread | None = None
+        self._is_over = threading.Event()
 
     @property
     def batch_size(self) -> int:
@@ -335,10 +342,11 @@ class BatchScaler(steps.SteppedCallback):
         )
         self._news.clear()
         self._values = replicas.WorkerValues(strategy)
-        self._following = follower.Following(
-            [], proposes=False, also=self._look
+        self._is_over.clear()
+        self._looking = threading.Thread(
+            target=self._follow, name="tfdistill-batch-scaler", daemon=True
         )
-        self._following.start()
+        self._looking.start()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Decides on the next block, and moves the learning rate with it."""
@@ -353,9 +361,10 @@ class BatchScaler(steps.SteppedCallback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Ends the thread."""
-        if self._following is not None:
-            self._following.stop()
-            self._following = None
+        if self._looking is not None:
+            self._is_over.set()
+            self._looking.join(_LAST_LOOK_SECS)
+            self._looking = None
 
     def _agreed(self, done: int) -> int:
         """The size of the block after the next; all workers get the chief's."""
@@ -406,6 +415,14 @@ class BatchScaler(steps.SteppedCallback):
 
     def _set_factor(self, size: int) -> None:
         self._factor.assign(size / self._first_size)
+
+    def _follow(self) -> None:
+        """Looks, until the training is over."""
+        while not self._is_over.wait(_LOOK_SECS):
+            try:
+                self._look()
+            except Exception:
+                _log.exception("Looking for versions failed")
 
     def _look(self) -> None:
         """Notes the peers' versions as they arrive; errors are tried again."""

@@ -67,41 +67,6 @@ class LocalMaximum:
         return np.flatnonzero((ahead >= largest) & (largest > 0))
 
 
-class AboveRms:
-    """Picks what is larger than the root mean square of its bin.
-
-    Of normally distributed numbers a third is picked with a ratio of 1. These
-    have 80% of the sum of squares, and their signs alone give 74%: so in one
-    bit each (`FragmentMixer(bits=1)`) they convey more than fewer in eight.
-
-    Args:
-        ratio: What the root mean square is multiplied with, > 0. Default 1.
-        bin_size: Elements a bin, >= 1; the last is filled up with zeros.
-            Default 256.
-
-    Example:
-        >>> AboveRms(bin_size=4)(np.array([0.0, 2, -3, 1]), np.zeros(4))
-        array([1, 2])
-    """
-
-    def __init__(self, *, ratio: float = 1.0, bin_size: int = 256) -> None:
-        if ratio <= 0 or bin_size < 1:
-            raise ValueError(
-                "`ratio` must be > 0 and `bin_size` >= 1; received "
-                f"{ratio} and {bin_size}."
-            )
-        self._ratio, self._bin_size = ratio, bin_size
-
-    def __call__(self, values: np.ndarray, residue: np.ndarray) -> np.ndarray:
-        """Returns the indices to send."""
-        owed = values + residue
-        padding = 0, -len(owed) % self._bin_size
-        squares = np.pad(owed**2, padding).reshape(-1, self._bin_size)
-        least = self._ratio**2 * squares.mean(axis=1, keepdims=True)
-        is_more = (squares > least) | ((squares == least) & (squares > 0))
-        return np.flatnonzero(is_more.reshape(-1)[: len(owed)])
-
-
 def _in_bins(values: np.ndarray, size: int) -> np.ndarray:
     """Returns the magnitudes as `[bins, size]`, with -1 after the last."""
     padding = 0, -len(values) % size

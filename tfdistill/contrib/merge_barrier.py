@@ -17,9 +17,6 @@ import tensorflow as tf
 from tfdistill import mixing
 from tfdistill import schedules
 from tfdistill.cluster import replicas
-from tfdistill.exports import saved_model
-from tfdistill.follow import follower
-from tfdistill.mixing import weights
 
 _log = logging.getLogger(__name__)
 # In a manifest's `extras`: whether a group no longer mixes.
@@ -92,7 +89,9 @@ class MergeBarrier(mixing.WeightMixer):
             tf.convert_to_tensor, held_out[:2]
         )
         self._margin = float(margin)
-        self._weight = schedules.get(weight)
+        if not callable(weight):
+            weight = schedules.BurnIn(steps=0, weight=weight)
+        self._weight = weight
         self._taken: list[tuple[Any, Any]] = []
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
@@ -143,13 +142,12 @@ class MergeBarrier(mixing.WeightMixer):
             )
         self._loss = keras.losses.get(loss)
         self._graph = model.graph
-        self._writer = saved_model.SavedModelWriter(model.graph)
         self._values = replicas.WorkerValues(strategy)
-        self._loss_of(self._writer.snapshot())
+        self._loss_of(self._snapshot())
         self._values.gathered(0)
         super().on_train_begin(logs)
 
-    def goes_on(self, staged: Sequence[follower.Staged]) -> bool:
+    def goes_on(self, staged: Sequence[Any]) -> bool:
         """Whether the chief, and all whose versions these are, still mix."""
         is_wanted = self._values.gathered(self.barrier is None)[0]
         extras = [each.version.manifest.extras for each in staged]
@@ -158,7 +156,7 @@ class MergeBarrier(mixing.WeightMixer):
         if staged and replicas.is_chief(self.model.distribute_strategy):
             # At most one comparison waits: a slow one skips mixes.
             others = [each.values for each in staged]
-            self._taken = [(self._writer.snapshot(), others)]
+            self._taken = [(self._snapshot(), others)]
         return True
 
     def end(self) -> None:
@@ -191,6 +189,13 @@ class MergeBarrier(mixing.WeightMixer):
             if not barrier <= self._margin:
                 self.barrier = barrier
             self.num_compared += 1
+
+    def _snapshot(self) -> list[tf.Tensor]:
+        """Returns the student's values, which the next step leaves as they are.
+
+        In the order of its graph.
+        """
+        return [tf.convert_to_tensor(v.value) for v in self._graph.variables]
 
     def _barrier_of(self, versions: Sequence[Sequence[Any]]) -> float:
         """Returns the loss of the mean less the mean of the losses.
@@ -226,7 +231,8 @@ def _mean(versions: Sequence[Sequence[Any]]) -> list[Any]:
     for values in zip(*versions, strict=True):
         first = tf.convert_to_tensor(values[0])
         if first.dtype.is_floating:
-            same = [tf.cast(value, first.dtype) for value in values]
-            first = weights.mean_of(same)
+            # Equal ones stay what they are.
+            apart = [tf.cast(value, first.dtype) - first for value in values]
+            first += tf.add_n(apart) / len(apart)
         found.append(first)
     return found

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdistill.cluster import identity
-from tfdistill.teachers import teacher
+import tfdistill
+from tfdistill import teachers
 
 
-class OtherStudents(teacher.Teacher):
+class OtherStudents(teachers.Teacher):
     """Lets students that are outputs of one model teach each other.
 
     The model returns its first student's outputs, then the next student's.
@@ -43,7 +43,7 @@ class OtherStudents(teacher.Teacher):
             )
         self._num_students, self._distance = num_students, 1
 
-    def members(self, cluster: identity.Cluster) -> Sequence[teacher.Teacher]:
+    def members(self, cluster: tfdistill.Cluster) -> Sequence[teachers.Teacher]:
         """Returns one teacher for each distance between two students."""
         found = []
         for distance in range(1, self._num_students):
@@ -52,7 +52,7 @@ class OtherStudents(teacher.Teacher):
             found.append(ahead)
         return found
 
-    def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
+    def ask(self, batch: teachers.Batch) -> list[tf.Tensor]:
         """Returns the outputs of the step, each student's at another's place.
 
         They come from a training forward pass, as predictions from peers do.

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+import tfdistill
 from tfdistill import data
-from tfdistill.cluster import identity
-from tfdistill.system import keras_internals
+from tfdistill import optimizers
 
 
 @keras.saving.register_keras_serializable("tfdistill")
@@ -100,7 +100,7 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
         self, gradient: Any, variable: Any, learning_rate: Any
     ) -> None:
         """Updates one variable on one replica."""
-        index = keras_internals.variable_index(self, variable)
+        index = optimizers.variable_index(self, variable)
         dtype = variable.dtype
         weights = tf.convert_to_tensor(variable)
         slope = tf.cast(tf.convert_to_tensor(gradient), dtype)
@@ -151,7 +151,7 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
 def dirichlet_shard(
     arrays: Any,
     labels: npt.ArrayLike,
-    cluster: identity.Cluster | None = None,
+    cluster: tfdistill.Cluster | None = None,
     *,
     alpha: float,
     seed: int,
@@ -179,12 +179,12 @@ def dirichlet_shard(
         DataError: This group would have no example.
 
     Example:
-        >>> cluster = identity.Cluster(group=1, num_groups=2)
+        >>> cluster = tfdistill.Cluster(group=1, num_groups=2)
         >>> x = np.arange(8)
         >>> dirichlet_shard(x, x % 2, cluster, alpha=0.5, seed=2).tolist()
         [0, 2, 4, 6]
     """
-    cluster = cluster or identity.Cluster.from_env()
+    cluster = cluster or tfdistill.Cluster.from_env()
     of_examples = np.asarray(labels)
     if not alpha > 0:
         raise ValueError(f"`alpha` must be > 0; received {alpha}.")

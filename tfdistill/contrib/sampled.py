@@ -7,8 +7,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill.embedding import rows as rows_lib
-
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class SampledOutput(keras.layers.Layer):
@@ -231,12 +229,8 @@ class SampledOutput(keras.layers.Layer):
         Keras' optimizers treat a row that comes twice as two rows, which gives
         another update than a dense gradient.
         """
-        return rows_lib.look_up(
-            [variable.value],
-            rows_lib.RowLayout(self.num_classes, sharding="contiguous"),
-            tf.cast(classes, tf.int64),
-            dtype=variable.dtype,
-        )
+        distinct, places = tf.unique(classes)
+        return tf.gather(tf.gather(variable.value, distinct), places)
 
     def _draw(self) -> tf.Tensor:
         """Draws classes, all different and equally likely; returns them sorted.

@@ -144,7 +144,7 @@ def promote(
             copy.rename(target)
             _DISK.sync(parent)
         else:
-            copy_files(_DISK, str(copy), files, target)
+            _copy_files(_DISK, str(copy), files, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return True
@@ -171,7 +171,25 @@ def _put(path: pathlib.Path, content: bytes | os.PathLike[str]) -> None:
         shutil.copyfile(content, path)
 
 
-def copy_files(
+def fetch(files: filesystem.FileSystem, path: str, target: str) -> None:
+    """Copies a promoted version to a local directory, which appears whole.
+
+    FileNotFoundError if there is none; CorruptVersionError if a file differs
+    from its manifest.
+    """
+    parent, name = os.path.split(target)
+    os.makedirs(parent, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=ASIDE, dir=parent) as aside:
+        draft = f"{aside}/{name}"
+        _copy_files(files, path, _DISK, draft)
+        text = pathlib.Path(draft, manifest.FILE_NAME).read_bytes()
+        said = manifest.Manifest.from_json(text)
+        copy = versions.Version(said.group, said.step, draft, said)
+        versions.check_content(_DISK, copy)
+        os.rename(draft, target)
+
+
+def _copy_files(
     source: filesystem.FileSystem,
     directory: str,
     target: filesystem.FileSystem,

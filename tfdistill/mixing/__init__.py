@@ -8,6 +8,7 @@ import typing
 from tfdistill.system import lazy
 
 if typing.TYPE_CHECKING:
+    from tfdistill.mixing.fragments import AboveRms as AboveRms
     from tfdistill.mixing.fragments import FragmentMixer as FragmentMixer
     from tfdistill.mixing.mixer import WeightMixer as WeightMixer
     from tfdistill.mixing.rules import ModelAveraging as ModelAveraging
@@ -17,7 +18,7 @@ if typing.TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     {
-        "fragments": ["FragmentMixer"],
+        "fragments": ["AboveRms", "FragmentMixer"],
         "mixer": ["WeightMixer"],
         "rules": ["ModelAveraging", "OuterOptimizer", "Rule"],
     },

@@ -249,7 +249,7 @@ def diloco_fragments(
             _outer_rule(),
             every_steps=max(1, every_steps // num_fragments),
             num_fragments=num_fragments,
-            choose=tfdistill.contrib.AboveRms(),
+            choose=tfdistill.mixing.AboveRms(),
             bits=bits,
         )
 

@@ -246,17 +246,6 @@ def read(path: str | os.PathLike[str]) -> Recipe:
         raise ValueError(f"{path}: {cause}") from cause
 
 
-def check_takes_spans(recipe: Recipe) -> None:
-    """Checks that a recipe has an argument for the data to train on."""
-    if "spans" not in recipe.arguments:
-        raise ValueError(
-            "The recipe of a line must have the argument `spans`, a list of "
-            f"names of training data, oldest first; {recipe.recipe} has "
-            f"{', '.join(recipe.arguments) or 'none'}. Add spans=(), and "
-            "select the rows by it."
-        )
-
-
 def override(recipe: Recipe, changes: Sequence[str]) -> Recipe:
     """Returns a recipe with some arguments changed by `NAME=VALUE`.
 

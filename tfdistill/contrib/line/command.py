@@ -1,22 +1,32 @@
-"""The command `tfdistill line`: a served model that is retrained again."""
+"""The command `tfdistill line`: a served model that is retrained again.
 
+`commands.contributed` makes programs of what is listed here.
+"""
+
+import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
+from typing import Any
 from typing import NamedTuple
 
-from absl import logging
+from absl import app
 
+from tfdistill.contrib.line import settings
 from tfdistill.contrib.line import status
 from tfdistill.contrib.line import store
 from tfdistill.recipes import recipes
-from tfdistill.system import extras
-from tfdistill.system import programs
 from tfdistill.system import untrusted
 
-EXIT_FAILURE, EXIT_PIPE = 1, 141
+ABOUT = "Retrains a served model on new data, again and again."
+NOTES = """\
+example:
+  tfdistill line init /models/clicks my_workload.py
+  tfdistill line retrain /models/clicks --span=day_07
+  tfdistill line judge /models/clicks
+  tfdistill line promote /models/clicks
+"""
 _WHY = "<TEXT>: reason for the log"
 EXITS = {"promote": 0, "hold": 3, "worse": 3, "roll back": 4}
 _NOTES = """\
@@ -27,36 +37,60 @@ failed; 2 for wrong options; 130 after Ctrl-C{more}.
 """
 
 
-class _Command(NamedTuple):
+_Run = Callable[[argparse.Namespace], int]
+
+
+class Command(NamedTuple):
     """A command: what it does, its options, and what `--help` says."""
 
     about: str
-    run: Callable[[programs.Options], int]
-    define: Callable[[programs.Flags], None]
-    exits: str
+    usage: str
+    notes: str
+    # Adds the options to a parser, by `add_argument` and `add`.
+    define: Callable[[Any], None]
+    # Returns the exit code. An `app.UsageError` is about the options.
+    run: _Run
 
 
-_COMMANDS: dict[str, _Command] = {}
+COMMANDS: dict[str, Command] = {}
 
 
 def _command(
     about: str,
-    define: Callable[[programs.Flags], None] = lambda flags: None,
+    define: Callable[[Any], None] = lambda flags: None,
     *,
     exits: str = "",
-) -> Callable[..., Callable[[programs.Options], int]]:
+) -> Callable[[_Run], _Run]:
     """Makes a function the command of its name."""
 
-    def add(
-        run: Callable[[programs.Options], int],
-    ) -> Callable[[programs.Options], int]:
-        _COMMANDS[run.__name__[1:]] = _Command(about, run, define, exits)
+    def add(run: _Run) -> _Run:
+        name = run.__name__[1:]
+
+        def define_all(flags: Any) -> None:
+            flags.add_argument("place", metavar="DIR")
+            flags.add_argument("file", nargs="?", metavar="my_workload.py")
+            define(flags)
+            if name != "init":
+                flags.add(
+                    "workdir",
+                    "<DIR>: local directory for candidates, if the line is in "
+                    "an object store",
+                )
+
+        file = "my_workload.py" if name == "init" else "[my_workload.py]"
+        COMMANDS[name] = Command(
+            about=about,
+            usage=f"DIR {file} [options]",
+            notes=_NOTES.format(more=exits),
+            define=define_all,
+            run=run,
+        )
         return run
 
     return add
 
 
-def _open(options: programs.Options) -> store.Line:
+def _open(options: argparse.Namespace) -> store.Line:
     """Returns the line; a UsageError if it is of another recipe."""
     try:
         line = store.Line(options.place, workdir=options.workdir)
@@ -67,11 +101,11 @@ def _open(options: programs.Options) -> store.Line:
                 "Leave the file out, or create another line for it."
             )
     except (ValueError, OSError) as error:
-        raise programs.UsageError(str(error)) from error
+        raise app.UsageError(str(error)) from error
     return line
 
 
-def _init_options(flags: programs.Flags) -> None:
+def _init_options(flags: Any) -> None:
     flags.add(
         "name", "<NAME>: name of the served model; default: the name of DIR"
     )
@@ -80,11 +114,11 @@ def _init_options(flags: programs.Flags) -> None:
 
 
 @_command("create a line in a directory or bucket", _init_options)
-def _init(options: programs.Options) -> int:
+def _init(options: argparse.Namespace) -> int:
     try:
         own = recipes.get(options.file or "")
         recipes.override(own, options.override)  # They are known, and fit.
-        recipes.check_takes_spans(own)
+        settings.check_takes_spans(own)
         line = store.Line.init(
             options.place,
             workload=recipes.place(options.file),
@@ -93,7 +127,7 @@ def _init(options: programs.Options) -> int:
             served_from=options.served_from,
         )
     except ValueError as error:
-        raise programs.UsageError(str(error)) from error
+        raise app.UsageError(str(error)) from error
     print(
         f"{line.root}\nServe it by: tensorflow_model_server "
         f"--model_config_file={line.root}/{store.POINTER} "
@@ -102,7 +136,7 @@ def _init(options: programs.Options) -> int:
     return 0
 
 
-def _retrain_options(flags: programs.Flags) -> None:
+def _retrain_options(flags: Any) -> None:
     add = flags.add
     add("span", "<NAME>: new data to train on", required=True)
     add("again", "train another candidate on the same span", False)
@@ -129,7 +163,7 @@ def _retrain_options(flags: programs.Flags) -> None:
     "train a candidate on new data, from the promoted version",
     _retrain_options,
 )
-def _retrain(options: programs.Options) -> int:
+def _retrain(options: argparse.Namespace) -> int:
     line = _open(options)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfdistill.contrib.line import retrain
@@ -163,7 +197,7 @@ def _newest(line: store.Line, number: int | None) -> int:
     return number
 
 
-def _judge_options(flags: programs.Flags) -> None:
+def _judge_options(flags: Any) -> None:
     flags.add("number", "candidate; default: the newest", kind=int)
 
 
@@ -172,8 +206,7 @@ def _judge_options(flags: programs.Flags) -> None:
     _judge_options,
     exits="; 3 if the verdict is to hold it",
 )
-def _judge(options: programs.Options) -> int:
-    extras.check("matplotlib", "scipy")
+def _judge(options: argparse.Namespace) -> int:
     line = _open(options)
     number = _newest(line, options.number)
     with line.locked("judge"):
@@ -216,7 +249,7 @@ def _reasons(line: store.Line, number: int) -> str:
     return said
 
 
-def _promote_options(flags: programs.Flags) -> None:
+def _promote_options(flags: Any) -> None:
     _judge_options(flags)
     flags.add("why", _WHY)
     flags.add("force", "promote it even if it was held or rolled back", False)
@@ -225,7 +258,7 @@ def _promote_options(flags: programs.Flags) -> None:
 @_command(
     "make the newest candidate the version that is served", _promote_options
 )
-def _promote(options: programs.Options) -> int:
+def _promote(options: argparse.Namespace) -> int:
     line = _open(options)
     number = _newest(line, options.number)
     with line.locked("promote"):
@@ -247,7 +280,7 @@ def _promote(options: programs.Options) -> int:
     return 0
 
 
-def _rollback_options(flags: programs.Flags) -> None:
+def _rollback_options(flags: Any) -> None:
     text = "an earlier promoted version; default: the previous one"
     flags.add("to", text, kind=int)
     flags.add("why", _WHY)
@@ -257,7 +290,7 @@ def _rollback_options(flags: programs.Flags) -> None:
     "undo the last promotion and serve the previous version",
     _rollback_options,
 )
-def _rollback(options: programs.Options) -> int:
+def _rollback(options: argparse.Namespace) -> int:
     line = _open(options)
     is_new = line.rollback(options.to, why=options.why or "")
     now = line.journal.pointer()
@@ -266,7 +299,7 @@ def _rollback(options: programs.Options) -> int:
     return 0
 
 
-def _report_options(flags: programs.Flags) -> None:
+def _report_options(flags: Any) -> None:
     add = flags.add
     add("version", "version that was served", kind=int, required=True)
     add(
@@ -294,7 +327,7 @@ def _report_options(flags: programs.Flags) -> None:
     exits="; 3 if it is worse and no version was promoted before it; 4 if it "
     "is or was rolled back",
 )
-def _report(options: programs.Options) -> int:
+def _report(options: argparse.Namespace) -> int:
     line = _open(options)
     from tfdistill.contrib.line import gate
 
@@ -334,72 +367,18 @@ def _report(options: programs.Options) -> int:
     return code
 
 
-def _log_options(flags: programs.Flags) -> None:
+def _log_options(flags: Any) -> None:
     flags.add("json", "print one JSON object per line", False)
 
 
 @_command("print what happened, oldest first", _log_options)
-def _log(options: programs.Options) -> int:
+def _log(options: argparse.Namespace) -> int:
     for event in _open(options).journal.events():
         print(json.dumps(event) if options.json else status.event_line(event))
     return 0
 
 
 @_command("show candidates over time, and what is promoted")
-def _status(options: programs.Options) -> int:
+def _status(options: argparse.Namespace) -> int:
     status.show(_open(options))
     return 0
-
-
-def _load(name: str) -> programs.Program:
-    command = _COMMANDS[name]
-
-    def define(flags: programs.Flags) -> None:
-        flags.add_argument("place", metavar="DIR")
-        flags.add_argument("file", nargs="?", metavar="my_workload.py")
-        command.define(flags)
-        if name != "init":
-            text = (
-                "<DIR>: local directory for candidates, if the line is in "
-                "an object store"
-            )
-            flags.add("workdir", text)
-
-    def guarded(options: programs.Options) -> int:
-        try:
-            code = command.run(options)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            programs.forget_output()
-            return EXIT_PIPE
-        except KeyboardInterrupt:
-            logging.error("Interrupted. The same command resumes.")
-            return 130
-        except (OSError, RuntimeError, ValueError) as error:
-            logging.error("%s", error)
-            return EXIT_FAILURE
-        return code
-
-    file = "my_workload.py" if name == "init" else "[my_workload.py]"
-    return programs.Program(
-        name=f"tfdistill line {name}",
-        usage=f"DIR {file} [options]",
-        about=f"{command.about[0].upper()}{command.about[1:]}.",
-        notes=_NOTES.format(more=command.exits),
-        define=define,
-        run=guarded,
-    )
-
-
-PROGRAM = programs.Commands(
-    name="tfdistill line",
-    about="Retrains a served model on new data, again and again.",
-    commands={name: one.about for name, one in _COMMANDS.items()},
-    load=_load,
-    notes="example:\n"
-    "  tfdistill line init /models/clicks my_workload.py\n"
-    "  tfdistill line retrain /models/clicks --span=day_07\n"
-    "  tfdistill line judge /models/clicks\n"
-    "  tfdistill line promote /models/clicks\n",
-)
-main = PROGRAM.main

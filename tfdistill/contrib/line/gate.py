@@ -9,6 +9,7 @@ import json
 import math
 import pathlib
 import statistics
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,10 +18,13 @@ from typing import Any
 import numpy as np
 
 from tfdistill import metrics
-from tfdistill.contrib.line import data_summary
+from tfdistill.contrib.line import data_check
 from tfdistill.contrib.line import figures
 from tfdistill.contrib.line import report as report_lib
+from tfdistill.contrib.line import weight_check
 from tfdistill.held_out import predictions
+from tfdistill.recipes import outputs
+from tfdistill.recipes import recipes
 from tfdistill.statistics import estimates as estimates_lib
 from tfdistill.system import run_files
 
@@ -85,6 +89,9 @@ class Gate:
         live_drift: The same limit against the held-out loss at the promotion,
             when the previous version isn't reported: other days differ. Default
             0.05.
+        checks: Functions of a `Context`, each of which returns None, or a
+            sentence why the candidate is held. Default: the look at its data,
+            and at its weights. To add one: `checks=[*Gate().checks, mine]`.
     """
 
     confidence: float = 0.95
@@ -103,6 +110,10 @@ class Gate:
     canary_examples: int = 10_000
     live_log_loss: float = 0.01
     live_drift: float = 0.05
+    checks: Sequence[Callable[["Context"], str | None]] = (
+        data_check.check,
+        weight_check.check,
+    )
 
     def __post_init__(self) -> None:
         """Checks ranges."""
@@ -112,6 +123,44 @@ class Gate:
                     f"`{name}` must be between 0 and 1; received "
                     f"{getattr(self, name)}."
                 )
+
+    def settings(self) -> dict[str, Any]:
+        """Returns its fields, for JSON: functions by their names."""
+        fields = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self)
+        }
+        names = [f"{c.__module__}.{c.__qualname__}" for c in self.checks]
+        return {**fields, "checks": names}
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "Gate":
+        """Returns the gate of these settings, with the default checks."""
+        return cls(**{k: v for k, v in settings.items() if k != "checks"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a check gets: a candidate, and what it is to replace.
+
+    Attributes:
+        gate: The gate, with its limits.
+        candidate: For each retrain, predictions of the held-out rows: `labels`,
+            and probabilities as `compared`.
+        promoted: The promoted version's; None if there is none.
+        slices: By name: which rows are in it, bool `[rows]`.
+        figures: By name, of all rows: of the "candidate" and the "promoted".
+        lineage: Where the candidate comes from: its `span`, `metrics`,
+            `examples`, and summaries of its `data` and `weights`.
+        earlier: Lineages of the versions promoted before, the oldest first.
+    """
+
+    gate: Gate
+    candidate: Sequence[Any] = ()
+    promoted: Any = None
+    slices: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    lineage: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    earlier: Sequence[Mapping[str, Any]] = ()
 
 
 def verdict(
@@ -128,7 +177,7 @@ def verdict(
     `candidate` has one of `held_out.predictions` for each retrain, `promoted`
     is the promoted version's, for the same rows. If there is none, the
     candidate has to be better than the share of each label. Slices are bool
-    `[rows]`. See `data_summary.compare` for what is compared of lineages.
+    `[rows]`. Lineages are what the gate's checks compare; see `Context`.
     """
     masks = {k: np.asarray(rows, bool) for k, rows in (slices or {}).items()}
     labels = np.asarray(candidate[0].labels)
@@ -178,7 +227,16 @@ def verdict(
     losses = np.mean([one.means["log_loss"] for one in models], axis=0)
     failed = [] if before else _unskilled(labels, float(losses.mean()))
     failed += _beyond(gate, estimates, lacked)
-    failed += data_summary.compare(lineage or {}, earlier, gate=gate)
+    context = Context(
+        gate=gate,
+        candidate=candidate,
+        promoted=promoted,
+        slices=masks,
+        figures=overall,
+        lineage=lineage or {},
+        earlier=earlier,
+    )
+    failed += [why for check in gate.checks if (why := check(context))]
     return {
         "verdict": HOLD if failed else PROMOTE,
         "reasons": failed or [_passed(estimates, len(judged), data)],
@@ -209,7 +267,7 @@ def verdict(
             "standard_deviation": float(losses.std()),
             "examples": len(losses),
         },
-        "gate": dataclasses.asdict(gate),
+        "gate": gate.settings(),
     }
 
 
@@ -326,7 +384,7 @@ def judge(line: "store.Line", number: int) -> dict[str, Any]:
         with contextlib.suppress(ValueError):  # Old ones may be removed.
             earlier += [line.lineage(one)] if one < number else []
     report = verdict(
-        Gate(**lineage.get("gate", {})),
+        _gate(path, lineage),
         candidate=[predictions.read(group) for group in groups],
         promoted=predictions.read(promoted) if promoted.exists() else None,
         slices=slices,
@@ -350,6 +408,23 @@ def judge(line: "store.Line", number: int) -> dict[str, Any]:
     return report
 
 
+def _gate(path: pathlib.Path, lineage: Mapping[str, Any]) -> Gate:
+    """Returns a candidate's gate; its workload has added functions."""
+    settings = lineage.get("gate", {})
+    gate = Gate.of(settings)
+    if settings.get("checks") in (None, gate.settings()["checks"]):
+        return gate
+    recipe = recipes.read(path / RUN / outputs.CONFIG)
+    own = dataclasses.replace(recipe, method=None, method_arguments={})
+    line = own.workload().line
+    if not line or not line.gate:
+        raise ValueError(
+            f"The workload {recipe.recipe} must have the gate that candidate "
+            f"{path} was trained with: {', '.join(settings['checks'])}."
+        )
+    return dataclasses.replace(gate, checks=line.gate.checks)
+
+
 def live_verdict(
     line: "store.Line", *, more: Sequence[dict[str, Any]] = ()
 ) -> tuple[str, list[str]]:
@@ -369,7 +444,7 @@ def live_verdict(
     served, previous = pointer.get("version"), pointer.get("previous")
     if served is None:
         return HOLD, ["No version is promoted."]
-    gate = Gate(**line.lineage(served).get("gate", {}))
+    gate = Gate.of(line.lineage(served).get("gate", {}))
     since = [
         e
         for e in line.journal.events("report")

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdistill.exchange import filesystem
-from tfdistill.exchange import notes
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 # In a store: how long a lock lasts whose holder has died, and how long another
 # may take from finding none to writing its own.
 _LEASE_SECS, _SETTLE_SECS = 20.0, 0.25
+_MAX_BYTES = 4096
 
 
 class BusyError(RuntimeError):
@@ -73,18 +73,26 @@ def in_store(
     after a while, longer than a request should take, and right before they
     write anything: the one that finds the other's ends.
     """
-    note = notes.Notes(files, root, group=0, signer=None)
-    path, deadline = note.path("owner"), time.monotonic() + 2 * _LEASE_SECS
-    while (found := note.read("owner")) and _is_alive(found):
+    path, deadline = f"{root}/owner.json", time.monotonic() + 2 * _LEASE_SECS
+
+    def holder() -> dict[str, Any]:
+        try:
+            text = filesystem.read(files, path, max_bytes=_MAX_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        return (untrusted.json_object(text) or {}).get("fields") or {}
+
+    while (found := holder()) and _is_alive(found):
         if time.monotonic() >= deadline:
             raise _busy(path, found, what)
         time.sleep(_SETTLE_SECS)
     own = {**_own(what), "token": uuid.uuid4().hex}
     own["until"] = time.time() + _LEASE_SECS
-    note.write("owner", own)
+    text = json.dumps({"fields": own, "signature": None})
+    files.write(path, [text.encode()])
 
     def confirm() -> None:
-        found = note.read("owner") or {}
+        found = holder()
         if found != own or not time.time() < own["until"]:
             raise _busy(path, found, what)
 
@@ -95,7 +103,7 @@ def in_store(
     finally:
         with contextlib.suppress(OSError, BusyError):
             confirm()
-            note.remove("owner")
+            files.remove(path)
 
 
 def _is_alive(holder: Mapping[str, Any]) -> bool:

@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 
 import tfdistill
-from tfdistill.contrib.line import data_summary
+from tfdistill.contrib.line import data_check
 from tfdistill.contrib.line import gate
+from tfdistill.contrib.line import settings as settings_lib
 from tfdistill.contrib.line import store
+from tfdistill.contrib.line import weight_check
 from tfdistill.held_out import predictions
 from tfdistill.recipes import outputs
 from tfdistill.recipes import recipes
@@ -143,7 +145,7 @@ def _recipe(
     recipe = recipes.get(settings["workload"]).changed(
         {**settings["overrides"], **(overrides or {})}
     )
-    recipes.check_takes_spans(recipe)
+    settings_lib.check_takes_spans(recipe)
     return recipe
 
 
@@ -210,7 +212,7 @@ class _Candidate:
         if found.training is not None:
             of_inputs = predict and span_data.probabilities(predict)
             result["data"] = {
-                name: data_summary.data_summary(*rows, predict=of_inputs)
+                name: data_check.summary(*rows, predict=of_inputs)
                 for name, rows in (
                     ("training", found.training),
                     ("held_out", found.held_out),
@@ -261,7 +263,7 @@ class _Candidate:
         if before := self.line.lineage(self.parent)["parent"]:
             with contextlib.suppress(FileNotFoundError):  # It was removed.
                 earlier = span_data.weights(self.line.local_version(before))
-        return data_summary.weight_summary(
+        return weight_check.summary(
             span_data.weights(version),
             parent=span_data.weights(self.promoted),
             before=earlier,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdistill.contrib.line import gate as gate_lib
+from tfdistill.recipes import recipes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,5 +42,16 @@ class LineSettings:
     def gate_settings(self) -> dict[str, Any]:
         """Returns the arguments of the gate, for JSON."""
         if self.gate is not None:
-            return dataclasses.asdict(self.gate)
+            return self.gate.settings()
         return {"churn": self.churn_budget} if self.churn_budget else {}
+
+
+def check_takes_spans(recipe: recipes.Recipe) -> None:
+    """Checks that a recipe has an argument for the data to train on."""
+    if "spans" not in recipe.arguments:
+        raise ValueError(
+            "The recipe of a line must have the argument `spans`, a list of "
+            f"names of training data, oldest first; {recipe.recipe} has "
+            f"{', '.join(recipe.arguments) or 'none'}. Add spans=(), and "
+            "select the rows by it."
+        )

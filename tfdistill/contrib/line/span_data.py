@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -13,7 +14,6 @@ from tfdistill import layers  # noqa: F401  # For a file's layers.
 from tfdistill.contrib.line import settings as settings_lib
 from tfdistill.held_out import objectives
 from tfdistill.recipes import recipes
-from tfdistill.recipes import task
 
 Rows = tuple[Any, Any]
 # Rows that are predicted at a time.
@@ -45,8 +45,10 @@ class SpanData:
 def read(recipe: recipes.Recipe) -> SpanData:
     """Returns the rows of a recipe's last span, as one group sees them."""
     workload = recipe.workload()
-    cluster = tfdistill.Cluster()
-    train, validation = task.open_data(workload, cluster)
+    train, validation = workload.datasets(tfdistill.Cluster())
+    loss = workload.loss
+    if not isinstance(loss, keras.losses.Loss | Mapping):
+        loss = loss(train)
     training = None
     if not callable(workload.data):
         training = tf.nest.map_structure(np.asarray, tuple(workload.data[0]))
@@ -58,7 +60,7 @@ def read(recipe: recipes.Recipe) -> SpanData:
         training=training,
         held_out=held_out,
         slices={name: np.asarray(at, bool) for name, at in slices.items()},
-        objective=objectives.of(task.task_loss(workload, train)),
+        objective=objectives.of(loss),
         workload=workload,
         settings=own,
     )

@@ -4,10 +4,12 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
+import rich.box
+import rich.console
+import rich.table
 import rich.text
 
 from tfdistill.contrib.line import store
-from tfdistill.status import tables
 from tfdistill.system import untrusted
 
 _CANDIDATE, _PROMOTED, _REPLACED = "candidate", "promoted", "replaced"
@@ -90,21 +92,27 @@ def rows(line: store.Line) -> list[dict[str, Any]]:
 
 def show(line: store.Line) -> None:
     """Prints the line over time, and what is promoted and why."""
-    console = tables.console()
-    cells = [
-        [
+    console = rich.console.Console()
+    if not console.is_terminal:
+        console.width = 1000  # A pipe gets whole lines.
+    names = ("version", "span", *_FIGURES, "kept", "live", "verdict", "state")
+    table = rich.table.Table(
+        box=rich.box.SIMPLE_HEAD, padding=0, collapse_padding=True
+    )
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows(line):
+        texts = (
             str(row["number"]),
-            row.get("span", tables.UNKNOWN),
+            row.get("span"),
             *(_text(row.get(key), form) for key, form in _FIGURES.values()),
             _kept(row.get("churn"), row.get("churn_budget")),
             _text(row.get("live"), "{:.4f}"),
-            _styled(row.get("verdict", tables.UNKNOWN)),
-            _styled(row.get("state", tables.UNKNOWN)),
-        ]
-        for row in rows(line)
-    ]
-    names = ("version", "span", *_FIGURES, "kept", "live", "verdict", "state")
-    console.print(tables.table(names, cells))
+            row.get("verdict"),
+            row.get("state"),
+        )
+        table.add_row(*map(_cell, texts))
+    console.print(table)
     now = line.journal.pointer()
     text = "Nothing is promoted."
     if now.get("version") is not None:
@@ -117,18 +125,19 @@ def show(line: store.Line) -> None:
     console.print(rich.text.Text(f"\n{_NOTES}"), end="")
 
 
-def _text(value: Any, form: str) -> str:
-    return tables.UNKNOWN if value is None else form.format(value)
+def _text(value: Any, form: str) -> str | None:
+    return None if value is None else form.format(value)
 
 
-def _kept(churn: float | None, budget: float | None) -> str:
+def _kept(churn: float | None, budget: float | None) -> str | None:
     if churn is None or not budget:
-        return tables.UNKNOWN
+        return None
     return "yes" if churn <= budget else "no"
 
 
-def _styled(word: str) -> rich.text.Text:
-    return rich.text.Text(word, _STYLES.get(word, ""))
+def _cell(text: str | None) -> rich.text.Text:
+    text = untrusted.one_line(text or "-")
+    return rich.text.Text(text, _STYLES.get(text, ""))
 
 
 def write_points(line: store.Line, number: int, run: str) -> None:

@@ -9,7 +9,6 @@ Numbers are never used twice. Needs neither TensorFlow nor Keras.
 import contextlib
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +16,6 @@ from typing import Any
 from tfdistill.contrib.line import journal
 from tfdistill.contrib.line import locks
 from tfdistill.exchange import filesystem
-from tfdistill.exchange import manifest
-from tfdistill.exchange import versions
 from tfdistill.exports import promotion
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
@@ -132,17 +129,7 @@ class Line:
             return path
         copy = f"{self.work}/versions/{number}"
         if not os.path.isdir(copy):
-            os.makedirs(os.path.dirname(copy), exist_ok=True)
-            with tempfile.TemporaryDirectory(
-                prefix=promotion.ASIDE, dir=os.path.dirname(copy)
-            ) as aside:
-                draft = f"{aside}/{number}"
-                promotion.copy_files(self._files, path, _DISK, draft)
-                with open(f"{draft}/{manifest.FILE_NAME}", "rb") as file:
-                    said = manifest.Manifest.from_json(file.read())
-                found = versions.Version(said.group, said.step, draft, said)
-                versions.check_content(_DISK, found)
-                os.rename(draft, copy)
+            promotion.fetch(self._files, path, copy)
         return copy
 
     @property
