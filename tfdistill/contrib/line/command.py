@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from absl import app
 
-from tfdistill.contrib.line import settings
 from tfdistill.contrib.line import status
 from tfdistill.contrib.line import store
 from tfdistill.recipes import recipes
@@ -115,6 +114,8 @@ def _init_options(flags: Any) -> None:
 
 @_command("create a line in a directory or bucket", _init_options)
 def _init(options: argparse.Namespace) -> int:
+    from tfdistill.contrib.line import settings
+
     try:
         own = recipes.get(options.file or "")
         recipes.override(own, options.override)  # They are known, and fit.
@@ -231,7 +232,8 @@ def _judge(options: argparse.Namespace) -> int:
 
 def _verdict(verdict: str, reasons: list[str]) -> int:
     """Prints a verdict, and returns its exit code."""
-    print("\n  ".join([f"{verdict}:", *map(untrusted.one_line, reasons)]))
+    texts = [untrusted.one_line(why, max_chars=2000) for why in reasons]
+    print("\n  ".join([f"{verdict}:", *texts]))
     return EXITS[verdict]
 
 
