@@ -22,8 +22,8 @@ def test_own_room_comes_first_and_then_who_can_see_it():
 
 def test_a_name_of_the_face_leads_to_its_module():
     named = affected.names("tests.cases.codistillation")
-    assert {"tfdistill.model", "tfdistill.callbacks"} <= named
-    assert "tfdistill.model" in affected.names("tfdistill")
+    assert {"tfdistill.model.codistilled", "tfdistill.callbacks"} <= named
+    assert "tfdistill.model.distributed" in affected.names("tfdistill")
 
 
 @pytest.mark.parametrize(

@@ -106,11 +106,12 @@ def test_a_list_of_losses_goes_by_the_names_of_layers():
 def test_an_output_without_a_loss_has_no_weight():
     losses = {"click": _LOSSES["click"], "sale": None}
     for given in (losses, list(losses.values())):
-        found = uncertainty.by_output(
-            given, list(losses), lambda name: f"of {name}", argument="loss"
-        )
+        found = uncertainty.by_output(given, list(losses), {}, argument="loss")
         flat = found.values() if isinstance(found, dict) else found
-        assert list(flat) == ["of click", None]
+        assert [each and each.name for each in flat] == [
+            "click_loss_weight",
+            None,
+        ]
 
 
 @pytest.mark.parametrize(

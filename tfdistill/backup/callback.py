@@ -311,7 +311,7 @@ class Backup(steps.SteppedCallback):
         """Takes a backup when one is due, or asks for quiet to do so."""
         super().on_train_batch_end(batch, logs)
         if self._backups.not_finite:  # Ends the training, elsewhere.
-            self.model.trainer.not_finite = self._backups.not_finite
+            self.model.trainer.fail(self._backups.not_finite)
         self._num_done = batch + 1
         due = self._schedule.due(self.step)
         if self._on_servers:

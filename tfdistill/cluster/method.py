@@ -107,6 +107,20 @@ def share(chosen: Method | None, mode: str, *, num_groups: int) -> str:
     return chosen.share
 
 
+def check_predicted(chosen: Method | None) -> None:
+    """Refuses a `fit` after which a comparison would have no predictions."""
+    name = chosen and chosen.held_out
+    if name and name not in predicted:
+        others = ", ".join(map(repr, sorted(predicted)))
+        raise ValueError(
+            f"`fit` must have a HeldOutPredictions({name!r}, ...), which the "
+            "comparison reads; this script has "
+            f"{f'made only {others}' if others else 'none'}. Add "
+            f"tfdistill.callbacks.HeldOutPredictions({name!r}, (x, y)) to the "
+            "callbacks, before the first `fit`."
+        )
+
+
 def from_env(environ: Mapping[str, str]) -> Method | None:
     """Returns the method that the variables describe; None without a name.
 

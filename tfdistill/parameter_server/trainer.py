@@ -109,7 +109,7 @@ class ServerTrainer(trainer.Trainer):
     of all workers.
     """
 
-    counts_done = True
+    counts_done = _is_auto = True
 
     def __init__(self, model: Any) -> None:
         """Opens no connections yet: that is for the first `fit`."""
@@ -142,8 +142,9 @@ class ServerTrainer(trainer.Trainer):
             num_unsteady=2 * training_epochs.IN_FLIGHT_PER_WORKER * num_workers,
         )
 
-    def compiled(self) -> None:
+    def compiled(self, num_steps: int | str | None, *, rows_ahead: int) -> None:
         """Drops what depends on how the model was compiled before."""
+        super().compiled(num_steps, rows_ahead=rows_ahead)
         self._update = self._variables = self._predict = None
         self._evaluations.clear()
 

@@ -5,6 +5,9 @@
 
 import dataclasses
 import math
+import warnings
+from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -164,3 +167,16 @@ def _where(count: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
     """An output with NaN in the rows that do not count."""
     rows = tf.reshape(count, [-1, *[1] * (output.shape.rank - 1)])
     return tf.where(rows, output, float("nan"))
+
+
+def check_read(
+    labels: Mapping[str, Any], teachers: Iterable[teacher.Teacher]
+) -> None:
+    """Warns of labels in the data that no teacher reads."""
+    if not any(isinstance(each, LabelTeacher) for each in teachers):
+        warnings.warn(
+            f"The data contain labels of {', '.join(labels)}, which no teacher "
+            "reads. Add tfdistill.teachers.LabelTeacher(name) to `teachers`, "
+            "or leave out `distillation_loss` to train without teachers.",
+            stacklevel=2,
+        )

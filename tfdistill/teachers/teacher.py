@@ -240,6 +240,8 @@ class Teacher:
     is_judged = False
     waits = ""
     num_due = num_taught = 0
+    # Where the groups that it learns from publish, if they do.
+    exchange: Any = None
 
     def __init__(self, *, name: str | None = None, weight: float = 1.0) -> None:
         """Knows of no student yet.

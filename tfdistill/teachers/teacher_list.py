@@ -178,7 +178,7 @@ class TeacherList:
         return any(isinstance(each, kinds) for each in self._teachers)
 
     @property
-    def holders(self) -> list[Any]:
+    def holders(self) -> list[teacher_lib.Teacher]:
         """Whose `exchange`, if any, is where their groups publish."""
         return [*self._given, *self._teachers]
 
@@ -298,18 +298,16 @@ class TeacherList:
         run: Callable[[Any], tuple[Any, Any]],
         dtype: Any,
         labels: Mapping[str, Any],
-    ) -> tuple[tf.Tensor, steps.Logs] | None:
+    ) -> term_lib.Term:
         """Asks the teachers about one replica's batch, and compares.
 
-        Returns this replica's share of the term, unweighted, and what the step
-        logs of its teachers, including `distillation_weight`, the term's
-        weight. None without teachers. `agree_on` and `run` are passed to
-        `rows.asked`, `dtype` is the loss's, and `labels` are teachers'
-        predictions that came with the batch. The teachers run in inference
-        mode, and no gradient reaches them.
+        `agree_on` and `run` are passed to `rows.asked`, `dtype` is the loss's,
+        and `labels` are teachers' predictions that came with the batch. The
+        teachers run in inference mode, and no gradient reaches them.
         """
         if not self._teachers or self._term is None or self.weight is None:
-            return None
+            nothing = {"teacher_staleness": tf.constant(float("nan"))}
+            return term_lib.Term(None, tf.zeros([], dtype), nothing)
         rows = rows_lib.asked(agree_on, batch, run, step)
         with tape.stop_recording():
             weight = tf.cast(self.weight(step), dtype)
@@ -335,13 +333,13 @@ class TeacherList:
         with losses_lib.at_step(tf.cast(step, tf.int64)), rows.count.scope():
             loss = self._term(soft, rows.taught, rows.sample_weight)
         weight *= tf.cast(soft.strength, dtype)
-        return loss, {
-            "distillation_weight": weight,
+        logs = {
             "teacher_staleness": soft.staleness,
             **steps.hidden(rows_lib.REPORT, report),
             **steps.hidden(_TAUGHT, [soft.taught_rows]),
             **steps.hidden(_VERSIONS, [soft.steps]),
         }
+        return term_lib.Term(loss, weight, logs)
 
     def ask(
         self, batch: teacher_lib.Batch, *, active: tf.Tensor

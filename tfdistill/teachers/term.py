@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -11,6 +12,7 @@ from tfdistill.exports import student_graph
 from tfdistill.teachers import scale
 from tfdistill.teachers import soft_targets
 from tfdistill.training import global_batch
+from tfdistill.training import steps
 from tfdistill.training import uncertainty
 
 _OPEN = (
@@ -19,6 +21,20 @@ _OPEN = (
     "without an activation; or construct the loss with from_logits=True or "
     "from_logits=False. For a regression, use True."
 )
+
+
+class Term(NamedTuple):
+    """The distillation term of one step on one replica.
+
+    Attributes:
+        loss: The replica's share, unweighted; None without teachers.
+        weight: What it is multiplied by, a scalar of the loss's dtype.
+        logs: What the step logs of its teachers.
+    """
+
+    loss: tf.Tensor | None
+    weight: tf.Tensor
+    logs: steps.Logs
 
 
 class DistillationTerm:

@@ -163,7 +163,10 @@ class SteppedCallback(keras.callbacks.Callback):
 
     Attributes:
         step: The global step: number of batches trained on.
+        exchange: Where it publishes or looks for versions; None for nowhere.
     """
+
+    exchange: Any = None
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ class Trainer:
 
     `keras_own` is the method or function of Keras that would be called if
     there were no trainer; `arguments` are the method's arguments, by name. A
-    trainer also has `compiled`, `build`, `tape`, `apply`, `fit`, `evaluate`
+    trainer also has `build`, `tape`, `apply`, `fit`, `evaluate`
     and `predict`.
 
     Attributes:
@@ -64,6 +64,8 @@ class Trainer:
     """
 
     counts_done = False
+    # Whether `steps_per_execution` is "auto" unless it is given.
+    _is_auto = False
 
     def __init__(self, model: Any) -> None:
         """Does nothing yet; `model` is a `steps.Trained` of Keras."""
@@ -86,6 +88,20 @@ class Trainer:
         """Steps of an execution, unless something ends it before."""
         auto = self.auto_steps
         return self._model.steps_per_execution if auto is None else auto.count
+
+    def compiled(self, num_steps: int | str | None, *, rows_ahead: int) -> None:
+        """Takes how the model was compiled: None if it gave no `num_steps`."""
+        is_auto = self._is_auto if num_steps is None else num_steps == "auto"
+        self.auto_steps = self.new_auto_steps() if is_auto else None
+        self.rows_ahead = rows_ahead
+
+    def new_auto_steps(self) -> auto_steps.AutoSteps:
+        """Returns what finds a number of steps for an execution."""
+        raise NotImplementedError
+
+    def fail(self, not_finite: str) -> None:
+        """Ends the training soon, from any thread: a weight is not finite."""
+        self.not_finite = not_finite
 
     @contextlib.contextmanager
     def reading_beside(self) -> Iterator[None]:
@@ -179,8 +195,9 @@ class ReplicaTrainer(Trainer):
             self._strategy, most=64, longest_secs=0.1, num_unsteady=2
         )
 
-    def compiled(self) -> None:
+    def compiled(self, num_steps: int | str | None, *, rows_ahead: int) -> None:
         """Takes the sums of gradients away from the optimizer."""
+        super().compiled(num_steps, rows_ahead=rows_ahead)
         self.alone = None
         self._metrics = metric_states.MetricStates(self._model)
         if self._model.optimizer is not None and self._has_replicas:

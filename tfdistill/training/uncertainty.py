@@ -6,13 +6,14 @@ an output for the negative logarithm of a likelihood whose variance is trained
 with the model: an output that is hard to predict gets less weight.
 """
 
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfdistill.training import steps
 
 UNCERTAINTY = "uncertainty"
 
@@ -64,21 +65,76 @@ def _half(log_variance: Any) -> Any:
     return log_variance / 2
 
 
+# By name in the logs.
+LearnedWeights = dict[str, LearnedWeight]
+
+
+def of_task(
+    losses: Any,
+    model: keras.Model,
+    learned: LearnedWeights,
+    *,
+    has_own_loss: bool,
+) -> Any:
+    """Returns weights of the losses of a model's task; see `by_output`.
+
+    A ValueError if it has its own `compute_loss`.
+    """
+    if has_own_loss:
+        raise ValueError(
+            "`loss_weights` must not be learned for a model with its own "
+            "`compute_loss`, which may leave out the penalty that keeps "
+            f"them from growing; received {type(model).__name__}. "
+            "Learn the weights in `compute_loss`."
+        )
+    names = steps.output_names(model)
+    return by_output(losses, names, learned, argument="loss")
+
+
+def of_distillation(
+    losses: Any, names: Sequence[str] | None, learned: LearnedWeights
+) -> Any:
+    """Returns weights of the distillation losses; see `by_output`."""
+    is_for_all = not isinstance(losses, Mapping | list | tuple)
+    if is_for_all and names:
+        losses = dict.fromkeys(names, losses)
+    # Their cost is part of the term, which has its own weight.
+    return by_output(
+        losses,
+        names,
+        learned,
+        argument="distillation_loss",
+        is_regularized=False,
+    )
+
+
 def by_output(
     losses: Any,
     names: Sequence[str] | None,
-    make: Callable[[str], LearnedWeight],
+    learned: LearnedWeights,
     *,
     argument: str,
+    is_regularized: bool = True,
 ) -> Any:
     """Returns the weights of losses by output: a dict or list, as these are.
 
-    `names` are the outputs' names, if known; `make` returns the weight of an
-    output. `argument` is the argument of `compile` that has the losses. A
-    ValueError if they are not by output, or in a list without names.
+    `names` are the outputs' names, if known; `argument` is the argument of
+    `compile` that has the losses. A weight is kept if it was `learned` already,
+    else added there. A ValueError if losses are not by output, or in a list
+    without names.
     """
+
+    def weight(output: str) -> LearnedWeight:
+        name = f"{output}_{argument}_weight"
+        if name not in learned:
+            learned[name] = LearnedWeight(
+                name=name, is_regularized=is_regularized
+            )
+        learned[name].trainable = True
+        return learned[name]
+
     if isinstance(losses, Mapping):
-        return {key: loss and make(key) for key, loss in losses.items()}
+        return {key: loss and weight(key) for key, loss in losses.items()}
     is_list = isinstance(losses, list | tuple)
     if not is_list or not names or len(names) != len(losses):
         raise ValueError(
@@ -87,4 +143,9 @@ def by_output(
             f"{argument}={{'click': ..., 'sale': ...}}."
         )
     pairs = zip(names, losses, strict=True)
-    return [loss and make(name) for name, loss in pairs]
+    return [loss and weight(name) for name, loss in pairs]
+
+
+def logs(learned: LearnedWeights) -> steps.Logs:
+    """Returns the weights that are being learned now, by name."""
+    return {n: each.value for n, each in learned.items() if each.trainable}
