@@ -1,19 +1,17 @@
-"""What happens between steps: exports of the student, news of teachers.
+"""What happens between steps: exports of the student.
 
 And the other callbacks that users add to `fit`, each of whose code is in its
 room: `Backup`, `CodistillTensorBoard`, `HeldOutPredictions`,
-`IgnoreStorageErrors`.
+`IgnoreStorageErrors`, `TeacherLoader`, `WaitForGroups`.
 """
 
-import contextlib
 import logging
 import math
-import pathlib
 import time
-import warnings
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -33,6 +31,7 @@ from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 from tfdistill.follow import agreement
+from tfdistill.follow import first_look
 from tfdistill.follow import screen
 from tfdistill.held_out.callback import HeldOutPredictions
 from tfdistill.mixing import mixer
@@ -40,10 +39,10 @@ from tfdistill.mixing import rules
 from tfdistill.observe.storage_errors import IgnoreStorageErrors
 from tfdistill.observe.summaries import CodistillTensorBoard
 from tfdistill.system import background
-from tfdistill.system import fits
 from tfdistill.system import keras_internals
-from tfdistill.system import run_files
+from tfdistill.teachers.loader import TeacherLoader
 from tfdistill.training import steps
+from tfdistill.training.wait_for_groups import WaitForGroups
 
 # Exports that fail cost a snapshot each and may fill the disk's last bytes.
 _FIRST_PAUSE_SECS = 1.0
@@ -52,20 +51,10 @@ _LONGEST_PAUSE_SECS = 30.0
 _FINISH_SECS = 600.0
 # Steps that have certainly ended when so many later ones were begun.
 _MOST_UNCOUNTED = 64
-# File in a group's directory once the group has taken its first step.
-_STARTED = "started"
-_LOOK_SECS = 0.01
 # The interval that adapts: its first and least steps, the steps of a refresh
 # beside it, and how much longer it is than other groups take to read a version.
 _AUTO, _FIRST_STEPS, _LEAST_STEPS, _REFRESH_STEPS = "auto", 100, 20, 5
 _MARGIN = 1.5
-# So often a group looks for the first versions of others once its burn-in is
-# over, for so many of its intervals.
-_SOON_STEPS, _SOON_INTERVALS = 5, 2
-# Where groups wait for each other: for so long, however short the burn-in was.
-_LEAST_WAIT_SECS = 10.0
-# In a manifest's `extras`: an early step and the loss of the steps until then.
-_BEGAN_FIELD = "began"
 _log = logging.getLogger(__name__)
 __all__ = [
     "Backup",
@@ -116,7 +105,7 @@ def defaults(
         if chosen.mixes:
             found[-1] = mixer.WeightMixer(
                 rules.ModelAveraging(),
-                every_steps=_compared(every_steps),
+                every_steps=strategy_lib.compared_steps(every_steps),
                 wait_secs=method.TOGETHER_SECS,
             )
     if cluster.group_dir is not None:
@@ -124,10 +113,13 @@ def defaults(
     return found
 
 
-def _compared(every_steps: Any) -> Any:
-    """Returns the steps between exports that a comparison asks for, if any."""
-    chosen = strategy_lib.current_cluster().method
-    return (chosen and chosen.every_steps) or every_steps
+class _Export(NamedTuple):
+    """What the writing thread publishes."""
+
+    snapshot: saved_model.Snapshot
+    step: int
+    extras: dict[str, Any]
+    whole: bool
 
 
 class StudentExporter(steps.Exporter):
@@ -212,7 +204,7 @@ class StudentExporter(steps.Exporter):
                 "`choose` picks changes of floats; received it with "
                 f"variables_dtype={variables_dtype!r}. Leave one of them out."
             )
-        every_steps = _compared(every_steps)
+        every_steps = strategy_lib.compared_steps(every_steps)
         self._adapts = every_steps == _AUTO
         first: Any = _FIRST_STEPS if self._adapts else every_steps
         self._schedule = steps.EverySteps(first)
@@ -231,7 +223,7 @@ class StudentExporter(steps.Exporter):
             first_secs=_FIRST_PAUSE_SECS, longest_secs=_LONGEST_PAUSE_SECS
         )
         self._last_step = -1
-        self._looks_for_earlier = self._looks_for_twins = False
+        self._first_look: first_look.FirstLook | None = None
         self._began: list[float] | None = None
         self._burn_in: Any = None
         self._others: list[steps.SteppedCallback] = []
@@ -302,7 +294,7 @@ class StudentExporter(steps.Exporter):
         self._num_examples = state["examples"]
         self._uncounted.clear()
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: steps.Logs | None = None) -> None:
         """Claims the group and starts the writing thread, on the chief."""
         super().on_train_begin(logs)
         if self.step == 0:
@@ -332,8 +324,12 @@ class StudentExporter(steps.Exporter):
         self._last_due = self.step, time.monotonic()
         if self._adapts:
             self._agreement = agreement.Agreement(strategy, [], every=1)
-        self._peers = [g for g in cluster.peers if g != self.group]
-        self._looks_for_earlier = self._looks_for_twins = self.step == 0
+        self._first_look = None
+        if self.step == 0:
+            peers = [group for group in cluster.peers if group != self.group]
+            self._first_look = first_look.FirstLook(
+                self.exchange, self.group, peers
+            )
         if replicas.is_chief(strategy):
             if self.exchange.enabled:
                 self._claim = self.exchange.claim(
@@ -341,7 +337,9 @@ class StudentExporter(steps.Exporter):
                 )
             self._worker = background.OneJobThread("tfdistill-export")
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(
+        self, batch: int, logs: steps.Logs | None = None
+    ) -> None:
         """Takes a snapshot when one is due."""
         super().on_train_batch_end(batch, logs)
         examples = self.model.trainer.last.examples
@@ -371,7 +369,7 @@ class StudentExporter(steps.Exporter):
         is_over: bool = self._burn_in.end == self.step > 0
         return is_over
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: steps.Logs | None = None) -> None:
         """Publishes the last step and waits until it is written."""
         self._export(wait=True)
         if self._worker is not None:
@@ -391,7 +389,7 @@ class StudentExporter(steps.Exporter):
             timeout_secs: Longest wait.
         """
         deadline = time.monotonic() + timeout_secs
-        self._take(self._values(), wait_secs=timeout_secs)
+        self._take(self._values(), whole=True, wait_secs=timeout_secs)
         if self._worker is not None:
             self._worker.wait_idle(max(0.0, deadline - time.monotonic()))
 
@@ -427,7 +425,7 @@ class StudentExporter(steps.Exporter):
         values = self._values()
         if self.step:
             model.teachers.note_export(self.step, values)
-        self._take(values, wait_secs=_FINISH_SECS if wait else 0.0)
+        self._take(values, whole=wait, wait_secs=_FINISH_SECS if wait else 0.0)
 
     def _values(self) -> Mapping[int, tf.Tensor]:
         """What versions hold in place of weights: averages of `use_ema`.
@@ -440,17 +438,24 @@ class StudentExporter(steps.Exporter):
         return {id(v): tf.convert_to_tensor(mean.value) for v, mean in pairs}
 
     def _take(
-        self, values: Mapping[int, tf.Tensor], *, wait_secs: float
+        self,
+        values: Mapping[int, tf.Tensor],
+        *,
+        whole: bool,
+        wait_secs: float,
     ) -> None:
+        """Hands a snapshot to the writing thread, if it is free in time.
+
+        A `whole` version is written even after a delta of the step, and in a
+        pause.
+        """
         if self._worker is None or not self.exchange.enabled:
             return
         model = self.codistilled
-        # It waits for a whole version, even after a delta of the step.
-        whole = wait_secs > 0
         may_be_delta = self._key_frames.every > 1
         if self.step == self._last_step and not (whole and may_be_delta):
             return
-        if not wait_secs and not self._pause.is_over:
+        if not whole and not self._pause.is_over:
             self.totals["skipped"] += 1
             return
         if self._writer is None or self._writer.graph is not model.graph:
@@ -458,13 +463,11 @@ class StudentExporter(steps.Exporter):
                 model.graph, variables_dtype=self._variables_dtype
             )
         snapshot = self._writer.snapshot(values)
-        step, extras = self.step, self._extras()
-        submitted = self._worker.submit(
-            lambda: self._write(snapshot, step, extras, whole),
-            wait_secs=wait_secs,
-        )
-        if submitted:
-            self._last_step = step
+        export = _Export(snapshot, self.step, self._extras(), whole)
+        if self._worker.submit(
+            lambda: self._write(export), wait_secs=wait_secs
+        ):
+            self._last_step = self.step
         else:
             self.totals["skipped"] += 1
 
@@ -476,86 +479,38 @@ class StudentExporter(steps.Exporter):
             **self.counts,
         }
         if self._began:
-            found[_BEGAN_FIELD] = self._began
+            found[first_look.BEGAN_FIELD] = self._began
         if self.schema:
             found[screen.SCHEMA_FIELD] = self.schema
         for callback in self._others:
             found |= callback.manifest_extras()
         return found
 
-    def _write(
-        self,
-        snapshot: saved_model.Snapshot,
-        step: int,
-        extras: dict[str, Any],
-        whole: bool,
-    ) -> None:
-        # Here, since the training must not wait for it.
-        if self._looks_for_earlier:
-            self._looks_for_earlier = False
-            self._tell_of_an_earlier_run()
+    def _write(self, export: _Export) -> None:
+        # Here, since the training must not wait for a look.
+        if self._first_look is not None:
+            self._first_look.before()
         with self.writes.measured():
-            self._publish(snapshot, step, extras, whole)
-        began = extras.get(_BEGAN_FIELD)
-        if self._looks_for_twins and began:
-            # The later of two groups finds what the other has just published.
-            self._looks_for_twins = False
-            self._tell_of_twins(began)
+            self._publish(export)
+        if self._first_look is not None:
+            self._first_look.after(export.extras.get(first_look.BEGAN_FIELD))
 
-    def _tell_of_twins(self, began: list[float]) -> None:
-        for group in self._peers:
-            with contextlib.suppress(OSError):
-                found = self.exchange.latest(group)
-                if found and found.manifest.extras.get(_BEGAN_FIELD) == began:
-                    _log.warning(
-                        "Group %d had this group's loss after step %d, %s: "
-                        "both started with the same weights and data, so they "
-                        "have nothing to teach each other. Give each group its "
-                        "own seed, such as "
-                        "keras.utils.set_random_seed(cluster.group), or its "
-                        "own part of the data (tfdistill.data.group_shard).",
-                        group,
-                        *began,
-                    )
-
-    def _tell_of_an_earlier_run(self) -> None:
-        try:
-            earlier = self.exchange.steps(self.group)
-        except OSError:
-            return  # The export that follows reports it.
-        if earlier:
-            _log.warning(
-                "This training started at step 0, but the exchange has "
-                "versions of an earlier training, up to step %d: %s. They "
-                "teach the other groups until this training passes that step. "
-                "Use a new directory for a new run. To resume a run, add a "
-                "tfdistill.callbacks.Backup.",
-                earlier[-1],
-                self.exchange.group_path(self.group),
-            )
-
-    def _publish(
-        self,
-        snapshot: saved_model.Snapshot,
-        step: int,
-        extras: dict[str, Any],
-        whole: bool,
-    ) -> None:
+    def _publish(self, export: _Export) -> None:
         writer: Any = self._writer
-        graph = writer.graph
+        graph, step = writer.graph, export.step
         try:
             version = self._key_frames.publish(
                 self.exchange,
                 writer,
-                snapshot,
-                whole=whole,
+                export.snapshot,
+                whole=export.whole,
                 group=self.group,
                 step=step,
                 graph_fingerprint=graph.fingerprint,
                 inputs=student_graph.to_json(graph.input_spec, "inputs"),
                 outputs=student_graph.to_json(graph.output_spec, "outputs"),
                 variables=writer.variables,
-                extras=extras,
+                extras=export.extras,
             )
             self._pause.succeeded()
             self.published = step
@@ -568,16 +523,18 @@ class StudentExporter(steps.Exporter):
         except claim.ERRORS:
             pass  # Logged once, and raised in the training thread.
         except (versions.ExportError, server_bundle.NotFiniteError) as error:
+            self.totals["failed"] += 1
             cause = error.__cause__ or error
-            goes_on = ", training continues"
             if isinstance(cause, server_bundle.NotFiniteError):
                 # No fault of the storage: it ends the training, elsewhere.
-                self.model.trainer.not_finite = f"{cause.name} at step {step}"
-                goes_on = ""
-            elif not isinstance(cause, ValueError):
+                self.model.trainer.fail(f"{cause.name} at step {step}")
+                _log.warning("Step %d was not exported: %s", step, error)
+                return
+            if not isinstance(cause, ValueError):
                 self._pause.failed()
-            self.totals["failed"] += 1
-            _log.warning("Step %d was not exported%s: %s", step, goes_on, error)
+            _log.warning(
+                "Step %d was not exported, training continues: %s", step, error
+            )
 
 
 def _check_offset(offset_steps: Any, every_steps: int) -> None:
@@ -589,226 +546,3 @@ def _check_offset(offset_steps: Any, every_steps: int) -> None:
             "`offset_steps` must be None or a whole number >= 0 and < "
             f"`every_steps`, {every_steps}; received {offset_steps!r}."
         )
-
-
-class TeacherLoader(steps.Loader):
-    """Loads newer teachers at regular steps, the same on all workers.
-
-    A background thread looks for versions and reads them, from the start of
-    `fit` to its end. Between steps, training pays only for one small
-    collective and, when a version is ready on all workers, for its assignment.
-
-    Beside a `WaitForGroups`, training waits a second time, where the burn-in
-    ends: until the first version of each other group is in use, or for as long
-    as it has trained so far.
-    """
-
-    def __init__(self, *, every_steps: int) -> None:
-        """Reads nothing yet.
-
-        Args:
-            every_steps: Steps between refreshes, >= 1.
-        """
-        super().__init__()
-        own = steps.EverySteps(every_steps).every_steps
-        # To look less often than there is news would hide the interval.
-        self._schedule = steps.EverySteps(min(own, _compared(own)))
-        self.num_refreshes = self._refreshed = 0
-        self._burn_in: Any = None
-        self._exporter: Any = None
-        self._waits: WaitForGroups | None = None
-        self.blocked = background.WorkTimes()
-        # Time of the last refresh, and the pause before it.
-        self._last_time, self._pause_secs = time.monotonic(), 0.0
-
-    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds what ends the burn-in, and whether groups then wait."""
-        self._burn_in = steps.first(callbacks, steps.BurnIn)
-        self._exporter = steps.first(callbacks, steps.Exporter)
-        self._waits = steps.first(callbacks, WaitForGroups)
-
-    def manifest_extras(self) -> dict[str, Any]:
-        """Returns how long this group takes to receive each peer's version."""
-        secs = self.codistilled.teachers.read_secs
-        if not secs:
-            return {}
-        # A version that was read is used at the next refresh.
-        return {screen.HEARS_FIELD: round(secs + self._pause_secs, 3)}
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Starts the reading thread."""
-        super().on_train_begin(logs)
-        self._schedule.start(self.step)
-        model = self.codistilled
-        teachers = model.teachers
-        self._began = time.monotonic()
-        self._values = replicas.WorkerValues(model.distribute_strategy)
-        cluster = strategy_lib.cluster_of(model.distribute_strategy)
-        num_peers = len(cluster.peers)
-        if num_peers and not teachers.follows_peers:
-            warnings.warn(
-                f"`fit` got a TeacherLoader among {num_peers + 1} groups, but "
-                "the model follows no other group. Pass "
-                "teachers=tfdistill.teachers.Peers() to CodistillModel, or "
-                "leave out the loader.",
-                stacklevel=2,
-            )
-        teachers.start()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Swaps in what all workers have read, when a refresh is due."""
-        super().on_train_batch_end(batch, logs)
-        teachers = self.model.teachers
-        # Fixed teachers bring no news, but may have to be dropped.
-        is_due = self._schedule.due(self.step) or self._waits_for_first
-        if len(teachers) and is_due:
-            self._refresh()
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Waits for the other groups where the burn-in has just ended."""
-        super().on_train_batch_begin(batch, logs)
-        # By now this group's exporter has seen the same step.
-        if self._waits and self._burn_in and self._burn_in.end == self.step > 0:
-            self._wait_for_first(self._waits)
-
-    def _wait_for_first(self, waits: "WaitForGroups") -> None:
-        """Publishes this step, and waits for the others' first versions."""
-        if not self.model.teachers.lacks_versions:
-            return
-        start = time.monotonic()
-        limit = max(_LEAST_WAIT_SECS, start - self._began)
-        deadline = start + min(limit, waits.limit_secs)
-        if self._exporter is not None:
-            self._exporter.ensure_published(limit)
-        is_over = False
-        while not is_over:
-            self._refresh()
-            late = time.monotonic() > deadline
-            is_over = late or not self.model.teachers.lacks_versions
-            # All workers refresh as often as the chief.
-            is_over = bool(self._values.gathered(int(is_over))[0])
-            if not is_over:
-                time.sleep(_LOOK_SECS)
-        waits.waited_secs += time.monotonic() - start
-
-    def _refresh(self) -> None:
-        """Lets all workers agree on versions, and swaps in what all have."""
-        teachers = self.model.teachers
-        self._refreshed = self.step
-        now, then = time.monotonic(), self._last_time
-        self._last_time, self._pause_secs = now, now - then
-        generation = teachers.generation
-        with self.blocked.measured():
-            if teachers.past_moves_at_refreshes:
-                # The mean of the moving statistics that replicas keep apart.
-                self.model.average_statistics()
-            swapped = teachers.refresh(step=self.step)
-            self.num_refreshes += len(swapped)
-            if teachers.generation != generation:
-                self.model.make_train_function(force=True)
-
-    @property
-    def _waits_for_first(self) -> bool:
-        """Whether the burn-in is just over, and a peer has no version yet.
-
-        Groups end theirs at different steps, and publish a version at once.
-        """
-        if self._burn_in is None or self.step - self._refreshed < _SOON_STEPS:
-            return False
-        since = self.step - self._burn_in.end
-        is_soon = 0 <= since < _SOON_INTERVALS * self._schedule.every_steps
-        return is_soon and self.model.teachers.lacks_versions
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Stops the reading thread."""
-        self.model.teachers.stop()
-
-
-class WaitForGroups(keras.callbacks.Callback):
-    """Waits after the first step until every group has completed its own.
-
-    Groups never wait for each other in a long training: the one that starts
-    first has no teacher for a moment. A run of a minute would lose much of its
-    time to start-up. The groups see each other's first steps in the workdir of
-    the run.
-
-    Example:
-        ```python
-        callbacks = [WaitForGroups(), *defaults(every_steps=50)]
-        ```
-    """
-
-    # The other workers of the group wait for it in their next step.
-    chief_only = True
-
-    def __init__(
-        self,
-        cluster: identity.Cluster | None = None,
-        *,
-        limit_secs: float = 600.0,
-    ) -> None:
-        """Waits for nothing yet.
-
-        Args:
-            cluster: Says which group this is, and where the run's files are.
-                Defaults to the environment's.
-            limit_secs: Longest wait; then training continues without the
-                others, with a warning. Default 600.
-
-        Raises:
-            ValueError: There are several groups and no workdir.
-        """
-        super().__init__()
-        cluster = cluster or identity.Cluster.from_env()
-        if cluster.num_groups > 1 and cluster.workdir is None:
-            raise ValueError(
-                "`cluster` must have a workdir, where groups see each other "
-                f"start; it has no workdir and {cluster.num_groups} groups. "
-                "Set TFDISTILL_WORKDIR, or pass tfdistill.Cluster(workdir=...)."
-            )
-        self._cluster = cluster
-        self.limit_secs = limit_secs
-        self._marker, self._number, self._has_started = _STARTED, 1, False
-        self.waited_secs = 0.0
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Finds which training of this process it is: each has a first step."""
-        number = fits.number(
-            f"{self._cluster.group_dir}/{_STARTED}", of=self.model.optimizer
-        )
-        self._marker = _STARTED if number == 1 else f"{_STARTED}_{number}"
-        self._has_started = self._has_started and number == self._number
-        self._number = number
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Announces this group's first step, and waits for the others'."""
-        if self._has_started or self._cluster.workdir is None:
-            return
-        self._has_started = True
-        if logs:
-            float(logs["loss"])  # Steps may be running still.
-        start = time.monotonic()
-        workdir = pathlib.Path(self._cluster.workdir)
-        markers = [
-            workdir / run_files.group_name(group) / self._marker
-            for group in range(self._cluster.num_groups)
-        ]
-        own = markers[self._cluster.group]
-        try:
-            own.parent.mkdir(parents=True, exist_ok=True)
-            own.touch()
-        except OSError as error:
-            _log.warning(
-                "This group could not report that it started: %s", error
-            )
-        while missing := [path for path in markers if not path.exists()]:
-            if time.monotonic() - start > self.limit_secs:
-                _log.warning(
-                    "Waited %.0f s for the first step of %s; training "
-                    "continues.",
-                    self.limit_secs,
-                    ", ".join(path.parent.name for path in missing),
-                )
-                break
-            time.sleep(_LOOK_SECS)
-        self.waited_secs += time.monotonic() - start

@@ -110,6 +110,12 @@ def current_cluster() -> identity.Cluster:
     return cluster_of(tf.distribute.get_strategy())
 
 
+def compared_steps(every_steps: Any) -> Any:
+    """Returns the steps between exports: a comparison's, or those given."""
+    chosen = current_cluster().method
+    return (chosen and chosen.every_steps) or every_steps
+
+
 def is_made(strategy: tf.distribute.Strategy) -> bool:
     """Whether `make_strategy` made it, and so set the seed of a comparison."""
     return strategy in _CLUSTERS
