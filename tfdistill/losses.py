@@ -31,8 +31,14 @@ __all__ = [
 
 # The smallest probability whose logarithm is taken: exp(-87.3).
 TINY = float(np.finfo(np.float32).tiny)
+
+
+class _Traced(threading.local):
+    step: Any = 0
+
+
 # The global step of the training step that this thread traces.
-_traced = threading.local()
+_traced = _Traced()
 
 
 @contextlib.contextmanager
@@ -42,7 +48,7 @@ def at_step(step: tf.Tensor) -> Iterator[None]:
     try:
         yield
     finally:
-        del _traced.step
+        del _traced.step  # The class has 0.
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -183,7 +189,7 @@ class DistillationLoss(keras.losses.Loss):
         """A float; with a schedule, its scalar tensor at the traced step."""
         if not callable(self._temperature):
             return self._temperature
-        found = self._temperature(getattr(_traced, "step", 0))
+        found = self._temperature(_traced.step)
         return self._cast(found)
 
     @property

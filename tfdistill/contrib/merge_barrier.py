@@ -104,7 +104,7 @@ class MergeBarrier(mixing.WeightMixer):
 
     def forget(self) -> None:
         """Closes it for another training, whose steps are traced again."""
-        was_open = getattr(self, "is_over", False)
+        was_open = self.is_over
         super().forget()
         self.barrier: float | None = None
         self.num_compared = 0

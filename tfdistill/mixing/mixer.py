@@ -41,6 +41,8 @@ class ScheduledMixer(steps.Mixer):
         is_over: Whether the group mixes no more; see `end`.
     """
 
+    is_over = False
+
     def __init__(
         self,
         rule: rules.Rule,

@@ -76,7 +76,7 @@ def _with_tuples(data: Any) -> Any:
     if isinstance(data, collections.abc.Mapping):
         return {key: _with_tuples(value) for key, value in data.items()}
     is_list = isinstance(data, list | tuple)
-    if is_list and any(hasattr(each, "shape") for each in data):
+    if is_list and any(isinstance(x, keras_internals.Array) for x in data):
         return tuple(map(_with_tuples, data))
     return data
 

@@ -21,6 +21,7 @@ import logging
 import secrets
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -416,10 +417,11 @@ class Mailbox:
                 address.host, address.port
             )
         try:
-            # Not every system has it.
-            if option := getattr(socket, "TCP_USER_TIMEOUT", None):
+            if sys.platform == "linux":
                 writer.get_extra_info("socket").setsockopt(
-                    socket.IPPROTO_TCP, option, _LOST_MILLISECONDS
+                    socket.IPPROTO_TCP,
+                    socket.TCP_USER_TIMEOUT,
+                    _LOST_MILLISECONDS,
                 )
             shown = pass_to(
                 peer.group, address.incarnation, self._exchange.signer

@@ -11,6 +11,7 @@ import itertools
 import os
 import random
 import threading
+import typing
 import warnings
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -330,6 +331,15 @@ def _measure_all_rows() -> None:
     kind.update_state = update_state
 
 
+@typing.runtime_checkable
+class Array(typing.Protocol):
+    """What Keras takes for an array: it has a shape."""
+
+    @property
+    def shape(self) -> Any:
+        """Its sizes; of a tensor, perhaps unknown."""
+
+
 def may_mask(model: keras.Model) -> bool:
     """Whether a layer may say that places of a sequence don't count."""
     return any(
@@ -338,6 +348,12 @@ def may_mask(model: keras.Model) -> bool:
         or not type(layer).compute_mask.__module__.startswith("keras.")
         for layer in all_layers(model)
     )
+
+
+def function_of(loss: keras.losses.Loss) -> Callable[..., Any] | None:
+    """Returns the function that a loss wraps, if it wraps one."""
+    is_wrapper = isinstance(loss, losses_module.LossFunctionWrapper)
+    return loss.fn if is_wrapper else None
 
 
 def mask_of(outputs: Any) -> Any:
@@ -610,7 +626,7 @@ def kind_of_loss(loss: Any) -> str | None:
         loss = loss_of(loss)
     known = (
         each.__name__.replace("_", "").lower()
-        for each in (*type(loss).__mro__, getattr(loss, "fn", None))
+        for each in (*type(loss).__mro__, function_of(loss))
         if each is not None and each.__module__.startswith("keras.")
     )
     return next(filter(None, map(_KINDS_OF_LOSSES.get, known)), None)

@@ -13,6 +13,8 @@ from typing import Any
 
 import keras
 
+from tfdistill.training import steps
+
 
 class AuxiliaryHeads(keras.layers.Layer):
     """Runs a student with its heads, in a step that has teachers."""
@@ -37,7 +39,7 @@ def student_of(model: Any, heads: Mapping[str, str]) -> keras.Model:
     `heads` maps the name of each head to the name of the output that it learns
     for. ValueError if these are not outputs of a functional model.
     """
-    outputs = getattr(model, "output", None)
+    outputs = steps.symbolic_output(model)
     if not isinstance(outputs, dict):
         raise ValueError(
             "`auxiliary_heads` need a functional model whose outputs are a "

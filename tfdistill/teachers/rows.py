@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill.system import keras_internals
 from tfdistill.training import global_batch
 
 BATCH, MIXED, BOTH = KINDS = "batch", "mixed", "both"
@@ -187,7 +188,7 @@ def reported(
     if not is_one or not isinstance(labels[0], tf.Tensor):
         return []
     counts = [w for w in weights if w is not None]
-    mask = getattr(own[0], "_keras_mask", None)
+    mask = keras_internals.mask_of(own[0])
     if mask is not None:
         counts = [mask]
     sizes = own[0].shape[1:-1]
@@ -264,9 +265,7 @@ def _joined(batch: Any, others: Any) -> Any:
         if values is None:
             return None
         joined = tf.concat([values[::2], tf.cast(other, values.dtype)], 0)
-        masks: Sequence[Any] = [
-            getattr(each, "_keras_mask", None) for each in (values, other)
-        ]
+        masks = [*map(keras_internals.mask_of, (values, other))]
         if all(mask is not None for mask in masks):
             joined._keras_mask = tf.concat([masks[0][::2], masks[1]], 0)
         return joined

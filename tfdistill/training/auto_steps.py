@@ -43,7 +43,7 @@ def acts_by_batches(callback: keras.callbacks.Callback) -> bool:
     are known, except for the batches of a `BackupAndRestore`, which counts one
     less an epoch when executions are longer.
     """
-    if hasattr(callback, "next_due"):
+    if isinstance(callback, steps.ActsAtSteps):
         return False
     for name in _BATCH_HOOKS:
         home = getattr(getattr(callback, name), "__module__", None) or ""
@@ -132,7 +132,7 @@ class AutoSteps(steps.SteppedCallback):
         self._counted: Any = weakref.WeakKeyDictionary()
         self._best = 0.0
         self._window_length = 4  # Executions.
-        self._others: list[steps.SteppedCallback] = []
+        self._others: list[steps.ActsAtSteps] = []
         self._opens_training = False
         self._try()
 
@@ -179,7 +179,7 @@ class AutoSteps(steps.SteppedCallback):
         self._others = [
             each
             for each in callbacks
-            if hasattr(each, "next_due") and each is not self
+            if isinstance(each, steps.ActsAtSteps) and each is not self
         ]
         self._counting = [c for c in callbacks if _every(c) is not None]
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdistill import data_checks
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
+from tfdistill.system import keras_internals
 
 
 def bind(
@@ -98,7 +99,7 @@ def split(arguments: dict[str, Any]) -> None:
     names = "x", "y", "sample_weight"
     parts = [arguments.get(name) for name in names]
     arrays = [x for x in keras.tree.flatten(parts) if x is not None]
-    if not all(hasattr(each, "shape") for each in arrays):
+    if not all(isinstance(each, keras_internals.Array) for each in arrays):
         kinds = {type(each).__name__ for each in arrays}
         raise ValueError(
             "`validation_split` must be of arrays; received "
@@ -207,7 +208,8 @@ def _amount(data: Any) -> int:
     if isinstance(data, tf.distribute.DistributedDataset):
         return int(data.cardinality)
     leaves = keras.tree.flatten(data)
-    shapes: Any = (getattr(leaf, "shape", None) or () for leaf in leaves)
+    arrays = (x for x in leaves if isinstance(x, keras_internals.Array))
+    shapes: Any = (array.shape or () for array in arrays)
     unknown = tf.data.UNKNOWN_CARDINALITY
     return next((shape[0] for shape in shapes if len(shape)), unknown)
 

@@ -257,7 +257,7 @@ class GlobalBatchLoss(keras.losses.Loss):
         batch = _active.batch or GlobalBatch.of(y_pred)
         if batch.is_whole:
             return self.inner(y_true, y_pred, sample_weight)
-        mask = getattr(y_pred, "_keras_mask", None)
+        mask = keras_internals.mask_of(y_pred)
         dtype = self.inner.dtype
         # Copies: what uses them in the graph is the loss, and nothing else.
         copies: list[tf.Tensor] = []
@@ -290,7 +290,7 @@ class GlobalBatchLoss(keras.losses.Loss):
                 reduce = tf.reduce_sum if is_sum else tf.reduce_mean
                 values = reduce(values)
         # As Keras: what a loss leaves out itself, such as `ignore_class`.
-        out = getattr(values, "_keras_mask", None)
+        out = keras_internals.mask_of(values)
         if is_gathered and values.shape.rank:
             values = values[own]
             out = None if out is None else out[own]
@@ -326,9 +326,11 @@ def _is_of_whole_batch(loss: keras.losses.Loss, given: list[tf.Tensor]) -> bool:
     has just been traced, there are products of `given` with itself, all rows
     beside each one, or reductions over the rows.
     """
-    if getattr(loss, "fn", None) is keras.losses.circle:
+    function = keras_internals.function_of(loss)
+    if function is keras.losses.circle:
         return True
-    home = getattr(getattr(loss, "fn", type(loss)), "__module__", None) or ""
+    # A partial function has no module.
+    home = getattr(function or type(loss), "__module__", None) or ""
     if tf.executing_eagerly() or home.startswith(("keras.", "tfdistill.")):
         return False
     after = metric_joins.operations_after(given)

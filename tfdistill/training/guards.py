@@ -30,6 +30,7 @@ from tfdistill.system import fits
 from tfdistill.system import keras_internals
 from tfdistill.system import processes
 from tfdistill.training import fit_arguments
+from tfdistill.training import steps
 from tfdistill.training import together
 
 
@@ -201,9 +202,9 @@ def _is_chief_only(callback: keras.callbacks.Callback) -> bool:
 
     An attribute `chief_only` of the callback's own decides, if there is one.
     """
-    chosen = getattr(callback, "chief_only", None)
-    if chosen is not None:
-        return bool(chosen)
+    if isinstance(callback, steps.ChiefOnly):
+        if callback.chief_only is not None:
+            return bool(callback.chief_only)
     kinds = [
         (kind.__module__.partition(".")[0], kind.__name__)
         for kind in type(callback).__mro__

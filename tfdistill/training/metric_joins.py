@@ -52,7 +52,8 @@ def of_variables(
 
     `handles` are the variables' handles outside of the graph.
     """
-    inner = {id(o): i for o, i in getattr(graph, "captures", ())}
+    is_function = isinstance(graph, tf.__internal__.FuncGraph)
+    inner = {id(o): i for o, i in graph.captures} if is_function else {}
     places = {
         inner[id(handle)].ref(): index
         for index, handle in enumerate(handles)

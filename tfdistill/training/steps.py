@@ -74,6 +74,22 @@ class Stateful(typing.Protocol):
         """Takes what `state` returned, once training has begun."""
 
 
+@typing.runtime_checkable
+class ChiefOnly(typing.Protocol):
+    """A callback that says where it runs; a user's may, too."""
+
+    # False for all workers of a group; None for what its kind does.
+    chief_only: bool | None
+
+
+@typing.runtime_checkable
+class ActsAtSteps(typing.Protocol):
+    """A callback that says when it acts; a user's may, too."""
+
+    def next_due(self, step: int) -> int | None:
+        """Returns after which step it next acts, as far as it is known."""
+
+
 class WithRows(NamedTuple):
     """An element of the data, and rows that its step gets beside it."""
 
@@ -121,10 +137,15 @@ def output_names(model: keras.Model) -> list[str] | None:
     In the order of `keras.tree.flatten`: the keys, if it returns a dict.
     """
     names = getattr(model, "output_names", None)
-    outputs = getattr(model, "output", None)
+    outputs = symbolic_output(model)
     if names is None or not isinstance(outputs, dict):
         return names
     return [str(path[0]) for path, _ in keras.tree.flatten_with_path(outputs)]
+
+
+def symbolic_output(model: keras.Model) -> Any:
+    """Returns the outputs of a functional model, symbolic; None of others."""
+    return getattr(model, "output", None)
 
 
 def not_rows(output: Any) -> str:

@@ -132,6 +132,9 @@ def may_stop(callback: keras.callbacks.Callback) -> bool:
     return any(_mentions_stop(each, set()) for each in _functions(callback))
 
 
+_WRAPPERS = (types.MethodType, classmethod, staticmethod)
+
+
 def _functions(callback: keras.callbacks.Callback) -> Iterator[Any]:
     spaces = [vars(callback)]
     for kind in type(callback).__mro__:
@@ -139,7 +142,8 @@ def _functions(callback: keras.callbacks.Callback) -> Iterator[Any]:
             spaces.append(dict(vars(kind)))
     for space in spaces:
         for name, value in space.items():
-            value = getattr(value, "__func__", value)
+            if isinstance(value, _WRAPPERS):
+                value = value.__func__
             if name not in _AT_EPOCHS and isinstance(value, types.FunctionType):
                 yield value
 
