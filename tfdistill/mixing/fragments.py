@@ -151,7 +151,7 @@ class FragmentMixer(mixer.ScheduledMixer):
 
     # ---- before the first step ----
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: steps.Logs | None = None) -> None:
         """Starts the threads that send and read."""
         super().on_train_begin(logs)
         exporter, publish = self._exporter, None
@@ -164,7 +164,7 @@ class FragmentMixer(mixer.ScheduledMixer):
             )
         self._outbox.open(publish, wait_secs=self._wait_secs)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: steps.Logs | None = None) -> None:
         """Stops the threads."""
         super().on_train_end(logs)
         self._outbox.close()
@@ -179,9 +179,7 @@ class FragmentMixer(mixer.ScheduledMixer):
             self._num_fragments,
         )
 
-    def _followers_of(
-        self, groups: Sequence[int], wanted: peers_lib.Wanted
-    ) -> dict[int, follower.Follower]:
+    def _source(self) -> peers_lib.Source:
         ours = self._weights
 
         def read(version: versions.Version) -> Any:
@@ -201,17 +199,8 @@ class FragmentMixer(mixer.ScheduledMixer):
                     f"{version.num_bytes}."
                 )
 
-        return {
-            group: follower.Follower(
-                self._exporter.exchange.outer_gradients,
-                group,
-                read=read,
-                screen=screen,
-                wanted=wanted,
-                alone=False,
-            )
-            for group in groups
-        }
+        store = self._exporter.exchange.outer_gradients
+        return peers_lib.Source(store, read, screen)
 
     @property
     def _described_rule(self) -> str:
@@ -285,7 +274,7 @@ class FragmentMixer(mixer.ScheduledMixer):
             ]
         return self._made.changes(self._fragment_of(step), mean, own)
 
-    def _put_in(self, others: Any, *, num: int) -> None:
+    def _put_in(self, others: list[Any], *, num: int) -> None:
         del num  # It is in the mean.
         self._made.mix(self._fragment_of(self._outbox.step), others)
 
@@ -522,7 +511,7 @@ class Fragments(weights.Floats):
         with self._lock:
             return self._moves[index](list(mean), list(map(tf.constant, sent)))
 
-    def mix(self, index: int, changes: Any) -> None:
+    def mix(self, index: int, changes: tuple[Any, Any]) -> None:
         """Moves a part's weights, and takes over its new state."""
         moves, state = changes
         self._adds[index](moves)
@@ -559,7 +548,7 @@ class Fragments(weights.Floats):
         flat = [tf.TensorSpec([size]) for size in self.sizes[index]]
         whole = [tf.TensorSpec(a.shape, a.dtype) for a in common]
 
-        def traced(function: Any, *like: Any) -> Any:
+        def traced(function: Callable[..., Any], *like: Any) -> Any:
             made = tf.function(function, autograph=False)
             return made.get_concrete_function(*like)
 
@@ -570,7 +559,7 @@ class Fragments(weights.Floats):
         )
 
 
-def _size(variable: Any) -> int:
+def _size(variable: keras.Variable) -> int:
     return math.prod(variable.shape)
 
 

@@ -1,6 +1,5 @@
 """WeightMixer: a group mixes its weights with those that its peers publish."""
 
-import functools
 import logging
 import math
 import time
@@ -28,7 +27,7 @@ _log = logging.getLogger(__name__)
 class ScheduledMixer(steps.Mixer):
     """Mixes versions of other groups at regular steps, by a rule.
 
-    Subclasses make the weights, and the followers of what is mixed with them.
+    Subclasses make the weights, and name the source of what is mixed with them.
 
     Attributes:
         num_mixes: Mixes that took place.
@@ -149,7 +148,7 @@ class ScheduledMixer(steps.Mixer):
             )
         self._exporter = exporters[-1]
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: steps.Logs | None = None) -> None:
         """Starts the reading thread."""
         super().on_train_begin(logs)
         model = self.codistilled
@@ -200,7 +199,8 @@ class ScheduledMixer(steps.Mixer):
                 "the mixer out, or pass peers=[] to disable mixing."
             )
         self._rounds = peers_lib.Rounds(
-            functools.partial(self._followers_of, groups),
+            groups,
+            self._source(),
             self._publish_own,
             strategy,
             wait_secs=self._wait_secs,
@@ -211,10 +211,8 @@ class ScheduledMixer(steps.Mixer):
         for group in before.keys() & self._followers.keys():
             self._followers[group].current = before[group].current
 
-    def _followers_of(
-        self, groups: Sequence[int], wanted: peers_lib.Wanted
-    ) -> dict[int, follower.Follower]:
-        """Returns followers of what is mixed."""
+    def _source(self) -> peers_lib.Source:
+        """Returns where followers find what is mixed."""
         raise NotImplementedError
 
     def _publish_own(self, timeout_secs: float) -> None:
@@ -234,7 +232,9 @@ class ScheduledMixer(steps.Mixer):
 
     # ---- between steps ----
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(
+        self, batch: int, logs: steps.Logs | None = None
+    ) -> None:
         """Mixes when it is due."""
         super().on_train_batch_end(batch, logs)
         is_due = self._schedule.due(self.step)
@@ -256,7 +256,7 @@ class ScheduledMixer(steps.Mixer):
     def _when_due(self) -> None:
         self._mix(self.step)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: steps.Logs | None = None) -> None:
         """Stops the reading thread."""
         if self._following is not None:
             self._following.stop()
@@ -319,7 +319,7 @@ class ScheduledMixer(steps.Mixer):
         self.num_mixes += 1
         self.staleness_steps = {v.group: self.step - v.step for v in mixed}
 
-    def _put_in(self, others: Any, *, num: int) -> None:
+    def _put_in(self, others: list[Any], *, num: int) -> None:
         """Moves the weights by what `_find_mean` returned of `num` versions."""
         raise NotImplementedError
 
@@ -421,15 +421,9 @@ class WeightMixer(ScheduledMixer):
                 "Groups mix versions of the same step."
             )
 
-    def _followers_of(
-        self, groups: Sequence[int], wanted: peers_lib.Wanted
-    ) -> dict[int, follower.Follower]:
-        return peers_lib.followers_of(
-            self._exporter,
-            groups,
-            self.codistilled.graph,
-            self.manifest_extras,
-            wanted,
+    def _source(self) -> peers_lib.Source:
+        return peers_lib.weights_source(
+            self._exporter, self.codistilled.graph, self.manifest_extras
         )
 
     def _publish_own(self, timeout_secs: float) -> None:
@@ -447,5 +441,5 @@ class WeightMixer(ScheduledMixer):
     def _find_mean(self, staged: Sequence[follower.Staged]) -> Any:
         return self._made.mean_of([each.values for each in staged])
 
-    def _put_in(self, others: Any, *, num: int) -> None:
+    def _put_in(self, others: list[Any], *, num: int) -> None:
         self._made.mix(others, num=num)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -20,13 +21,13 @@ from tfdistill.exports import student_graph
 from tfdistill.follow import agreement
 from tfdistill.follow import follower
 from tfdistill.follow import screen as screen_lib
+from tfdistill.training import steps
 
 # In a manifest's `extras`: the SHA-256 of the weights at step 0, and the rule
 # by which the group mixes.
 INITIAL_FIELD, RULE_FIELD = "initial_weights", "mixing_rule"
 # Between two rounds of a mix that waits.
 _PAUSE_SECS = 0.005
-Wanted = Callable[[versions.Version], bool]
 
 
 def check_origin(version: versions.Version, ours: Mapping[str, Any]) -> None:
@@ -58,23 +59,25 @@ def check_origin(version: versions.Version, ours: Mapping[str, Any]) -> None:
         )
 
 
-def followers_of(
-    exporter: Any,
-    groups: Sequence[int],
+class Source(NamedTuple):
+    """Where followers find what is mixed, and how they read and check it."""
+
+    store: Any
+    read: Callable[[versions.Version], Any]
+    screen: Callable[[versions.Version], None]
+
+
+def weights_source(
+    exporter: steps.Exporter,
     graph: student_graph.StudentGraph,
     extras: Callable[[], Mapping[str, Any]],
-    wanted: Wanted,
-) -> dict[int, follower.Follower]:
-    """Returns followers of the groups' weights, by group.
+) -> Source:
+    """Returns the source of whole versions' weights.
 
-    They read the `wanted` versions where the `exporter` of this group
-    publishes. `extras` returns the extras of its manifests.
+    It is where the `exporter` of this group publishes; `extras` returns the
+    extras of its manifests.
     """
     expected = saved_model.SavedModelWriter(graph).variables
-
-    def read(version: versions.Version) -> Any:
-        return saved_model.read_variables(version.path, expected)
-
     screen = screen_lib.Screen(
         graph,
         schema=exporter.schema,
@@ -82,17 +85,11 @@ def followers_of(
         "each group that mixes.",
         also=lambda version: check_origin(version, extras()),
     )
-    return {
-        group: follower.Follower(
-            exporter.exchange,
-            group,
-            read=read,
-            screen=screen,
-            wanted=wanted,
-            alone=False,
-        )
-        for group in groups
-    }
+    return Source(
+        exporter.exchange,
+        lambda version: saved_model.read_variables(version.path, expected),
+        screen,
+    )
 
 
 class Rounds:
@@ -100,7 +97,8 @@ class Rounds:
 
     def __init__(
         self,
-        followers_of: Callable[[Wanted], dict[int, follower.Follower]],
+        groups: Sequence[int],
+        source: Source,
         publish_own: Callable[[float], None],
         strategy: tf.distribute.Strategy,
         *,
@@ -108,7 +106,7 @@ class Rounds:
         is_exact: bool,
         clock: Callable[[], float],
     ) -> None:
-        """Makes the `followers`, by group, the same on all workers.
+        """Makes the `followers` of a source, the same on all workers.
 
         `publish_own` has this group's own version published, in so many
         seconds at most. With `is_exact`, a mix that waits takes no versions of
@@ -119,8 +117,18 @@ class Rounds:
         self._wait_secs, self._clock = wait_secs, clock
         # A later version than the first mix's is not for it.
         self._step = -1
-        self.followers = followers_of(self._is_wanted)
-        self._groups = [*self.followers]
+        self._groups = groups
+        self.followers = {
+            group: follower.Follower(
+                source.store,
+                group,
+                read=source.read,
+                screen=source.screen,
+                wanted=self._is_wanted,
+                alone=False,
+            )
+            for group in groups
+        }
         self._followers = [*self.followers.values()]
         self._is_chief = replicas.is_chief(strategy)
         self._agreement = agreement.Agreement(

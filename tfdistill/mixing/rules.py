@@ -64,7 +64,7 @@ class Rule:
         return []
 
     def mixed(
-        self, own: Values, mean: Values, state: Values, *, num: Any
+        self, own: Values, mean: Values, state: Values, *, num: tf.Tensor | int
     ) -> tuple[list[Any], list[Any]]:
         """Returns the new weights and the new state.
 
@@ -185,7 +185,7 @@ class OuterOptimizer(Rule):
         return [*weights, *self._place(weights)[2]]
 
     def mixed(
-        self, own: Values, mean: Values, state: Values, *, num: Any
+        self, own: Values, mean: Values, state: Values, *, num: tf.Tensor | int
     ) -> tuple[list[Any], list[Any]]:
         """Moves the anchor, and takes it; see `Rule.mixed`."""
         anchor = state[: len(own)]

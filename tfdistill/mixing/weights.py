@@ -52,7 +52,7 @@ class Floats:
         )
         self._num_trained = sum(self._is_trained(v) for _, v in self._floats)
 
-    def _is_trained(self, variable: Any) -> bool:
+    def _is_trained(self, variable: keras.Variable) -> bool:
         return id(tables.parts_of(variable)[0]) in self._trained
 
     def is_of(self, student: keras.Model) -> bool:
@@ -63,7 +63,9 @@ class Floats:
         """Returns the SHA-256 of the present weights, in hexadecimal."""
         return digest(self._take())
 
-    def _take(self, floats: Any = None) -> list[tf.Tensor]:
+    def _take(
+        self, floats: Sequence[tuple[str, Any]] | None = None
+    ) -> list[tf.Tensor]:
         """Returns the values of some of them; by default of all."""
         return [
             tf.concat([self._copies(p)[0] for p in parts], axis=0)
@@ -75,7 +77,7 @@ class Floats:
     def _trained_values(self) -> list[tf.Tensor]:
         return self._take()[: self._num_trained]
 
-    def _copies(self, variable: Any) -> tuple[Any, ...]:
+    def _copies(self, variable: keras.Variable) -> tuple[Any, ...]:
         return self._strategy.experimental_local_results(variable.value)
 
 
