@@ -537,7 +537,7 @@ class StudentExporter(steps.Exporter):
             )
 
 
-def _check_offset(offset_steps: Any, every_steps: int) -> None:
+def _check_offset(offset_steps: int | None, every_steps: int) -> None:
     if offset_steps is None:
         return
     is_number = isinstance(offset_steps, int)

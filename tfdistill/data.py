@@ -34,7 +34,7 @@ _MODES = ("disjoint", "shared", "coordinated")
 
 
 def group_shard(
-    examples: Any,
+    examples: object,
     cluster: identity.Cluster | None = None,
     *,
     mode: str = "disjoint",
@@ -101,7 +101,7 @@ def group_shard(
     return examples.shard(cluster.num_groups, cluster.group)
 
 
-def _shard_arrays(arrays: Any, cluster: identity.Cluster, mode: str) -> Any:
+def _shard_arrays(arrays: object, cluster: identity.Cluster, mode: str) -> Any:
     shapes = [tuple(np.shape(leaf)) for leaf in keras.tree.flatten(arrays)]
     lengths = {shape[0] for shape in shapes if shape}
     if len(lengths) != 1 or () in shapes:
@@ -261,12 +261,14 @@ def shuffled_batches(
     return resumable(batches)
 
 
-def _remade(dataset: tf.data.Dataset, make: Any) -> tf.data.Dataset:
+def _remade(
+    dataset: tf.data.Dataset, make: Callable[[Any], Any]
+) -> tf.data.Dataset:
     dataset._from_batch = make
     return dataset
 
 
-def from_batch(dataset: Any, number: int) -> tf.data.Dataset | None:
+def from_batch(dataset: object, number: int) -> tf.data.Dataset | None:
     """Makes a `resumable` data set from a batch on; None of any other."""
     make = vars(dataset).get("_from_batch")
     return make and make(number)

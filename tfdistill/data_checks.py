@@ -76,7 +76,7 @@ def checked(
             f"integer targets; received {num_classes} for {targets or 'none'}."
         )
 
-    def check(number: tf.Tensor, element: Any) -> Any:
+    def check(number: tf.Tensor, element: object) -> Any:
         faults = [
             fault
             for name, value in _named(element)
@@ -129,7 +129,7 @@ def check_parts(number: int, num_groups: int) -> None:
         )
 
 
-def _named(element: Any) -> list[tuple[str, Any]]:
+def _named(element: object) -> list[tuple[str, Any]]:
     """Leaves of an element, each with the name that messages give it."""
     parts = keras.utils.unpack_x_y_sample_weight(element)
     return [

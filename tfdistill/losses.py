@@ -86,7 +86,7 @@ class DistillationLoss(keras.losses.Loss):
         from_logits: bool | None = None,
         name: str | None = None,
         reduction: str | None = "sum_over_batch_size",
-        dtype: Any = None,
+        dtype: str | keras.DTypePolicy | None = None,
     ) -> None:
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         if isinstance(temperature, dict):
@@ -179,7 +179,7 @@ class DistillationLoss(keras.losses.Loss):
             )
         return self.from_logits
 
-    def _cast(self, tensor: Any) -> tf.Tensor:
+    def _cast(self, tensor: tf.Tensor) -> tf.Tensor:
         # Half precision is too coarse for sums over many classes.
         dtype = tf.float64 if self.dtype == "float64" else tf.float32
         return tf.cast(tensor, dtype)

@@ -20,7 +20,7 @@ _NOT_KERNELS = ("beta", "bias", "gamma", "scale")
 _Base: Any = keras.optimizers.Optimizer if typing.TYPE_CHECKING else object
 
 
-def is_kernel(variable: Any) -> bool:
+def is_kernel(variable: keras.Variable) -> bool:
     """Whether a Keras variable decays: a kernel or a table of embeddings.
 
     Biases and the parameters of normalization layers, by their names, and all
@@ -76,7 +76,9 @@ class KernelDecay(_Base):
             super().build(variables)
 
     def exclude_from_weight_decay(
-        self, var_list: Any = None, var_names: Any = None
+        self,
+        var_list: Sequence[keras.Variable] | None = None,
+        var_names: Sequence[str] | None = None,
     ) -> None:
         """Refuses: which variables decay follows from what they are."""
         raise ValueError(
@@ -105,7 +107,10 @@ class KernelDecay(_Base):
         return super().from_config(config, custom_objects=custom_objects)
 
     def update_step(
-        self, gradient: Any, variable: Any, learning_rate: Any
+        self,
+        gradient: tf.Tensor,
+        variable: keras.Variable,
+        learning_rate: tf.Tensor,
     ) -> None:
         """Updates one variable on one replica."""
         decay = self.weight_decay
@@ -146,7 +151,7 @@ def with_kernel_decay(kind: type, *, coupled: bool) -> type:
     return keras.saving.register_keras_serializable("tfdistill")(made)
 
 
-def _is_schedule(decay: Any) -> bool:
+def _is_schedule(decay: object) -> bool:
     return isinstance(decay, _Schedule)
 
 

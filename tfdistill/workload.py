@@ -200,7 +200,9 @@ SETTINGS = tuple(
 )
 
 
-def _in_memory(train: Any, validation: Any) -> Callable[..., tuple[Any, Any]]:
+def _in_memory(
+    train: object, validation: object
+) -> Callable[..., tuple[Any, Any]]:
     """Returns a function that makes batches of arrays."""
 
     def open_data(
@@ -216,7 +218,7 @@ def _in_memory(train: Any, validation: Any) -> Callable[..., tuple[Any, Any]]:
         own = tf.nest.map_structure(tf.constant, own)
 
         @tf.autograph.experimental.do_not_convert  # A tenth of a start.
-        def read(rows: Any) -> Any:
+        def read(rows: object) -> Any:
             return tf.nest.map_structure(lambda x: tf.gather(x, rows), own)
 
         batches = data.shuffled_batches(

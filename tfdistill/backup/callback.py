@@ -22,11 +22,12 @@ from tfdistill.system import keras_internals
 from tfdistill.training import own_steps
 from tfdistill.training import steps
 
+Logs = steps.Logs
 _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
+def session(model: keras.Model, arguments: dict[str, Any]) -> Iterator[None]:
     """Makes one call of `fit` resume from, and write to, its `Backup`.
 
     Its `arguments` are adjusted: where to begin, and what must run before and
@@ -68,7 +69,7 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def _check_optimizers(model: Any) -> None:
+def _check_optimizers(model: keras.Model) -> None:
     """Refuses optimizers whose state and steps no backup would hold."""
     found = own_steps.optimizers_of(model.model)
     more = [n for n, value in found.items() if value is not model.optimizer]
@@ -178,7 +179,7 @@ class Backup(steps.SteppedCallback):
         return self._backups.num_failed
 
     def begin(
-        self, model: Any, others: Sequence[keras.callbacks.Callback]
+        self, model: keras.Model, others: Sequence[keras.callbacks.Callback]
     ) -> None:
         """Finds where to resume; every worker of the group calls it.
 
@@ -205,7 +206,7 @@ class Backup(steps.SteppedCallback):
         chosen = self.begun.chosen
         return chosen.point if chosen else None
 
-    def opened(self, iterator: Any) -> None:
+    def opened(self, iterator: object) -> None:
         """Moves Keras' iterator over the training data to where `fit` begins.
 
         The first iterator that a `fit` opens is over its training data.
@@ -271,7 +272,7 @@ class Backup(steps.SteppedCallback):
 
     # ---- Keras' hooks ----
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Starts to count the steps."""
         super().on_train_begin(logs)
         # All others have begun.
@@ -302,12 +303,12 @@ class Backup(steps.SteppedCallback):
                 "time, before you create the data set."
             )
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Notes the epoch."""
         super().on_epoch_begin(epoch, logs)
         self._epoch, self._num_done = epoch, 0
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Takes a backup when one is due, or asks for quiet to do so."""
         super().on_train_batch_end(batch, logs)
         if self._backups.not_finite:  # Ends the training, elsewhere.
@@ -340,14 +341,14 @@ class Backup(steps.SteppedCallback):
         elif not self.wants_quiet:
             ending.finish()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Takes the backup of an epoch, or asks for quiet to do so."""
         if self._on_servers:
             self.wants_quiet = self.wants_quiet or self._every is None
         elif self._every is None or self._is_due or self._held is not None:
             self._take_after_epoch()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Backs up where training ended, so that it is not done again."""
         if self._on_servers:
             return

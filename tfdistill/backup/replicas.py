@@ -11,6 +11,7 @@ collective, so that one task writes the complete state.
 import dataclasses
 import logging
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -51,7 +52,9 @@ class ReplicaState:
     """The variables of a built and compiled model under any such strategy."""
 
     def __init__(
-        self, model: Any, kept: Mapping[str, steps.Stateful] | None = None
+        self,
+        model: keras.Model,
+        kept: Mapping[str, steps.Stateful] | None = None,
     ) -> None:
         """Names the variables of a model that `fit` has prepared.
 
@@ -252,7 +255,9 @@ class ReplicaState:
             if len(values) == self._num_replicas:
                 self._assign_own(variable, values)
 
-    def _assign_own(self, variable: Any, values: np.ndarray) -> None:
+    def _assign_own(
+        self, variable: keras.Variable | tf.Variable, values: np.ndarray
+    ) -> None:
         if len(values) != self._num_replicas:
             is_float = tf.as_dtype(variable.dtype).is_floating
             value = values.mean(axis=0) if is_float else values[0]
@@ -261,15 +266,17 @@ class ReplicaState:
         for index, copy in zip(self._replicas, copies, strict=True):
             copy.assign(values[index])
 
-    def _copies(self, variable: Any) -> tuple[Any, ...]:
+    def _copies(
+        self, variable: keras.Variable | tf.Variable
+    ) -> tuple[Any, ...]:
         return self._strategy.experimental_local_results(_value(variable))
 
 
-def _numbered(kind: str, variables: Any) -> dict[str, Any]:
+def _numbered(kind: str, variables: Iterable[Any]) -> dict[str, Any]:
     return {f"{kind}/{index}": v for index, v in enumerate(variables)}
 
 
-def _value(variable: Any) -> Any:
+def _value(variable: keras.Variable | tf.Variable) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
@@ -413,7 +420,7 @@ class FitBackup(keras.callbacks.Callback):
         self.interval = interval.YoungsInterval(self._gather)
         self.num_skipped = 0
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: steps.Logs | None = None) -> None:
         """Gives the model, which `fit` has prepared, the backup's values."""
         if self._on_servers:
             self._kept = kept_of(self._others)
@@ -473,7 +480,9 @@ class FitBackup(keras.callbacks.Callback):
         if self.chosen is not None:
             set_states(kept_of(self._others), self.chosen.host["states"])
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(
+        self, epoch: int, logs: steps.Logs | None = None
+    ) -> None:
         """Gives the metrics, which Keras has just reset, their sums, once."""
         values, self._values = self._values, None
         if values is not None and self.chosen and self.chosen.point.batch:
@@ -534,7 +543,7 @@ class FitBackup(keras.callbacks.Callback):
         }
 
     def _save(
-        self, snapshot: Any, point: steps.TrainingPoint, host: dict[str, Any]
+        self, snapshot: object, point: steps.TrainingPoint, host: dict[str, Any]
     ) -> None:
         with self.interval.writing():
             self._store.save(self._state, snapshot, point, host=host)

@@ -53,16 +53,16 @@ class State(typing.Protocol):
     def snapshot(self) -> Any:
         """Takes the current values, between two steps."""
 
-    def write(self, directory: str, snapshot: Any) -> None:
+    def write(self, directory: str, snapshot: object) -> None:
         """Writes what `snapshot` returned, in a directory that exists."""
 
     def read(self, directory: str) -> Any:
         """Reads what `write` wrote, as a snapshot; changes nothing."""
 
-    def assign(self, snapshot: Any) -> None:
+    def assign(self, snapshot: object) -> None:
         """Gives the variables the values that `read` returned."""
 
-    def begin_with(self, warm: Any) -> None:
+    def begin_with(self, warm: object) -> None:
         """Gives them the values of a `warm_start.WarmStart`."""
 
 
@@ -133,7 +133,7 @@ class BackupStore(publisher.Exchange):
     def save(
         self,
         state: State,
-        snapshot: Any,
+        snapshot: object,
         point: steps.TrainingPoint,
         *,
         host: Mapping[str, Any],

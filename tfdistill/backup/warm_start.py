@@ -34,7 +34,7 @@ def choose(
     return found
 
 
-def slots_of(optimizer: Any, trainable: Sequence[Any]) -> list[Any]:
+def slots_of(optimizer: keras.Optimizer, trainable: Sequence[Any]) -> list[Any]:
     """Returns what an optimizer keeps for variables, by Keras' names for it.
 
     Neither its counters nor its rate, nor sums of gradients in progress.
@@ -48,11 +48,13 @@ def slots_of(optimizer: Any, trainable: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _prefix(variable: Any) -> str:
+def _prefix(variable: keras.Variable) -> str:
     return f"{variable.path.replace('/', '_')}_"
 
 
-def keras_tables(model: Any, keys: Mapping[int, str]) -> list[dict[str, Any]]:
+def keras_tables(
+    model: keras.Model, keys: Mapping[int, str]
+) -> list[dict[str, Any]]:
     """Describes Keras' own embeddings; `keys` are of variables by their id."""
     found: dict[str, dict[str, Any]] = {}
     for layer in keras_internals.all_layers(model):

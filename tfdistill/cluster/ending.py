@@ -23,9 +23,9 @@ import signal
 import socket
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from collections.abc import Mapping
-from typing import Any
 from typing import NoReturn
 
 from tfdistill.cluster import signs
@@ -112,7 +112,7 @@ os.register_at_fork(
 )
 
 
-def _do_nothing(number: int, frame: Any) -> None:
+def _do_nothing(number: int, frame: types.FrameType | None) -> None:
     """Only with a handler in Python is the signal's number passed on."""
 
 

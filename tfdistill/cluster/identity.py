@@ -48,7 +48,7 @@ KNOWN_VARIABLES = frozenset(
 )
 
 
-def error(field: str, must: str, received: Any, remedy: str) -> ValueError:
+def error(field: str, must: str, received: object, remedy: str) -> ValueError:
     """Returns the one form that all errors about the environment take."""
     text = repr(received)
     text = text if len(text) <= 200 else text[:200] + "..."
@@ -91,14 +91,14 @@ def parse(text: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
     return {"type": kind, "index": index}, cluster
 
 
-def _check_keys(field: str, found: Any, keys: tuple[str, ...]) -> None:
+def _check_keys(field: str, found: object, keys: tuple[str, ...]) -> None:
     known = {*keys, *_IGNORABLE}
     if not isinstance(found, dict) or not {*keys} <= set(found) <= known:
         must = f"be a JSON object with {' and '.join(keys)}, and nothing else"
         raise error(field, must, found, _SHAPE)
 
 
-def _checked_spec(spec: Any) -> dict[str, tuple[str, ...]]:
+def _checked_spec(spec: object) -> dict[str, tuple[str, ...]]:
     field = "TF_CONFIG.cluster"
     if not isinstance(spec, Mapping) or not all(
         name in TASK_TYPES
@@ -133,7 +133,7 @@ def _checked_spec(spec: Any) -> dict[str, tuple[str, ...]]:
     return {name: tuple(hosts) for name, hosts in spec.items()}
 
 
-def _is_address(address: Any) -> bool:
+def _is_address(address: object) -> bool:
     match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
     return match is not None and 1 <= int(match[2]) <= 65535
 

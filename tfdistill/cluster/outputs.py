@@ -67,7 +67,7 @@ class GroupFiles:
         self._said: set[str] = set()
         self._undo = contextlib.ExitStack()
 
-    def written(self, path: Any) -> Any:
+    def written(self, path: str | os.PathLike[str]) -> Any:
         """Returns where to write what a script would write to a path."""
         moved = self._moved_to(path)
         if moved is None:
@@ -86,7 +86,7 @@ class GroupFiles:
             )
         return moved
 
-    def _moved_to(self, path: Any) -> str | None:
+    def _moved_to(self, path: object) -> str | None:
         """Returns the group's own place for a path, unless it is its own."""
         if self._own is None or not isinstance(path, str | os.PathLike):
             return None
@@ -135,7 +135,7 @@ class GroupFiles:
     def _reader(self, index: int, name: str) -> Callable[..., Any]:
         """Returns what calls a function with its path as this group's."""
 
-        def read(own: Any, *args: Any, **kwargs: Any) -> Any:
+        def read(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             given = list(args)
             if index < len(given):
                 given[index] = self.read(given[index])
@@ -146,7 +146,12 @@ class GroupFiles:
         return read
 
     def _open(
-        self, own: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any
+        self,
+        own: Callable[..., Any],
+        file: object,
+        mode: str = "r",
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Opens a file; warns once of one that all groups write."""
         place = self.read(file)
@@ -163,14 +168,14 @@ class GroupFiles:
                 )
         return own(place, mode, *args, **kwargs)
 
-    def _is_shared(self, path: Any) -> bool:
+    def _is_shared(self, path: str | os.PathLike[str]) -> bool:
         """Whether a script names it as its own: not absolute, nor the run's."""
         if self._moved_to(path) is None or os.path.isabs(path):
             return False
         run = pathlib.Path(run_files.real(os.path.dirname(self._own or "")))
         return run not in pathlib.Path(run_files.real(path)).parents
 
-    def read(self, path: Any) -> Any:
+    def read(self, path: object) -> Any:
         """Returns where to read what was written to a path."""
         moved = self._moved_to(path)
         is_moved = moved in self._said
@@ -191,7 +196,7 @@ class GroupFiles:
                     _replace(callback, path, moved)
 
 
-def _replace(callback: Any, path: str, by: str) -> None:
+def _replace(callback: object, path: str, by: str) -> None:
     for name in {*vars(callback), *_ATTRIBUTES}:
         value = getattr(callback, name, None)
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -209,7 +214,12 @@ def share_directories(cluster: identity.Cluster) -> Callable[[], None]:
     """
     began, own = _began(cluster.workdir), set()
 
-    def make(plain: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+    def make(
+        plain: Callable[..., None],
+        path: str | os.PathLike[str],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         whole = None if "dir_fd" in kwargs else os.path.realpath(path)
         try:
             plain(path, *args, **kwargs)

@@ -101,7 +101,7 @@ _GATHERS: weakref.WeakKeyDictionary[tf.distribute.Strategy, Any] = (
 )
 
 
-def _gather_of(strategy: Any) -> Any:
+def _gather_of(strategy: tf.distribute.Strategy) -> Any:
     def in_replica(value: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
         # A value of this replica, or nobody knows where it is to go.

@@ -5,6 +5,7 @@ import faulthandler
 import os
 import sys
 import threading
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -110,7 +111,7 @@ def current_cluster() -> identity.Cluster:
     return cluster_of(tf.distribute.get_strategy())
 
 
-def compared_steps(every_steps: Any) -> Any:
+def compared_steps(every_steps: int | str) -> Any:
     """Returns the steps between exports: a comparison's, or those given."""
     chosen = current_cluster().method
     return (chosen and chosen.every_steps) or every_steps
@@ -219,7 +220,11 @@ def _leave_together(strategy: tf.distribute.Strategy) -> None:
     failed = threading.Event()
     previous = sys.excepthook
 
-    def note_failure(kind: Any, error: Any, trace: Any) -> None:
+    def note_failure(
+        kind: type[BaseException],
+        error: BaseException,
+        trace: types.TracebackType | None,
+    ) -> None:
         failed.set()
         previous(kind, error, trace)
         # All workers see the failure of a collective, or of a joint step.

@@ -57,7 +57,7 @@ def _data(
         yield checks.ok(DATA, f"{kind}: {_first_batch(dataset, model)}")
 
 
-def _first_batch(dataset: Any, student: Any) -> str:
+def _first_batch(dataset: Iterable[Any], student: Callable[..., Any]) -> str:
     import tensorflow as tf
 
     for inputs, labels, *_ in dataset:

@@ -62,7 +62,7 @@ def _dump(found: Sequence[Mapping[str, Any]]) -> str:
     class Dumper(yaml.SafeDumper):
         """Writes what occurs twice in full, as people read it."""
 
-        def ignore_aliases(self, data: Any) -> bool:
+        def ignore_aliases(self, data: object) -> bool:
             return True
 
     return yaml.dump_all(

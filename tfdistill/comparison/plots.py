@@ -53,7 +53,7 @@ def _errors(estimates: list[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _curves(
-    curves: Mapping[str, list[Any]], target: Any, path: pathlib.Path
+    curves: Mapping[str, list[Any]], target: dict[str, Any], path: pathlib.Path
 ) -> None:
     many = len(curves) > _FEW
     figure, axes = plots.figure(*(12, 7) if many else (8, 4.5))

@@ -80,11 +80,15 @@ def next_size(
 class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):
     """A rate times a factor; see `BatchScaler.scaled`."""
 
-    def __init__(self, rate: Any, factor: tf.Variable | None = None) -> None:
+    def __init__(
+        self,
+        rate: float | keras.optimizers.schedules.LearningRateSchedule,
+        factor: tf.Variable | None = None,
+    ) -> None:
         """Takes both; a saved one has lost its factor."""
         self._rate, self._factor = rate, factor
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: tf.Tensor | int) -> Any:
         """Returns the rate of a step."""
         rate = self._rate(step) if callable(self._rate) else self._rate
         return rate if self._factor is None else rate * self._factor
@@ -268,7 +272,7 @@ class BatchScaler(steps.SteppedCallback):
         def size(number: tf.Tensor) -> tf.Tensor:
             return self._size_in_pipeline(number // num_local) // num_shares
 
-        def cut(state: Any, element: Any) -> Any:
+        def cut(state: tuple[Any, ...], element: Any) -> Any:
             number, left = state
             left = tf.cond(left > 0, lambda: left, lambda: size(number))
             is_last = tf.cast(tf.equal(left, 1), tf.int64)
@@ -312,7 +316,7 @@ class BatchScaler(steps.SteppedCallback):
 
     # ---- Keras' hooks ----
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: steps.Logs | None = None) -> None:
         """Starts to look at the peers, on the chief."""
         super().on_train_begin(logs)
         model = self.codistilled
@@ -348,7 +352,9 @@ class BatchScaler(steps.SteppedCallback):
         )
         self._looking.start()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(
+        self, batch: int, logs: steps.Logs | None = None
+    ) -> None:
         """Decides on the next block, and moves the learning rate with it."""
         super().on_train_batch_end(batch, logs)
         done = self.step - self._start
@@ -359,7 +365,7 @@ class BatchScaler(steps.SteppedCallback):
             self._decide([*self._sizes, self._agreed(done)])
         self._set_factor(self._size(done))
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: steps.Logs | None = None) -> None:
         """Ends the thread."""
         if self._looking is not None:
             self._is_over.set()

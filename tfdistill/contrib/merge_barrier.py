@@ -7,6 +7,7 @@ losses (Frankle et al. 2020, arXiv:1912.05671, section 2).
 import logging
 import math
 import warnings
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -54,9 +55,9 @@ class MergeBarrier(mixing.WeightMixer):
         self,
         rule: mixing.Rule,
         *,
-        held_out: Any,
+        held_out: object,
         margin: float = 0.0,
-        weight: Any = 1.0,
+        weight: float | Callable[[tf.Tensor], Any] = 1.0,
         **kwargs: Any,
     ) -> None:
         """Creates a closed barrier.
@@ -116,7 +117,7 @@ class MergeBarrier(mixing.WeightMixer):
         extras = super().manifest_extras()
         return {**extras, OPEN_FIELD: True} if self.is_over else extras
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Lets the student predict the batch, to trace it on this thread."""
         model = self.codistilled
         strategy = model.distribute_strategy

@@ -63,7 +63,8 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        learning_rate: Any = 0.01,
+        learning_rate: float
+        | keras.optimizers.schedules.LearningRateSchedule = 0.01,
         *,
         momentum: float = 0.9,
         nesterov: bool = False,
@@ -97,7 +98,10 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
         ]
 
     def update_step(
-        self, gradient: Any, variable: Any, learning_rate: Any
+        self,
+        gradient: tf.Tensor,
+        variable: keras.Variable,
+        learning_rate: tf.Tensor,
     ) -> None:
         """Updates one variable on one replica."""
         index = optimizers.variable_index(self, variable)
@@ -112,7 +116,7 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
         self.assign_sub(variable, tf.cast(learning_rate, dtype) * change)
 
     def _followed(
-        self, index: int, weights: tf.Tensor, learning_rate: Any
+        self, index: int, weights: tf.Tensor, learning_rate: tf.Tensor
     ) -> tf.Tensor:
         """Returns the buffer, moved by the steps that are now complete."""
         buffer, last = self._buffers[index], self._lasts[index]
@@ -149,7 +153,7 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
 
 
 def dirichlet_shard(
-    arrays: Any,
+    arrays: object,
     labels: npt.ArrayLike,
     cluster: tfdistill.Cluster | None = None,
     *,

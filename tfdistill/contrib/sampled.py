@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -67,7 +68,7 @@ class SampledOutput(keras.layers.Layer):
         num_classes: int,
         *,
         num_sampled: int = 1024,
-        kernel_initializer: Any = "glorot_uniform",
+        kernel_initializer: str | keras.Initializer = "glorot_uniform",
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -101,7 +102,7 @@ class SampledOutput(keras.layers.Layer):
         # not come back to `cross_entropy` yet.
         self._handed_out: set[int] = set()
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Sequence[int | None]) -> None:
         """Makes kernel and bias."""
         # A cast of the whole kernel would make its gradient dense.
         self.kernel = self.add_weight(
@@ -143,15 +144,15 @@ class SampledOutput(keras.layers.Layer):
 
         return tf.identity(features), gradient
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> Any:
         """Returns the shape of the logits."""
         return (*input_shape[:-1], self.num_classes)
 
     def cross_entropy(
         self,
-        outputs: Any,
-        classes: Any,
-        probabilities: Any,
+        outputs: tf.Tensor,
+        classes: tf.Tensor,
+        probabilities: tf.Tensor,
         *,
         training: bool = True,
     ) -> tf.Tensor:
@@ -223,7 +224,7 @@ class SampledOutput(keras.layers.Layer):
         both = tf.concat([once, others], axis=-1)
         return own, tf.reduce_logsumexp(both, axis=-1)
 
-    def _look_up(self, variable: Any, classes: tf.Tensor) -> tf.Tensor:
+    def _look_up(self, variable: tf.Variable, classes: tf.Tensor) -> tf.Tensor:
         """Returns rows, with one gradient row for each distinct class.
 
         Keras' optimizers treat a row that comes twice as two rows, which gives

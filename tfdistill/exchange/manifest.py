@@ -191,13 +191,13 @@ def _like(pattern: str) -> Any:
     )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     if type(value) is float:
         return math.isfinite(value)
     return type(value) is int and abs(value) <= MAX_INT
 
 
-def _is_json(value: Any, depth: int = 0) -> bool:
+def _is_json(value: object, depth: int = 0) -> bool:
     if isinstance(value, Mapping):
         fits = all(isinstance(key, str) for key in value)
         items: Any = value.values()
@@ -250,7 +250,7 @@ def _check_length(length: int) -> None:
     )
 
 
-def _require(holds: bool, field: str, must_be: str, received: Any) -> None:
+def _require(holds: bool, field: str, must_be: str, received: object) -> None:
     if not holds:
         raise ManifestError(
             f"`{_shorten(field)[1:-1]}` must be {must_be}; received "
@@ -258,7 +258,7 @@ def _require(holds: bool, field: str, must_be: str, received: Any) -> None:
         )
 
 
-def _shorten(value: Any) -> str:
+def _shorten(value: object) -> str:
     try:
         return _SHORT.repr(value)
     except ValueError:  # Python refuses to print integers of many digits.

@@ -6,7 +6,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 from tfdistill.exchange import bases
 from tfdistill.exchange import claim as group_claim
@@ -25,7 +24,7 @@ from tfdistill.system import run_files
 _OUTER_GRADIENTS_PER_VERSION = 64
 
 
-def check_exchange(exchange: Any) -> None:
+def check_exchange(exchange: object) -> None:
     """Checks that an `Exchange` is one, and not its directory."""
     if not isinstance(exchange, Exchange):
         raise ValueError(

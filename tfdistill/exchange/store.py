@@ -126,8 +126,8 @@ class VersionStore:
         group: int,
         step: int,
         graph_fingerprint: str = "",
-        inputs: Any = None,
-        outputs: Any = None,
+        inputs: object = None,
+        outputs: object = None,
         variables: Mapping[str, Mapping[str, Any]] | None = None,
         extras: Mapping[str, Any] | None = None,
     ) -> versions.Version:

@@ -180,7 +180,9 @@ def _run_functions(objects: Any) -> Iterator[str]:
         raise GraphError(f"its object {error} is missing.") from error
 
 
-def _check_node(node: Any, allowed: frozenset[str], *, where: str) -> None:
+def _check_node(
+    node: tf.compat.v1.NodeDef, allowed: frozenset[str], *, where: str
+) -> None:
     if node.op not in allowed:
         raise GraphError(
             f"{where} must hold only operations that cannot reach beyond the "
@@ -202,7 +204,7 @@ def _tensor_dtypes(attributes: Mapping[str, Any]) -> Iterator[int]:
             yield from _tensor_dtypes(attribute.func.attr)
 
 
-def _is_asset(function: Any, node: Any, objects: Any) -> bool:
+def _is_asset(function: Any, node: tf.compat.v1.NodeDef, objects: Any) -> bool:
     """Whether a table's file is an asset that the function is bound to."""
     arguments = [argument.name for argument in function.signature.input_arg]
     if len(node.input) < 2 or node.input[1] not in arguments:

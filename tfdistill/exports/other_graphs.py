@@ -25,7 +25,7 @@ class FrozenFunction:
     """
 
     def __init__(
-        self, directory: str, input_spec: Any, output_spec: Any = None
+        self, directory: str, input_spec: object, output_spec: object = None
     ) -> None:
         """Loads a SavedModel; inside a strategy's scope, one copy a device.
 
@@ -98,7 +98,7 @@ class FrozenFunction:
                 f"{_kinds(self.variables)}."
             )
 
-    def infer(self, inputs: Any) -> list[tf.Tensor]:
+    def infer(self, inputs: object) -> list[tf.Tensor]:
         """Predicts; returns the outputs flat, in the order of the student's."""
         if not tf.distribute.in_cross_replica_context():
             return self._in_replica(inputs)
@@ -111,7 +111,7 @@ class FrozenFunction:
 
     __call__ = infer
 
-    def _in_replica(self, inputs: Any) -> list[tf.Tensor]:
+    def _in_replica(self, inputs: object) -> list[tf.Tensor]:
         flat = student_graph.named(inputs, "inputs")
         fed = {
             theirs: tf.cast(flat[ours], self._dtypes[theirs])
@@ -172,8 +172,8 @@ def in_flat_order(names: Iterable[str]) -> list[str]:
 
 def load(
     directory: str,
-    input_spec: Any,
-    output_spec: Any = None,
+    input_spec: object,
+    output_spec: object = None,
     *,
     trust: bool,
     remedy: str,

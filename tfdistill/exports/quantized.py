@@ -8,6 +8,7 @@ are a byte, the first in the low half, and each is its number plus 8.
 """
 
 import dataclasses
+from collections.abc import Container
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -38,12 +39,20 @@ class Quantized(sources.OwnRows):
 
     is_remote = False
 
-    def __init__(self, stored: Any, scale: Any, shape: Any, dtype: Any) -> None:
+    def __init__(
+        self,
+        stored: tf.Tensor | tf.Variable,
+        scale: tf.Tensor | tf.Variable,
+        shape: tf.TensorShape,
+        dtype: tf.DType | None,
+    ) -> None:
         """Takes the parts, and the shape and dtype of the widened value."""
         self.stored, self.scale = stored, scale
         self.shape, self.dtype = tf.TensorShape(shape), tf.as_dtype(dtype)
 
-    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+    def __tf_tensor__(
+        self, dtype: tf.DType | None = None, name: str | None = None
+    ) -> tf.Tensor:
         """Widens all of it."""
         del name
         widened = _widened(self.stored, self.scale, self.shape[-1])
@@ -76,7 +85,9 @@ class Quantized(sources.OwnRows):
         self.scale.assign(value.scale)
 
 
-def _widened(stored: Any, scale: Any, dim: int) -> tf.Tensor:
+def _widened(
+    stored: tf.Tensor | tf.Variable, scale: tf.Tensor | tf.Variable, dim: int
+) -> tf.Tensor:
     stored = tf.convert_to_tensor(stored)
     if stored.dtype != tf.uint8:
         return tf.cast(stored, tf.float32) * scale
@@ -126,7 +137,7 @@ class Form:
             scale_key(self.key): tf.TensorSpec(scale, tf.float32),
         }
 
-    def encode(self, value: Any) -> dict[str, tf.Tensor]:
+    def encode(self, value: tf.Tensor | tf.Variable) -> dict[str, tf.Tensor]:
         """Returns what is written of a value, or of some rows of a table."""
         if self.stored not in DTYPES:
             return {self.key: tf.cast(value, self.stored)}
@@ -154,7 +165,12 @@ def _packed(numbers: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_or(codes[..., ::2], high)
 
 
-def whole(key: str, parts: Mapping[str, Any], shape: Any, dtype: Any) -> Any:
+def whole(
+    key: str,
+    parts: Mapping[str, Any],
+    shape: tf.TensorShape,
+    dtype: tf.DType | None,
+) -> Any:
     """Joins a variable's parts by key; one without scales is what it is."""
     scale = parts.get(scale_key(key))
     if scale is None:
@@ -162,14 +178,14 @@ def whole(key: str, parts: Mapping[str, Any], shape: Any, dtype: Any) -> Any:
     return Quantized(parts[key], scale, shape, dtype)
 
 
-def parts_of(key: str, value: Any) -> dict[str, Any]:
+def parts_of(key: str, value: object) -> dict[str, Any]:
     """Returns the parts of a variable's value by key."""
     if isinstance(value, Quantized):
         return {key: value.stored, scale_key(key): value.scale}
     return {key: value}
 
 
-def keys_of(key: str, names: Any) -> list[str]:
+def keys_of(key: str, names: Container[str]) -> list[str]:
     """Returns the keys of a variable's parts, of those that there are."""
     return [k for k in (key, scale_key(key)) if k == key or k in names]
 

@@ -96,7 +96,7 @@ def _stand_in(spec: tf.TensorSpec, name: str) -> tf.Variable:
     )
 
 
-def _name(variable: Any) -> str:
+def _name(variable: keras.Variable) -> str:
     """A path as a name; TensorFlow takes none that begins with a "_"."""
     path = str(variable.path)
     return f"v{path}" if path.startswith("_") else path
@@ -280,7 +280,7 @@ def export_for_inference(
     *,
     format: str = "tf_saved_model",
     verbose: bool | None = None,
-    input_signature: Any = None,
+    input_signature: object = None,
     **kwargs: Any,
 ) -> None:
     """Exports a student as `keras.Model.export` does, in inference mode.

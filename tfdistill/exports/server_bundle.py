@@ -8,7 +8,6 @@ one TensorFlow checkpoint in which the table is a single tensor.
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -160,7 +159,9 @@ def _slice(num_rows: int, dim: int, first: int, count: int) -> str:
     return f"{num_rows} {dim} {first},{count}:0,{dim}"
 
 
-def send_rows(value: Any, shards: Sequence[tf.Variable], *, half: int) -> None:
+def send_rows(
+    value: object, shards: Sequence[tf.Variable], *, half: int
+) -> None:
     """Sends a whole table to half of the rows of each of its shards.
 
     `value` is a tensor or what is quantized by row, which is widened here.

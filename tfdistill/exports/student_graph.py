@@ -54,7 +54,7 @@ def tables_used(model: keras.Model, captured: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _walk(value: Any, seen: set[int]) -> Iterator[Any]:
+def _walk(value: object, seen: set[int]) -> Iterator[Any]:
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -104,7 +104,7 @@ class StudentGraph:
             whatever process, strategy or naming they were traced.
     """
 
-    def __init__(self, student: keras.Model, input_spec: Any) -> None:
+    def __init__(self, student: keras.Model, input_spec: object) -> None:
         """Traces a built student in inference mode.
 
         `input_spec` is a structure of `tf.TensorSpec` or tensors, as the
@@ -164,7 +164,7 @@ class StudentGraph:
         contents = tables_fingerprint(self.tables)
         self.fingerprint = fingerprint(self._concrete, contents)
 
-    def is_table(self, variable: Any) -> bool:
+    def is_table(self, variable: keras.Variable | tf.Variable) -> bool:
         """Whether rows of a variable are looked up by id."""
         return isinstance(variable, tables.Table) or any(
             isinstance(each, keras.layers.Embedding)
@@ -181,7 +181,7 @@ class StudentGraph:
             index for index, v in enumerate(self.variables) if id(v) in ids
         )
 
-    def infer_from(self, values: Sequence[Any], inputs: Any) -> Any:
+    def infer_from(self, values: Sequence[Any], inputs: object) -> Any:
         """Runs the student's inference untraced, with tables in any shards.
 
         One value for each of `variables`; for a table, a tensor or a list of
@@ -205,7 +205,7 @@ class StudentGraph:
         ):
             return self._student(inputs, training=False)
 
-    def __call__(self, values: Sequence[Any], inputs: Any) -> Any:
+    def __call__(self, values: Sequence[Any], inputs: object) -> Any:
         """Runs the student's inference with other values in its variables.
 
         One tensor or variable for each of `variables`, of its shape; floats
@@ -226,14 +226,16 @@ class StudentGraph:
         return self._function(cast, inputs)
 
 
-def _batch_spec(value: Any) -> tf.TensorSpec:
+def _batch_spec(value: tf.Tensor | tf.TensorSpec) -> tf.TensorSpec:
     shape = tf.TensorShape(value.shape)
     if shape.rank:
         shape = tf.TensorShape([None, *shape[1:]])
     return tf.TensorSpec(shape, tf.as_dtype(value.dtype))
 
 
-def fingerprint(concrete: Any, contents: str = "") -> str:
+def fingerprint(
+    concrete: tf.types.experimental.ConcreteFunction, contents: str = ""
+) -> str:
     """Hashes what a `ConcreteFunction` computes, not how it names things.
 
     SHA-256 in hexadecimal over operations, attributes, wiring and what else
@@ -282,7 +284,7 @@ def _hash_nodes(
 
 
 def _hash_attribute(
-    digest: Any, attribute: Any, functions: Mapping[str, Any]
+    digest: Any, attribute: tf.compat.v1.AttrValue, functions: Mapping[str, Any]
 ) -> None:
     """Adds an attribute; a function it names is added by its body."""
     called = [attribute.func, *attribute.list.func]
@@ -316,7 +318,9 @@ def _by_name(nodes: Iterable[Any]) -> dict[str, Any]:
     return {node.name: node for node in nodes}
 
 
-def _end(reference: str, nodes: Mapping[str, Any], functions: Any) -> str:
+def _end(
+    reference: str, nodes: Mapping[str, Any], functions: Mapping[str, Any]
+) -> str:
     name, _, output = reference.partition(":")
     node, index = nodes.get(name), int(output.rpartition(":")[2] or 0)
     if node is None:
@@ -337,7 +341,7 @@ def _end(reference: str, nodes: Mapping[str, Any], functions: Any) -> str:
     return node.op if node.op in PROBABILITIES else ""
 
 
-def leaf_names(structure: Any, default: str) -> list[str]:
+def leaf_names(structure: object, default: str) -> list[str]:
     """Names the leaves of a structure, in the order of `keras.tree.flatten`.
 
     Dict keys and list positions joined by "_"; `default` is the name of a
@@ -373,13 +377,13 @@ def legal_name(name: str, default: str) -> str:
     return legal if legal[:1].isalpha() else f"{default}_{legal}"
 
 
-def named(structure: Any, default: str) -> dict[str, Any]:
+def named(structure: object, default: str) -> dict[str, Any]:
     """Flattens a structure to a dict by `leaf_names`."""
     leaves = keras.tree.flatten(structure)
     return dict(zip(leaf_names(structure, default), leaves, strict=True))
 
 
-def to_json(structure: Any, default: str) -> dict[str, Any]:
+def to_json(structure: object, default: str) -> dict[str, Any]:
     """Describes a structure of `tf.TensorSpec` for a manifest.
 
     `{"shape": [None, ...], "dtype": "float32"}` by leaf name.

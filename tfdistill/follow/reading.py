@@ -214,7 +214,7 @@ def _dtype(spec: Mapping[str, Any]) -> Any:
 
 
 def _zeros(
-    entries: Any, found: Mapping[str, Mapping[str, Any]]
+    entries: object, found: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, np.ndarray]:
     """Returns what a delta with a base is written over."""
     named = entries if isinstance(entries, Mapping) else {}
@@ -228,7 +228,7 @@ def _zeros(
     }
 
 
-def _exactly(value: Any, dtype: Any) -> np.ndarray | None:
+def _exactly(value: object, dtype: object) -> np.ndarray | None:
     """Casts a value, without a copy where there is nothing to cast.
 
     None if it is none, or cannot be cast back.

@@ -80,7 +80,7 @@ class Screen:
         self._also(version)
 
 
-def check_spec(what: str, ours: Mapping[str, Any], theirs: Any) -> None:
+def check_spec(what: str, ours: Mapping[str, Any], theirs: object) -> None:
     """Checks a version's inputs or outputs, `what`, against the student's.
 
     `ours` is what `student_graph.to_json` made, `theirs` what the manifest
@@ -153,7 +153,7 @@ def digests(schema: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def schema_difference(ours: Mapping[str, str], theirs: Any) -> str | None:
+def schema_difference(ours: Mapping[str, str], theirs: object) -> str | None:
     """Returns how a peer's schema differs from ours; from none, none does."""
     if not ours:
         return None

@@ -44,7 +44,12 @@ def objects(run: run_lib.Run) -> list[dict[str, Any]]:
 
 
 def _object(
-    kind: str, version: str, run: run_lib.Run, group: int, name: str, spec: Any
+    kind: str,
+    version: str,
+    run: run_lib.Run,
+    group: int,
+    name: str,
+    spec: object,
 ) -> dict[str, Any]:
     return {
         "apiVersion": version,

@@ -4,6 +4,7 @@ A data set's element is `(x, y)`; with labels it is `(Labelled(x, labels), y)`.
 The training step takes them apart again before the student sees the inputs.
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
 from typing import NamedTuple
@@ -25,7 +26,10 @@ class Labelled(NamedTuple):
 
 
 def label(
-    outputs: Any, *, version: Any, expires_step: Any = None
+    outputs: Iterable[Any],
+    *,
+    version: tf.Tensor,
+    expires_step: tf.Tensor | None = None,
 ) -> dict[str, Any]:
     """Returns one teacher's labels of a batch.
 
@@ -78,15 +82,15 @@ def detach(element: Any) -> tuple[Any, Mapping[str, Any]]:
     return (x, *element[1:]), labels
 
 
-def _is_element(element: Any) -> bool:
+def _is_element(element: object) -> bool:
     return isinstance(element, tuple) and not isinstance(element, Labelled)
 
 
-def _taken_apart(x: Any) -> tuple[Any, Mapping[str, Any]]:
+def _taken_apart(x: object) -> tuple[Any, Mapping[str, Any]]:
     return (x.inputs, x.labels) if isinstance(x, Labelled) else (x, {})
 
 
-def batch_size(element: Any) -> tf.Tensor:
+def batch_size(element: object) -> tf.Tensor:
     """Returns the number of rows of an element, an int64 scalar."""
     first = keras.tree.flatten(detach(element)[0])[0]
     return tf.shape(first, tf.int64)[0]

@@ -15,6 +15,7 @@ import os
 import pathlib
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -191,7 +192,11 @@ class WrittenLabels:
         return tf.io.decode_raw(hashed, tf.uint8), kept
 
     def _labelled(
-        self, number: tf.Tensor, element: Any, wanted: tf.Tensor, kept: Any
+        self,
+        number: tf.Tensor,
+        element: object,
+        wanted: tf.Tensor,
+        kept: Sequence[tf.Tensor],
     ) -> Any:
         """Labels a batch."""
         found = attached.fingerprint(_inputs(element))
@@ -211,7 +216,7 @@ class WrittenLabels:
         return attached.attach(element, {self._name: label})
 
 
-def _inputs(element: Any) -> Any:
+def _inputs(element: object) -> Any:
     bare, _ = attached.detach(element)
     return keras.utils.unpack_x_y_sample_weight(bare)[0]
 
@@ -220,7 +225,7 @@ def _inputs(element: Any) -> Any:
 
 
 def _record(
-    element: Any,
+    element: object,
     predict: _Predict,
     ends: list[str],
     form: forms.Form,
@@ -280,7 +285,10 @@ def _new_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def _predictor(
-    teacher: Any, element_spec: Any, *, trust: bool
+    teacher: keras.Model | str | os.PathLike[str],
+    element_spec: object,
+    *,
+    trust: bool,
 ) -> tuple[_Predict, list[str], str]:
     """Returns how the teacher is asked, what it gives, and its name."""
     spec = _inputs(element_spec)

@@ -82,7 +82,7 @@ class Teachers:
         model: str = "default",
         timeout_secs: float = 0.5,
         max_age_steps: int | None = None,
-        credentials: Any = None,
+        credentials: object = None,
     ) -> None:
         """Connects when the first batch is asked about.
 
@@ -197,7 +197,7 @@ class Teachers:
                 ],
             }
 
-    def __deepcopy__(self, memo: Any) -> "Teachers":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Teachers":
         """Returns itself: what is copied asks by the same connections."""
         return self
 
@@ -289,7 +289,7 @@ class _Server:
     """One server: its connection, and what came of it; under a lock."""
 
     def __init__(
-        self, address: str, pause_secs: float, credentials: Any
+        self, address: str, pause_secs: float, credentials: object
     ) -> None:
         """Connects when it is asked first."""
         self.address = address
@@ -308,7 +308,7 @@ class _Server:
         self.stub = protocol.Stub(self.channel)
 
 
-def _named(x: Any) -> dict[str, tf.Tensor]:
+def _named(x: object) -> dict[str, tf.Tensor]:
     """Returns inputs by the names and in the dtypes of versions."""
     named = student_graph.named(x, "inputs")
     for name, tensor in named.items():

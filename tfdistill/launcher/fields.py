@@ -7,6 +7,7 @@ from these.
 
 import dataclasses
 import types
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,11 +24,11 @@ _KINDS: dict[Any, str] = {
 
 def option(
     text: str,
-    default: Any = dataclasses.MISSING,
+    default: object = dataclasses.MISSING,
     *,
     section: str = "",
     least: float | None = None,
-    kind: Any = None,
+    kind: Callable[[str], Any] | None = None,
     choices: Sequence[str] | None = None,
 ) -> Any:
     """Returns a field that is also an option; one without default is required.
@@ -74,7 +75,7 @@ def add(
 
 
 def chosen(
-    of: Any, options: object, *, without: Sequence[str] = ()
+    of: type, options: object, *, without: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Returns the fields of a dataclass as parsed options have them."""
     return {
@@ -83,7 +84,7 @@ def chosen(
     }
 
 
-def check(made: Any) -> None:
+def check(made: object) -> None:
     """Checks the fields of a dataclass; a ValueError names the wrong one."""
     for field in _options(made):
         value = getattr(made, field.name)

@@ -30,8 +30,10 @@ import socket
 import sys
 import types
 import warnings
+from collections.abc import Mapping
 from collections.abc import Sequence
 from types import ModuleType
+from types import TracebackType
 from typing import Any
 
 # tfdistill itself may be missing where this runs.
@@ -93,9 +95,9 @@ def _watch_imports(
 
     def import_(
         name: str,
-        globals: Any = None,
-        locals: Any = None,
-        fromlist: Any = (),
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
         if not level:
@@ -200,7 +202,9 @@ def _check_fit() -> None:
             sys.exit("a preloaded module has run an operation of TensorFlow")
 
 
-def _report(kind: Any, error: Any, trace: Any) -> None:
+def _report(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """Prints what ended the command as its own Python would have."""
     while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

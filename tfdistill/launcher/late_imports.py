@@ -52,7 +52,7 @@ class _Later(ModuleType):
 class _Loader:
     """Makes a module that runs later."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: object) -> None:
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -98,7 +98,7 @@ class Finder:
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
-            def run_both(module: ModuleType) -> None:
+            def run_both(module: Any) -> None:
                 run(module)
                 for one in modules:
                     importlib.reload(sys.modules[one])

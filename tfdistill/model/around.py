@@ -141,7 +141,9 @@ class ModelAround(steps.Trained, keras_internals.SavedAsInner, keras.Model):
         return strategy_lib.cluster_of(self.distribute_strategy)
 
 
-def _check_inside(model: Any, inside: str, never_run: tuple[str, ...]) -> None:
+def _check_inside(
+    model: object, inside: str, never_run: tuple[str, ...]
+) -> None:
     if not isinstance(model, keras.Model):
         raise ValueError(
             f"`{inside}` must be a keras.Model; received "

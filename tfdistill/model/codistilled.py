@@ -35,7 +35,7 @@ Logs = steps.Logs
 _PARTS = ("task_loss", "distillation_loss")
 
 
-def _check_preprocessor(student: Any) -> None:
+def _check_preprocessor(student: keras.Model) -> None:
     is_hub = any(
         kind.__module__.partition(".")[0] == "keras_hub"
         for kind in type(student).__mro__
@@ -175,7 +175,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
 
     # ---- what a training asks of it ----
 
-    def bare(self, data: Any) -> Any:
+    def bare(self, data: object) -> Any:
         """Returns data, or their spec, without what is there for teachers."""
         if isinstance(data, steps.WithRows):
             data = data.data
@@ -201,9 +201,9 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
     def compile(
         self,
         *args: Any,
-        distillation_loss: Any = None,
-        distillation_weight: Any = "auto",
-        distillation_loss_weights: Any = None,
+        distillation_loss: object = None,
+        distillation_weight: float | str | Callable[[tf.Tensor], Any] = "auto",
+        distillation_loss_weights: object = None,
         distillation_sample_weights: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -308,7 +308,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
     # ---- one step ----
 
     def _outputs(
-        self, x: Any, training: bool | None = False
+        self, x: object, training: bool | None = False
     ) -> tuple[Any, Any]:
         """Returns the student's outputs, and those that learn from teachers."""
         if self._heads is not None:

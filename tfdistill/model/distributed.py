@@ -1,6 +1,7 @@
 """DistributedModel: `compile`, `fit`, `evaluate` and `predict` of any model."""
 
 import warnings
+from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
@@ -169,7 +170,7 @@ class DistributedModel(replica_steps.ReplicaSteps):
         self.trainer.compiled(num_steps, rows_ahead=rows_ahead)
 
     def _compile_inside(
-        self, args: Any, kwargs: Any
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Compiles the model inside if its own losses and metrics count.
 
@@ -234,7 +235,12 @@ class DistributedModel(replica_steps.ReplicaSteps):
         with fits.one(self.model):
             return self._fit(super().fit, args, kwargs)
 
-    def _fit(self, keras_own: Any, args: Any, kwargs: Any) -> Any:
+    def _fit(
+        self,
+        keras_own: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         self._check_compiled()
         strategy = self.distribute_strategy
         arguments = fit_arguments.of_loop(keras_own, args, kwargs, strategy)
@@ -307,7 +313,7 @@ class DistributedModel(replica_steps.ReplicaSteps):
             )
         return super().test_on_batch(*args, **kwargs)
 
-    def predict_on_batch(self, x: Any) -> Any:
+    def predict_on_batch(self, x: object) -> Any:
         """Predicts for one global batch; see `keras.Model`."""
         self._check_on_batch("predict_on_batch", "predict(x)")
         if self.distribute_strategy.num_replicas_in_sync == 1:
@@ -322,7 +328,13 @@ class DistributedModel(replica_steps.ReplicaSteps):
                 f"read their data themselves. Call {remedy}."
             )
 
-    def _loop(self, name: str, keras_own: Any, args: Any, kwargs: Any) -> Any:
+    def _loop(
+        self,
+        name: str,
+        keras_own: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         strategy = self.distribute_strategy
         arguments = fit_arguments.of_loop(keras_own, args, kwargs, strategy)
         is_of_fit = arguments.get("_use_cached_eval_dataset")

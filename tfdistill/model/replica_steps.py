@@ -50,7 +50,7 @@ class ReplicaSteps(around.ModelAround):
         return True if keras_internals.takes_training(self.model) else None
 
     def _maybe_symbolic_build(
-        self, iterator: Any = None, data_batch: Any = None
+        self, iterator: object = None, data_batch: object = None
     ) -> None:
         spec = data_batch
         if iterator is not None:
@@ -62,7 +62,7 @@ class ReplicaSteps(around.ModelAround):
         self.trainer.build(spec, iterator)
 
     def _symbolic_build(
-        self, iterator: Any = None, data_batch: Any = None
+        self, iterator: object = None, data_batch: object = None
     ) -> None:
         super()._symbolic_build(iterator, data_batch)
         is_own = self._own.is_compiled and own_steps.has_call(self.model)
@@ -160,7 +160,7 @@ class ReplicaSteps(around.ModelAround):
         scale.check_student(self.loss, y_pred)
         return super().compute_loss(*given, training=training)
 
-    def _aggregate_additional_loss(self, loss: Any) -> Any:
+    def _aggregate_additional_loss(self, loss: tf.Tensor) -> Any:
         batch = global_batch.GlobalBatch.here()
         if batch is None or batch.is_alone or not replicas.in_replica():
             return super()._aggregate_additional_loss(loss)

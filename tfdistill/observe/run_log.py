@@ -20,6 +20,7 @@ from tfdistill.system import run_files
 from tfdistill.system import untrusted
 from tfdistill.training import steps
 
+Logs = steps.Logs
 _log = logging.getLogger(__name__)
 
 
@@ -40,25 +41,26 @@ class TeachingWatch(keras.callbacks.Callback):
         self._is_taught = False
         self._num_epochs = 0
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Forgets a previous training."""
         self.untaught = None
         self._is_taught, self._num_epochs = False, 0
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Lets the teachers know at which step the training begins."""
         if not self._num_epochs:  # A backup has been restored by now.
             self.model.teachers.count(self._step(), begins=True)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Sees whether any step so far had a teacher."""
         self._num_epochs += 1
         names = ("distillation_loss", "distillation_weight")
-        found = [float(logs[name]) for name in names if name in (logs or {})]
+        logs = logs or {}
+        found = [float(logs[name]) for name in names if name in logs]
         # A step that logs neither is the user's own, of which nothing is known.
         self._is_taught |= any(found) or not found
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Warns if no step had a teacher, and says why."""
         self.model.teachers.count(self._step())
         if self._num_epochs and not self._is_taught:
@@ -164,7 +166,7 @@ class RunLogger(steps.SteppedCallback):
         self._mixer = steps.first(callbacks, steps.Mixer)
         self._watch = steps.first(callbacks, TeachingWatch)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Makes the directory and notes the start."""
         super().on_train_begin(logs)
         if not isinstance(self.model, steps.Trained):
@@ -194,18 +196,20 @@ class RunLogger(steps.SteppedCallback):
         self._pace = pace.TrainingPace()
         self._write({"event": "start"})
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Notes the epoch."""
         super().on_epoch_begin(epoch, logs)
         self._epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(
+        self, batch: int, logs: Logs | None = None
+    ) -> None:
         """Notes the first step of this training."""
         super().on_train_batch_begin(batch, logs)
         if self._first is None:
             self._first = (self.step, self._epoch, batch)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Writes a line when the last one is old enough."""
         before = self.step
         super().on_train_batch_end(batch, logs)
@@ -216,16 +220,16 @@ class RunLogger(steps.SteppedCallback):
         if time.time() - self._written_at >= self._every_secs:
             self._write(logs)
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs | None = None) -> None:
         """Does not count the time of the evaluation."""
         self._pace.go_on()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Writes a line with the epoch's logs, validation included."""
         self.read_step()
         self._write({"event": "epoch_end", **(logs or {})})
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Notes the end."""
         self.read_step()
         untaught = self._watch.untaught if self._watch else None
@@ -345,7 +349,7 @@ def _forget_after(path: pathlib.Path, step: int, fit: int) -> None:
     run_files.write(path, (f"{line}\n".encode() for line in kept))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A log value in types of JSON: numbers, lists, null for NaN."""
     if isinstance(value, str):
         return value

@@ -45,7 +45,7 @@ class IgnoreStorageErrors(keras.callbacks.Callback):
         # How often a hook failed.
         self.num_failures = 0
 
-    def set_params(self, params: Any) -> None:
+    def set_params(self, params: object) -> None:
         """Hands on the parameters of `fit`."""
         super().set_params(params)
         self.callback.set_params(params)

@@ -22,8 +22,10 @@ from tfdistill.system import processes
 from tfdistill.teachers import labels
 from tfdistill.teachers import peers as peers_lib
 from tfdistill.teachers import predictions
+from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.training import steps
 
+Logs = steps.Logs
 # In a group's directory: a place that other programs rely on, so that
 # `tensorboard --logdir` calls the run group_0/tensorboard.
 DIRECTORY = "tensorboard"
@@ -97,7 +99,7 @@ class CodistillTensorBoard(steps.SteppedCallback):
 
     # ---- Keras' hooks ----
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Writes what is known before the first step."""
         super().on_train_begin(logs)
         self._roles = _roles(self.codistilled.teachers)
@@ -116,12 +118,12 @@ class CodistillTensorBoard(steps.SteppedCallback):
             [each for each in others if each is not None]
         )
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Does not count the time since the last epoch."""
         super().on_epoch_begin(epoch, logs)
         self._pace.go_on()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Writes a point when one is due."""
         before = self.step
         super().on_train_batch_end(batch, logs)
@@ -130,11 +132,11 @@ class CodistillTensorBoard(steps.SteppedCallback):
         if self._schedule.due(self.step):
             self._point(logs or {})
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs | None = None) -> None:
         """Does not count the time of the evaluation."""
         self._pace.go_on()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Writes the epoch's metrics."""
         self.read_step()
         found = _of_logs(
@@ -153,7 +155,7 @@ class CodistillTensorBoard(steps.SteppedCallback):
             found["training/learning_rate"] = float(rate)
         self._scalars(found)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Writes the last point and closes the file."""
         self.read_step()
         if self._pace.num_steps:
@@ -279,7 +281,7 @@ _OF_ANSWERS = (
 )
 
 
-def _roles(teachers: Any) -> dict[str, str]:
+def _roles(teachers: Iterable[teacher_lib.Teacher]) -> dict[str, str]:
     """Returns by role, which tags are made of, the name of each teacher.
 
     Peers have the same roles in all groups, whose curves so share a chart.

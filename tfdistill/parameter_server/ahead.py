@@ -130,7 +130,7 @@ class RowsAhead:
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         variables: remote_variables.RemoteVariables,
         *,
         rule: rules.UpdateRule,
@@ -261,7 +261,7 @@ class RowsAhead:
             ]
             fetched.dense, fetched.others = found[:count], found[count:]
 
-    def _fetch(self, batch: Any) -> _Fetched:
+    def _fetch(self, batch: object) -> _Fetched:
         values, scalars = self._variables.read()
         count = len(self._variables.trainable)
         lookups: dict[tables.Table, Any] = {}

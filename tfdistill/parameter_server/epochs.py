@@ -32,7 +32,12 @@ IN_FLIGHT_PER_WORKER = 2
 class Executions:
     """Schedules functions on the workers and yields what they return."""
 
-    def __init__(self, coordinator: Any, *, num_workers: int) -> None:
+    def __init__(
+        self,
+        coordinator: tf.distribute.coordinator.ClusterCoordinator,
+        *,
+        num_workers: int,
+    ) -> None:
         self.coordinator, self.num_workers = coordinator, num_workers
         self.limit = IN_FLIGHT_PER_WORKER * num_workers
         self._pending: collections.deque[Any] = collections.deque()
@@ -41,7 +46,11 @@ class Executions:
         return len(self._pending)
 
     def schedule(
-        self, function: Any, args: Sequence[Any], *, tag: Any = None
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        *,
+        tag: object = None,
     ) -> None:
         """Schedules one call on any worker; `tag` comes with its result.
 

@@ -30,6 +30,7 @@ from tfdistill.parameter_server import worker_data
 from tfdistill.system import keras_internals
 from tfdistill.training import auto_steps
 from tfdistill.training import fit_arguments
+from tfdistill.training import global_batch
 from tfdistill.training import steps
 from tfdistill.training import trainer
 
@@ -111,7 +112,7 @@ class ServerTrainer(trainer.Trainer):
 
     counts_done = _is_auto = True
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         """Opens no connections yet: that is for the first `fit`."""
         super().__init__(model)
         self._workers_met: training_epochs.Executions | None = None
@@ -149,7 +150,11 @@ class ServerTrainer(trainer.Trainer):
         self._evaluations.clear()
 
     def build(
-        self, element_spec: Any, iterator: Any = None, *, predicts: bool = False
+        self,
+        element_spec: object,
+        iterator: object = None,
+        *,
+        predicts: bool = False,
     ) -> None:
         """Builds from the spec of an element of the data."""
         trainer.check_scope(self._model)
@@ -172,7 +177,10 @@ class ServerTrainer(trainer.Trainer):
         return self.update.tape()
 
     def apply(
-        self, tape: updates.StepTape, loss: tf.Tensor, batch: Any
+        self,
+        tape: updates.StepTape,
+        loss: tf.Tensor,
+        batch: global_batch.GlobalBatch,
     ) -> None:
         """Updates the variables on their servers."""
         self.update.apply(tape, loss)

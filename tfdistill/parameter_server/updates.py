@@ -47,7 +47,9 @@ class RemoteUpdate:
         # What fetches rows ahead; None if each step fetches its own.
         self.ahead: ahead.RowsAhead | None = None
 
-    def fetch_ahead(self, model: Any, num_batches: int) -> ahead.RowsAhead:
+    def fetch_ahead(
+        self, model: keras.Model, num_batches: int
+    ) -> ahead.RowsAhead:
         """Makes steps find rows that were fetched so many batches ahead."""
         self.ahead = ahead.RowsAhead(
             model,

@@ -111,7 +111,7 @@ class RemoteStep:
         return predictions, [scope.get_current_value(v) for v in dense]
 
 
-def _joined(data: Any, *beside: Any) -> Any:
+def _joined(data: object, *beside: Any) -> Any:
     """Returns an element of the data, with the next rows beside it."""
     rows = [each.get_next_as_optional().get_value() for each in beside]
     return steps.WithRows(data, *rows) if rows else data
@@ -167,7 +167,7 @@ class TrainFunction:
 
     def _execute(
         self,
-        iterator: Any,
+        iterator: tf.data.Iterator,
         first_step: tf.Tensor,
         arguments: tf.Tensor,
         *beside: Any,
@@ -190,7 +190,7 @@ class TrainFunction:
         )
 
     def _one(
-        self, data: Any, step: tf.Tensor, states: Any
+        self, data: object, step: tf.Tensor, states: Sequence[tf.Tensor]
     ) -> tuple[Any, tf.Tensor, tf.Tensor]:
         """Returns metric states, examples, and the logs as a vector."""
         before = list(map(tf.identity, states))
@@ -225,7 +225,7 @@ class TrainFunction:
         }
 
     def _unrolled(
-        self, iterator: Any, first_step: tf.Tensor, *beside: Any
+        self, iterator: tf.data.Iterator, first_step: tf.Tensor, *beside: Any
     ) -> tf.Tensor:
         states = self._totals.initial()
         total = tf.zeros([], tf.float64)
@@ -245,7 +245,7 @@ class TrainFunction:
         return self._packed(tf.constant(self._num_steps), total, logs, states)
 
     def _loop(
-        self, iterator: Any, first_step: tf.Tensor, *beside: Any
+        self, iterator: tf.data.Iterator, first_step: tf.Tensor, *beside: Any
     ) -> tf.Tensor:
         """The same for data that may end."""
 
@@ -257,7 +257,7 @@ class TrainFunction:
             goes_on: tf.Tensor,
             total: tf.Tensor,
             logs: tf.Tensor,
-            states: Any,
+            states: Sequence[tf.Tensor],
         ) -> Any:
             element = iterator.get_next_as_optional()
 
@@ -293,7 +293,7 @@ class TrainFunction:
         num_steps: tf.Tensor,
         examples: tf.Tensor,
         logs: tf.Tensor,
-        states: Any,
+        states: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         worker = worker_data.this_worker()
         head = [
@@ -338,7 +338,11 @@ class EvaluateFunction:
         )
         iterator = iter(dataset)
 
-        def turn(_: tf.Tensor, states: Any, values: Any) -> Any:
+        def turn(
+            _: tf.Tensor,
+            states: Sequence[tf.Tensor],
+            values: Sequence[tf.Tensor],
+        ) -> Any:
             element = iterator.get_next_as_optional()
 
             def run() -> Any:

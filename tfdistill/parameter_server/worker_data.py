@@ -25,9 +25,9 @@ _EXTERNAL_STATE_WARN = 0
 
 
 def source_of(
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
+    x: object,
+    y: object = None,
+    sample_weight: object = None,
     *,
     batch_size: int | None = None,
     shuffle: bool = False,
@@ -165,7 +165,7 @@ class TravellingDataset:
         )
 
     def share(
-        self, index: Any, count: int, *, num_batches: int | None = None
+        self, index: tf.Tensor, count: int, *, num_batches: int | None = None
     ) -> tf.data.Dataset:
         """Makes one of `count` shares that together hold each batch once.
 
@@ -179,7 +179,7 @@ class TravellingDataset:
         return whole.shard(count, index)
 
 
-def _after_epochs(made: tf.Tensor, epoch: tf.Tensor, spec: Any) -> tf.Tensor:
+def _after_epochs(made: tf.Tensor, epoch: tf.Tensor, spec: object) -> tf.Tensor:
     """Returns a data set as it is after some epochs: its seeds have moved on.
 
     They do for each iterator, read or not.
@@ -230,7 +230,11 @@ class WorkerData:
     """The training data of all workers, each reading its own share."""
 
     def __init__(
-        self, coordinator: Any, source: Source, *, num_workers: int
+        self,
+        coordinator: tf.distribute.coordinator.ClusterCoordinator,
+        source: Source,
+        *,
+        num_workers: int,
     ) -> None:
         """Sends the data set to a coordinator's workers; reads nothing yet."""
         travelling = TravellingDataset(source)
@@ -273,7 +277,7 @@ def this_worker() -> tf.Tensor:
     return tf.distribute.coordinator.experimental_get_current_worker_index()
 
 
-def num_rows(element: Any) -> tf.Tensor:
+def num_rows(element: object) -> tf.Tensor:
     """Number of examples in an element of the data, float32 scalar."""
     x = keras.utils.unpack_x_y_sample_weight(element)[0]
     return global_batch.GlobalBatch.of(x).total

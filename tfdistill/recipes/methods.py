@@ -64,7 +64,7 @@ def unigram_smoothing(workload: Workload, *, weight: float = 0.1) -> Workload:
     """Independent, with labels smoothed by their frequencies."""
     from tfdistill.held_out import objectives
 
-    def loss(train: Any) -> Any:
+    def loss(train: object) -> Any:
         counts = objectives.label_counts(train)
         return objectives.smoothed(workload.loss, weight=weight, counts=counts)
 

@@ -32,7 +32,7 @@ class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):
         return {"schedule": schedule, "factor": self._factor}
 
 
-def rescaled(optimizer: Any, factor: float) -> Any:
+def rescaled(optimizer: keras.Optimizer, factor: float) -> Any:
     """Returns an equal optimizer with a multiple of the learning rate."""
     if factor == 1.0:
         return optimizer
@@ -47,7 +47,12 @@ def rescaled(optimizer: Any, factor: float) -> Any:
     return type(optimizer).from_config(config)
 
 
-def decayed(optimizer: Any, decay: float, *, kind: Any = None) -> Any:
+def decayed(
+    optimizer: keras.Optimizer,
+    decay: float,
+    *,
+    kind: Any = None,
+) -> Any:
     """Returns an equal optimizer, perhaps of another kind, whose kernels decay.
 
     SGD adds the decay to the gradient, as papers do.
@@ -66,7 +71,7 @@ def decayed(optimizer: Any, decay: float, *, kind: Any = None) -> Any:
 _KEPT = ("learning_rate", "clipnorm", "clipvalue", "global_clipnorm")
 
 
-def named(optimizer: Any, name: str) -> Any:
+def named(optimizer: keras.Optimizer, name: str) -> Any:
     """Returns Keras' optimizer of a name, with another's rate and clipping.
 
     Example:
@@ -79,7 +84,7 @@ def named(optimizer: Any, name: str) -> Any:
     return type(found).from_config({**found.get_config(), **kept})
 
 
-def as_adamw(optimizer: Any) -> Any:
+def as_adamw(optimizer: keras.Optimizer) -> Any:
     """Returns AdamW in the place of Adam, and any other optimizer as it is."""
     if type(optimizer) is not keras.optimizers.Adam:
         return optimizer

@@ -304,7 +304,7 @@ def changed_names(recipe: Recipe, other: Recipe) -> list[str]:
     ]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -428,7 +428,7 @@ _KINDS: Mapping[type, tuple[Any, str]] = {
 }
 
 
-def _checked(name: str, value: Any, default: Any) -> Any:
+def _checked(name: str, value: object, default: object) -> Any:
     """Returns a value of the kind of the default that it replaces."""
     kind, words = _KINDS.get(type(default), (object, ""))
     is_bool = isinstance(value, bool) and type(default) in (int, float)

@@ -192,16 +192,19 @@ class Server(protocol.Servicer):
         """Answers what was asked, for 5 s at most, and closes the port."""
         self._grpc.stop(_STOP_SECS).wait()
 
-    def Predict(self, request: Any, context: Any) -> Any:
+    def Predict(self, request: object, context: object) -> Any:
         """Answers PredictionService's request of this name."""
         return self._answered(self._predicted, request, context)
 
-    def GetModelMetadata(self, request: Any, context: Any) -> Any:
+    def GetModelMetadata(self, request: object, context: object) -> Any:
         """Answers PredictionService's request of this name: the signature."""
         return self._answered(self._described, request, context)
 
     def _answered(
-        self, give: Callable[[Any, Any], Any], request: Any, context: Any
+        self,
+        give: Callable[[Any, Any], Any],
+        request: object,
+        context: grpc.ServicerContext,
     ) -> Any:
         """Gives an answer, of one version, and counts; a bad request ends."""
         outcome = "failed"
@@ -215,7 +218,7 @@ class Server(protocol.Servicer):
         finally:
             self.counts[outcome] += 1
 
-    def _predicted(self, request: Any, context: Any) -> Any:
+    def _predicted(self, request: Any, context: grpc.ServicerContext) -> Any:
         function = self._found(request.model_spec, context)
         inputs = protocol.arrays(request.inputs, function.input_spec)
         shapes = {name: array.shape for name, array in inputs.items()}
@@ -230,7 +233,7 @@ class Server(protocol.Servicer):
         version = self._followed.version
         return protocol.answer(self._model, version, dict(outputs))
 
-    def _described(self, request: Any, context: Any) -> Any:
+    def _described(self, request: Any, context: grpc.ServicerContext) -> Any:
         function = self._found(request.model_spec, context)
         return protocol.metadata(
             self._model,
@@ -239,7 +242,7 @@ class Server(protocol.Servicer):
             function.output_spec,
         )
 
-    def _found(self, spec: Any, context: Any) -> Any:
+    def _found(self, spec: Any, context: grpc.ServicerContext) -> Any:
         """Returns what was asked about; ends the request if it is not there."""
         function, version = self._followed.function, self._followed.version
         if function is None:

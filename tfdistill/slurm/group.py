@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -75,7 +76,9 @@ class SlurmGroup:
         self._told: str | None = None
         self._restarts = restarts.Restarts(limit=options.max_restarts)
 
-    def tell_to_end(self, number: int, frame: Any = None) -> None:
+    def tell_to_end(
+        self, number: int, frame: types.FrameType | None = None
+    ) -> None:
         """Notes, as a signal's handler, that the job must end soon."""
         self._told = signal.Signals(number).name
 

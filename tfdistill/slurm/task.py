@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -148,7 +149,7 @@ def run(
     return 128 - code if code < 0 else code
 
 
-def _leave_to_command(number: int, frame: Any) -> None:
+def _leave_to_command(number: int, frame: types.FrameType | None) -> None:
     """Waits on: the command has had the signal, too."""
     _told.append(number)
 

@@ -190,7 +190,9 @@ def interval(
 Parts = tuple[float, np.ndarray]
 
 
-def mean_parts(values: np.ndarray, rows: Any = np.s_[:]) -> Parts:
+def mean_parts(
+    values: np.ndarray, rows: np.ndarray | slice = np.s_[:]
+) -> Parts:
     """Returns the mean of some rows, and what each of all rows adds."""
     centre, parts = values[rows].mean(), np.zeros(len(values))
     parts[rows] = (values[rows] - centre) * len(values) / len(values[rows])

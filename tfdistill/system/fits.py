@@ -48,7 +48,7 @@ _known: weakref.WeakKeyDictionary[Any, dict[str, int]] = (
 
 
 @contextlib.contextmanager
-def one(model: Any) -> Iterator[None]:
+def one(model: object) -> Iterator[None]:
     """Counts a `fit` of a model, at the places where it asked for a number.
 
     After a `fit` that fails, the next `fit` of the same model is a retry with
@@ -85,7 +85,7 @@ def note_step() -> None:
         present.has_begun = True
 
 
-def number(place: str | os.PathLike[str], *, of: Any = None) -> int:
+def number(place: str | os.PathLike[str], *, of: object = None) -> int:
     """Returns which `fit` the present one is that uses a place: 1, 2 and so on.
 
     With `of`, the model's optimizer, all `fit`s of one training count once: a
@@ -108,7 +108,7 @@ def is_under_way() -> bool:
     return bool(_under_way)
 
 
-def has_trained(model: Any) -> bool:
+def has_trained(model: object) -> bool:
     """Whether a `fit` of this process has trained a model."""
     return model in _trained
 

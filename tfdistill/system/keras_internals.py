@@ -172,12 +172,16 @@ class _OpsThatMeet:
         return getattr(keras.ops, name)
 
     @staticmethod
-    def cond(pred: Any, true_fn: Any, false_fn: Any) -> Any:
+    def cond(
+        pred: object, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
+    ) -> Any:
         """Runs one of two functions, which give nothing on replicas."""
         if not in_replica():
             return keras.ops.cond(pred, true_fn, false_fn)
 
-        def met(strategy: Any, preds: Any, branches: Any) -> None:
+        def met(
+            strategy: tf.distribute.Strategy, preds: object, branches: object
+        ) -> None:
             # All replicas have the same.
             chosen = strategy.experimental_local_results(preds)[0]
             each = strategy.extended.call_for_each_replica
@@ -204,7 +208,10 @@ def pass_gradients_through(
     leave_reduction_to_caller(optimizer)
     original = type(optimizer).apply
 
-    def apply(gradients: Any, trainable_variables: Any = None) -> Any:
+    def apply(
+        gradients: Sequence[tf.Tensor | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> Any:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             _build_in_step(optimizer, trainable_variables)
@@ -261,7 +268,7 @@ def _with_switch(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def losses_of_one_replica(
-    share: Any,
+    share: object,
 ) -> contextlib.AbstractContextManager[None]:
     """Leaves Keras' losses of this thread means over the rows it has.
 
@@ -280,7 +287,9 @@ def _count_by_share() -> None:
     original = keras.metrics.Mean.update_state
 
     @functools.wraps(original)
-    def update_state(self: Any, values: Any, sample_weight: Any = None) -> None:
+    def update_state(
+        self: object, values: Any, sample_weight: Any = None
+    ) -> None:
         if sample_weight is None and _scaling.share is not None:
             values = tf.convert_to_tensor(values)
             sample_weight = _scaling.share if values.shape.rank == 0 else None
@@ -356,7 +365,7 @@ def function_of(loss: keras.losses.Loss) -> Callable[..., Any] | None:
     return loss.fn if is_wrapper else None
 
 
-def mask_of(outputs: Any) -> Any:
+def mask_of(outputs: object) -> Any:
     """Returns what says which places of outputs count; None for all."""
     return backend.get_keras_mask(outputs)
 
@@ -390,7 +399,7 @@ def of_logits(
 _OF_LOGITS = {"Sigmoid": tf.sigmoid, "Softmax": tf.nn.softmax}
 
 
-def goes_over_rows(wrapper: Any) -> bool:
+def goes_over_rows(wrapper: keras.losses.Loss | keras.Metric) -> bool:
     """Whether a loss or metric is one number a column, as CosineSimilarity(0).
 
     Keras keeps the arguments of its functions in `_fn_kwargs` alone.
@@ -398,7 +407,7 @@ def goes_over_rows(wrapper: Any) -> bool:
     return getattr(wrapper, "_fn_kwargs", {}).get("axis") == 0
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, tf.Tensor) and value.dtype != tf.string
 
 
@@ -413,10 +422,10 @@ def _add_up_rows() -> None:
 
     @functools.wraps(original)
     def gradient(
-        self: Any,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
+        self: object,
+        target: object,
+        sources: object,
+        output_gradients: object = None,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
@@ -433,7 +442,7 @@ def _add_up_rows() -> None:
     tf.GradientTape.gradient = gradient
 
 
-def _over_share(target: Any) -> Any:
+def _over_share(target: tf.Tensor) -> Any:
     target = tf.convert_to_tensor(target)
     ones = tf.ones_like(target)
     if not target.shape.rank or target.shape[0] == 1:
@@ -448,7 +457,9 @@ def in_replica() -> bool:
     return not is_alone and not tf.distribute.in_cross_replica_context()
 
 
-def _moments_of_replicas(x: Any, axes: Any, keepdims: bool) -> Any:
+def _moments_of_replicas(
+    x: tf.Tensor, axes: Sequence[int], keepdims: bool
+) -> Any:
     """Returns mean and variance over all replicas, as `tf.nn.moments` does.
 
     Keras subtracts squares there, of which float32 leaves nothing if values
@@ -469,7 +480,9 @@ def _moments_of_replicas(x: Any, axes: Any, keepdims: bool) -> Any:
     return found if keepdims else [tf.squeeze(each, axes) for each in found]
 
 
-def _mark_losses(add_loss: Any, layer: Any, loss: Any) -> None:
+def _mark_losses(
+    add_loss: Callable[[keras.Layer, Any], None], layer: keras.Layer, loss: Any
+) -> None:
     """Adds losses, and notes whose: replicas' threads share the layers."""
     if in_replica():
         for each in keras.tree.flatten(loss):
@@ -477,13 +490,13 @@ def _mark_losses(add_loss: Any, layer: Any, loss: Any) -> None:
     add_loss(layer, loss)
 
 
-def is_of_other_replica(loss: Any) -> bool:
+def is_of_other_replica(loss: object) -> bool:
     """Whether another replica's thread has given a loss to a layer."""
     own = threading.get_ident()
     return getattr(loss, "_thread", own) != own
 
 
-def copy_here(value: Any) -> Any:
+def copy_here(value: object) -> Any:
     """Returns the copy of a variable that is read here; else the value.
 
     TensorFlow's tape does not find it outside of replicas.
@@ -554,7 +567,7 @@ def _pass_data_sets_through() -> None:
 
 
 def _passed_on(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def get_tf_dataset(self: Any) -> Any:
+    def get_tf_dataset(self: object) -> Any:
         dataset = original(self)
         return _passing.change(dataset) if _passing.change else dataset
 
@@ -571,13 +584,13 @@ class _FunctionLoss(losses_module.LossFunctionWrapper):
 class _Crossentropy(keras.losses.Loss):
     """One that labels and predictions choose by their shapes."""
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
+    def call(self, y_true: object, y_pred: object) -> Any:
         return compile_utils.get_loss(self.name, y_true, y_pred).call(
             y_true, y_pred
         )
 
 
-def loss_of(identifier: Any) -> keras.losses.Loss:
+def loss_of(identifier: object) -> keras.losses.Loss:
     """Makes of a loss, by any name or form, what `compile` makes of it.
 
     keras/src/trainers/compile_utils.py, `get_loss`: functions get a name that a
@@ -612,7 +625,7 @@ _KINDS_OF_LOSSES = {
 }
 
 
-def kind_of_loss(loss: Any) -> str | None:
+def kind_of_loss(loss: object) -> str | None:
     """Returns what a loss of Keras compares, by any of its names and forms.
 
     "classes", "binary" or "values"; None for other losses, such as a function
@@ -645,7 +658,7 @@ def has_losses_or_metrics(model: keras.Model) -> bool:
     return bool(given) or model._compile_loss is not None
 
 
-def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
+def variable_index(optimizer: keras.Optimizer, variable: keras.Variable) -> int:
     """Returns the place of a variable among a built optimizer's variables.
 
     Keras' own guide to writing optimizers finds slots this way; there is no
@@ -775,7 +788,7 @@ def _make_scalars_readable() -> None:
 
 def build_from_spec(
     model: keras.Model,
-    element_spec: Any,
+    element_spec: object,
     *,
     scope: Callable[[], Any],
     optimized: Callable[[keras.Model], list[Any]] | None = None,
@@ -832,7 +845,7 @@ def predictions_of(batches: list[Any]) -> Any:
     )
 
 
-def build_by_a_step(model: keras.Model, element_spec: Any) -> None:
+def build_by_a_step(model: keras.Model, element_spec: object) -> None:
     """Builds a model on one device as the first step of Keras' `fit` does.
 
     By a trace, in which layers may make variables from values, such as the
@@ -846,7 +859,7 @@ def build_by_a_step(model: keras.Model, element_spec: Any) -> None:
     ).get_concrete_function(x)
 
 
-def _build_for_training(model: keras.Model, batch: Any) -> None:
+def _build_for_training(model: keras.Model, batch: object) -> None:
     """Builds layers that are only called in training.
 
     Keras builds by a call with `training=False`, and leaves the others to the
@@ -868,7 +881,7 @@ class TracedStep(NamedTuple):
 
 def trace_own_step(
     model: keras.Model,
-    element_spec: Any,
+    element_spec: object,
     optimizers: Iterable[keras.Optimizer],
     look: Callable[[TracedStep], None] | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
@@ -888,7 +901,11 @@ def trace_own_step(
     targets: list[Any] = []
 
     def gradient(
-        tape: Any, target: Any, sources: Any, *a: Any, **k: Any
+        tape: tf.GradientTape,
+        target: object,
+        sources: object,
+        *a: Any,
+        **k: Any,
     ) -> Any:
         targets.extend(tf.nest.flatten(target))
         return tf.nest.map_structure(
@@ -898,13 +915,13 @@ def trace_own_step(
     def apply(*args: Any, **kwargs: Any) -> None:
         return None
 
-    def traced(data: Any) -> Any:
+    def traced(data: object) -> Any:
         # In a scope that keeps what variables are assigned, by their ids.
         scope: Any = backend.get_stateless_scope()
         assigned: list[Any] = []
         keep = scope.add_update
 
-        def add_update(update: Any) -> None:
+        def add_update(update: object) -> None:
             assigned.append(update)
             keep(update)
 
@@ -934,13 +951,13 @@ def trace_own_step(
         backend.compute_output_spec(traced, data)
 
 
-def _build_for_inference(model: keras.Model, batch: Any) -> None:
+def _build_for_inference(model: keras.Model, batch: object) -> None:
     """Builds no more than `predict` needs, of whatever the model returns."""
     if not all(layer.built for layer in all_layers(model)):
         backend.compute_output_spec(model, _symbols(batch), training=False)
 
 
-def _symbols(batch: Any) -> Any:
+def _symbols(batch: object) -> Any:
     """Returns what stands for the inputs of a batch's spec."""
     x = keras.utils.unpack_x_y_sample_weight(batch)[0]
     return keras.tree.map_structure(_symbol, x)
@@ -992,7 +1009,7 @@ def draw_from(state: keras.random.SeedGenerator) -> None:
     global_state.set_global_attribute("global_seed_generator", state)
 
 
-def _first_replica(spec: Any) -> Any:
+def _first_replica(spec: object) -> Any:
     if isinstance(spec, tf.distribute.DistributedValues) or hasattr(
         spec, "_value_specs"
     ):
@@ -1004,7 +1021,7 @@ def _first_replica(spec: Any) -> Any:
 _NONE_DTYPE = tf.qint8
 
 
-def is_none(spec: Any) -> bool:
+def is_none(spec: object) -> bool:
     """Whether data have None where they have such a spec, or such a value.
 
     As for an input that is optional. Keras makes an `Optional` of those in
@@ -1016,14 +1033,14 @@ def is_none(spec: Any) -> bool:
     return getattr(spec, "dtype", None) == _NONE_DTYPE
 
 
-def with_none(data: Any) -> Any:
+def with_none(data: object) -> Any:
     """Returns data, of a step, as their user made them."""
     return keras.tree.map_structure(
         lambda v: None if is_none(v) else _of_any_rows(v), data
     )
 
 
-def _of_any_rows(value: Any) -> Any:
+def _of_any_rows(value: object) -> Any:
     """Leaves open how many rows a value has that is known to have none.
 
     keras/src/backend/tensorflow/numpy.py, `add`: a matrix of no rows is taken
@@ -1042,7 +1059,9 @@ def column_of_none(num_rows: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.zeros([num_rows], tf.int8), _NONE_DTYPE)
 
 
-def distributed_element_spec(epoch_iterator: Any) -> Any:
+def distributed_element_spec(
+    epoch_iterator: keras_trainer.TFEpochIterator,
+) -> Any:
     """Returns the element spec of the data that `fit` is about to read.
 
     `Trainer._maybe_symbolic_build` is handed Keras' private epoch iterator;
@@ -1083,7 +1102,7 @@ def metrics_of(layer: keras.Layer) -> list[keras.Metric]:
     return list(layer._metrics)
 
 
-def not_gathered(element_spec: Any) -> str:
+def not_gathered(element_spec: object) -> str:
     """Returns what of data cannot be added up over replicas, or nothing."""
     for spec in keras.tree.flatten(
         keras.tree.map_structure(_first_replica, element_spec)
@@ -1201,12 +1220,12 @@ def _start_variables_of_all_dtypes() -> None:
     send, receive = collective_ops.broadcast_send, collective_ops.broadcast_recv
 
     def sent(
-        value: Any, shape: Any, dtype: Any, *args: Any, **more: Any
+        value: object, shape: object, dtype: object, *args: Any, **more: Any
     ) -> Any:
         sent_as = _SENT_AS.get(dtype, dtype)
         return send(tf.cast(value, sent_as), shape, sent_as, *args, **more)
 
-    def received(shape: Any, dtype: Any, *args: Any, **more: Any) -> Any:
+    def received(shape: object, dtype: object, *args: Any, **more: Any) -> Any:
         found = receive(shape, _SENT_AS.get(dtype, dtype), *args, **more)
         return tf.cast(found, dtype)
 
@@ -1231,7 +1250,7 @@ def _copy_arrays_of_python() -> None:
     registry = script_ops.FuncRegistry
     original = registry.__call__
 
-    def call(self: Any, *args: Any) -> Any:
+    def call(self: object, *args: Any) -> Any:
         result = original(self, *args)
         if isinstance(result, list):
             return list(map(_unshared, result))
@@ -1240,7 +1259,7 @@ def _copy_arrays_of_python() -> None:
     registry.__call__ = call
 
 
-def _unshared(value: Any) -> Any:
+def _unshared(value: np.ndarray) -> Any:
     """Copies an array that TensorFlow would share; once, to where it does."""
     is_array = isinstance(value, np.ndarray) and value.dtype.kind not in "OSU"
     if not is_array or _address(value) % _ALIGNMENT:
@@ -1349,7 +1368,7 @@ def is_shuffled(dataset: tf.data.Dataset, *, then_cut: bool) -> bool:
     )
 
 
-def _is_zero(node: Any) -> bool:
+def _is_zero(node: tf.compat.v1.NodeDef) -> bool:
     if node is None or node.op != "Const":
         return False
     return bool(tf.make_ndarray(node.attr["value"].tensor) == 0)
@@ -1384,7 +1403,9 @@ def profiled_batches(board: keras.callbacks.TensorBoard) -> tuple[int, int]:
     return board._start_batch, board._stop_batch
 
 
-def group_steps(epoch_iterator: Any, next_count: Callable[[], int]) -> None:
+def group_steps(
+    epoch_iterator: keras_trainer.TFEpochIterator, next_count: Callable[[], int]
+) -> None:
     """Makes a `TFEpochIterator` take other numbers of steps each time.
 
     Keras' own number applies to a whole `fit`. It must be one, so that what
@@ -1440,7 +1461,7 @@ class EpochData:
     at the first batch of an epoch.
     """
 
-    def __init__(self, epoch_iterator: Any) -> None:
+    def __init__(self, epoch_iterator: keras_trainer.TFEpochIterator) -> None:
         """Counts the iterators that a `TFEpochIterator` makes from now on."""
         self._it = epoch_iterator
         self._enumerate = epoch_iterator._enumerate_iterator
@@ -1587,7 +1608,7 @@ def give_strategy(
     before = [(kind, kind.__init__) for kind in (*kinds, *others)]
     is_given = [True]
 
-    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         if not is_given:
             return object.__new__(cls)
         asked.append(cls)
@@ -1595,13 +1616,15 @@ def give_strategy(
 
     for kind, init in before[: len(kinds)]:
 
-        def first(self: Any, *args: Any, init: Any = init, **kw: Any) -> None:
+        def first(
+            self: Any, *args: Any, init: Callable[..., None] = init, **kw: Any
+        ) -> None:
             if self is not strategy:
                 init(self, *args, **kw)
 
         kind.__new__, kind.__init__ = new, first
 
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+    def refuse(self: object, *args: Any, **kwargs: Any) -> None:
         raise ValueError(
             "A script must not make another strategy than its run has, on "
             "several workers, servers or devices; received "
@@ -1645,7 +1668,9 @@ def replace_functions(
     return undo.close
 
 
-def replace(home: Any, name: str, by: Callable[..., Any]) -> Callable[[], None]:
+def replace(
+    home: object, name: str, by: Callable[..., Any]
+) -> Callable[[], None]:
     """Replaces a function of a module, or a method of a class.
 
     The new one gets the old one before its arguments. Returns what undoes it.
@@ -1668,13 +1693,13 @@ def replace_checkpoint_writer(by: Callable[..., str]) -> Callable[[], None]:
 class _OverReplicas:
     """`synchronized` of a `BatchNormalization`: true in one of replicas."""
 
-    def __get__(self, layer: Any, kind: Any = None) -> Any:
+    def __get__(self, layer: keras.Layer, kind: object = None) -> Any:
         if layer is None:
             return self
         own = vars(layer).get("synchronized", False)
         return own or in_replica()
 
-    def __set__(self, layer: Any, value: Any) -> None:
+    def __set__(self, layer: keras.Layer, value: object) -> None:
         vars(layer)["synchronized"] = value
 
 

@@ -71,12 +71,12 @@ class Flags(argparse_flags.ArgumentParser):
         self,
         name: str,
         text: str,
-        default: Any = None,
+        default: object = None,
         *,
         kind: Callable[[str], Any] | None = None,
         enum_values: Sequence[str] | None = None,
         required: bool = False,
-        quick: Any = None,
+        quick: object = None,
     ) -> None:
         """Adds an option, one that may be repeated if its default is a list.
 

@@ -13,6 +13,8 @@ from tfdistill.cluster import replicas
 from tfdistill.follow import screen
 from tfdistill.training import steps
 
+Logs = steps.Logs
+
 AUTO = "auto"
 # Steps between two looks at the loss, and how many are needed. After many in
 # which nothing fell, there is nothing to wait for.
@@ -74,7 +76,7 @@ class AutoBurnIn(steps.BurnIn):
 
     # ---- Keras' hooks ----
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Begins at once if no teacher is trained."""
         super().on_train_begin(logs)
         strategy = self.codistilled.distribute_strategy
@@ -90,13 +92,13 @@ class AutoBurnIn(steps.BurnIn):
             self.end = 0
         self._variable.assign(self.end)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Learns how long an epoch is where Keras doesn't know it."""
         super().on_epoch_begin(epoch, logs)
         self._epoch_steps = self.step - self._epoch_began
         self._epoch_began = self.step
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Looks at the loss when it is time, until the burn-in is over."""
         super().on_train_batch_end(batch, logs)
         # A training of a few steps is looked at as often as it needs.

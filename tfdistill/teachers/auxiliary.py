@@ -33,7 +33,7 @@ class AuxiliaryHeads(keras.layers.Layer):
         return own, {**own, **taught}
 
 
-def student_of(model: Any, heads: Mapping[str, str]) -> keras.Model:
+def student_of(model: keras.Model, heads: Mapping[str, str]) -> keras.Model:
     """Returns a model without its heads; both have the same layers.
 
     `heads` maps the name of each head to the name of the output that it learns

@@ -25,7 +25,7 @@ class Canary:
     """
 
     def __init__(
-        self, examples: Any, *, num_examples: int = _NUM_EXAMPLES
+        self, examples: object, *, num_examples: int = _NUM_EXAMPLES
     ) -> None:
         """Takes a dataset of batches, as `fit` takes it, or arrays `(x, y)`."""
         if isinstance(examples, tf.data.Dataset):
@@ -51,7 +51,7 @@ class Canary:
         self.targets = batch[1] if len(batch) > 1 else None
 
     def check(
-        self, predict: Callable[[Any], list[Any]], output_spec: Any
+        self, predict: Callable[[Any], list[Any]], output_spec: object
     ) -> list[tf.Tensor]:
         """Runs a model on the canary, checks and returns its outputs.
 
@@ -82,7 +82,7 @@ class Canary:
         return outputs
 
 
-def of_validation(data: Any) -> Canary | None:
+def of_validation(data: object) -> Canary | None:
     """Returns the canary in `validation_data` of `fit`, if it can be read.
 
     It cannot if each worker has its own data, or a function makes them.
@@ -96,7 +96,7 @@ def of_validation(data: Any) -> Canary | None:
         return None
 
 
-def blank(input_spec: Any) -> Any:
+def blank(input_spec: object) -> Any:
     """Returns one row of zeros; None if a size is unknown."""
     specs = keras.tree.flatten(input_spec)
     if not all(spec.shape[1:].is_fully_defined() for spec in specs):

@@ -4,6 +4,7 @@ import concurrent.futures
 import logging
 import math
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from tfdistill.system import keras_internals
 from tfdistill.teachers import canary
 from tfdistill.teachers import fixed
 from tfdistill.teachers import on_servers
+from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.teachers import yardstick
 from tfdistill.training import steps
 
@@ -95,7 +97,7 @@ class ChurnBudget(steps.SteppedCallback):
         self,
         target: float,
         *,
-        held_out: Any = None,
+        held_out: object = None,
         teacher: str | None = None,
         every_steps: int | None = None,
         initial_weight: float = 1.0,
@@ -166,7 +168,7 @@ class ChurnBudget(steps.SteppedCallback):
             and each.restore_best_weights
         ]
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: steps.Logs | None = None) -> None:
         """Lets the teacher and the student predict the held-out rows."""
         super().on_train_begin(logs)
         model = self.codistilled
@@ -225,7 +227,9 @@ class ChurnBudget(steps.SteppedCallback):
             return on_servers.student_runner(graph, anchor)
         return lambda values, inputs, share: graph(values, inputs)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(
+        self, batch: int, logs: steps.Logs | None = None
+    ) -> None:
         """Uses the measurement of the last due step, and begins another."""
         super().on_train_batch_end(batch, logs)
         if self.step == self.planned_steps:
@@ -240,7 +244,7 @@ class ChurnBudget(steps.SteppedCallback):
         if replicas.is_chief(self.model.distribute_strategy):
             self._pending = self._thread.submit(self._tried, self._snapshot())
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: steps.Logs | None = None) -> None:
         """Keeps to the budget with what remains, and says what was reached."""
         self._thread.shutdown()
         found = [c for c in self._restoring if c.best_weights is not None]
@@ -399,7 +403,7 @@ def _between(
     ]
 
 
-def _task_of(model: Any) -> yardstick.Yardstick:
+def _task_of(model: keras.Model) -> yardstick.Yardstick:
     found = yardstick.of_task(model.loss)
     if found is None or len(keras.tree.flatten(model.graph.output_spec)) != 1:
         raise ValueError(
@@ -410,7 +414,9 @@ def _task_of(model: Any) -> yardstick.Yardstick:
     return found
 
 
-def _named(teachers: Any, name: str | None) -> fixed.FixedTeacher:
+def _named(
+    teachers: Iterable[teacher_lib.Teacher], name: str | None
+) -> fixed.FixedTeacher:
     known = [t for t in teachers if isinstance(t, fixed.FixedTeacher)]
     found = [t for t in known if name in (None, t.name)]
     if len(found) != 1:
@@ -422,7 +428,7 @@ def _named(teachers: Any, name: str | None) -> fixed.FixedTeacher:
     return found[0]
 
 
-def _chunks(held_out: Any) -> list[Any]:
+def _chunks(held_out: object) -> list[Any]:
     """Returns the inputs of the rows that count, in parts."""
     if held_out is None:
         raise ValueError(

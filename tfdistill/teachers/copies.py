@@ -113,11 +113,11 @@ class Copy:
             elif value is not None:
                 variable.assign(tf.cast(value, variable.dtype))
 
-    def infer(self, inputs: Any) -> list[tf.Tensor]:
+    def infer(self, inputs: object) -> list[tf.Tensor]:
         """Runs the values in use, in the step."""
         return self.try_out(self.variables, inputs)
 
-    def try_out(self, values: Sequence[Any], inputs: Any) -> list[tf.Tensor]:
+    def try_out(self, values: Sequence[Any], inputs: object) -> list[tf.Tensor]:
         """Runs other values, outside of the step; for None, those in use."""
         return keras.tree.flatten(self._graph(self._filled(values), inputs))
 
@@ -128,14 +128,14 @@ class Copy:
         return saved_model.read_variables(version.path, expected, widen=False)
 
 
-def _holding(value: Any, variable: Any) -> Any:
+def _holding(value: object, variable: keras.Variable | tf.Variable) -> Any:
     """Makes what holds a value of one of a graph's variables."""
     if isinstance(value, quantized.Quantized):
         return value.in_variables()
     return tf.Variable(tf.cast(value, variable.dtype), trainable=False)
 
 
-def _same(value: Any, variable: tf.Variable) -> bool:
+def _same(value: object, variable: tf.Variable) -> bool:
     """Whether a value, in a variable's precision, has its bits."""
     if value is None or isinstance(value, quantized.Quantized):
         return value is None

@@ -103,7 +103,7 @@ class FixedTeacher(teacher.Teacher):
         place = student.place(self.name, graph, values)
         self._copied = place
 
-        def infer(inputs: Any) -> list[tf.Tensor]:
+        def infer(inputs: object) -> list[tf.Tensor]:
             outputs = place.infer(inputs)
             return [outputs[index] for index in order]
 
@@ -152,7 +152,7 @@ class FixedTeacher(teacher.Teacher):
         )
         return found if same else None
 
-    def predict(self, inputs: Any) -> list[tf.Tensor]:
+    def predict(self, inputs: object) -> list[tf.Tensor]:
         """Runs the model outside of a step, which may be on other workers."""
         if self._copied is None:
             return self._infer(inputs)
@@ -188,7 +188,7 @@ def _traced(
         ) from error
 
 
-def _order(theirs: Any, ours: Any) -> list[int]:
+def _order(theirs: object, ours: object) -> list[int]:
     """Finds the place of each of the student's outputs among the model's."""
     specs = student_graph.named(theirs, "outputs")
     found = other_graphs.match(

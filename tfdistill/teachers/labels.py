@@ -101,7 +101,10 @@ class LabelTeacher(teacher.Teacher):
         return label
 
     def _decoded(
-        self, kept: Any, like: tf.Tensor, loss: losses.DistillationLoss | None
+        self,
+        kept: Mapping[str, Any],
+        like: tf.Tensor,
+        loss: losses.DistillationLoss | None,
     ) -> tf.Tensor:
         if forms.is_top(kept):
             check_classes(self.name, loss)

@@ -14,6 +14,7 @@ from tfdistill.system import background
 from tfdistill.training import steps
 from tfdistill.training import wait_for_groups
 
+Logs = steps.Logs
 # So often a group looks for the first versions of others once its burn-in is
 # over, for so many of its intervals.
 _SOON_STEPS, _SOON_INTERVALS = 5, 2
@@ -68,7 +69,7 @@ class TeacherLoader(steps.Loader):
         # A version that was read is used at the next refresh.
         return {screen.HEARS_FIELD: round(secs + self._pause_secs, 3)}
 
-    def on_train_begin(self, logs: steps.Logs | None = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Starts the reading thread."""
         super().on_train_begin(logs)
         self._schedule.start(self.step)
@@ -88,9 +89,7 @@ class TeacherLoader(steps.Loader):
             )
         teachers.start()
 
-    def on_train_batch_end(
-        self, batch: int, logs: steps.Logs | None = None
-    ) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Swaps in what all workers have read, when a refresh is due."""
         super().on_train_batch_end(batch, logs)
         teachers = self.model.teachers
@@ -100,7 +99,7 @@ class TeacherLoader(steps.Loader):
             self._refresh()
 
     def on_train_batch_begin(
-        self, batch: int, logs: steps.Logs | None = None
+        self, batch: int, logs: Logs | None = None
     ) -> None:
         """Waits for the other groups where the burn-in has just ended."""
         super().on_train_batch_begin(batch, logs)
@@ -156,6 +155,6 @@ class TeacherLoader(steps.Loader):
         is_soon = 0 <= since < _SOON_INTERVALS * self._schedule.every_steps
         return is_soon and self.model.teachers.lacks_versions
 
-    def on_train_end(self, logs: steps.Logs | None = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Stops the reading thread."""
         self.model.teachers.stop()

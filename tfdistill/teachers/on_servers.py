@@ -16,6 +16,7 @@ function, and made there if it is not.
 import time
 import uuid
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ from tfdistill.teachers import teacher as teacher_lib
 class WorkerVariable:
     """A variable of the worker on which a function happens to run."""
 
-    def __init__(self, initial: Any, *, name: str) -> None:
+    def __init__(self, initial: object, *, name: str) -> None:
         """Takes the value on a worker that has none yet; makes nothing."""
         self._initial = np.asarray(initial)
         self._dtype = tf.as_dtype(self._initial.dtype)
@@ -76,7 +77,7 @@ class WorkerVariable:
         value.set_shape(self._initial.shape)
         return value
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: tf.Tensor | np.ndarray) -> None:
         """Sets the value on this worker."""
         tf.raw_ops.AssignVariableOp(
             resource=self._handle, value=tf.cast(value, self._dtype)
@@ -87,7 +88,7 @@ class Rows(sources.OwnRows):
     """The rows of a shard on a server, gathered there."""
 
     def __init__(
-        self, rows: tf.Variable, num_halves: int = 1, half: Any = 0
+        self, rows: tf.Variable, num_halves: int = 1, half: tf.Tensor | int = 0
     ) -> None:
         """Takes all of them, or one half."""
         count = int(rows.shape[0]) // num_halves
@@ -180,7 +181,7 @@ class ServerCopy:
         )
 
     def _infer(
-        self, half: tf.Tensor, dense: Callable[[int], tf.Tensor], inputs: Any
+        self, half: tf.Tensor, dense: Callable[[int], tf.Tensor], inputs: object
     ) -> list[tf.Tensor]:
         tables = {
             index: [Rows(shard, self._num_halves, half) for shard in shards]
@@ -223,7 +224,7 @@ class ServerCopy:
             (tf.abs(share) > 0) & ~is_old, fetch, lambda: tf.constant(False)
         )
 
-    def infer(self, inputs: Any) -> list[tf.Tensor]:
+    def infer(self, inputs: object) -> list[tf.Tensor]:
         """Runs the version in use, in the step."""
         return self._infer(
             self._half, lambda index: self._local[index].value(), inputs
@@ -237,7 +238,7 @@ class ServerCopy:
         return self._read_here or [None] * len(self._graph.variables)
 
     def read(
-        self, version: versions.Version, expected: Any
+        self, version: versions.Version, expected: Mapping[str, Any]
     ) -> saved_model.Snapshot:
         """Reads a version into the half that is not in use.
 
@@ -295,7 +296,7 @@ class ServerCopy:
         """Whether it can hold them: they are in place, and widened."""
         return True
 
-    def try_out(self, values: Any, inputs: Any) -> list[Any]:
+    def try_out(self, values: object, inputs: object) -> list[Any]:
         """Runs the version in the half that is not in use, or the only one."""
         half = tf.constant((self.num_installs + 1) % self._num_halves, tf.int64)
         return list(self._on_trial(half, inputs))
@@ -310,7 +311,7 @@ def _infer(
     graph: student_graph.StudentGraph,
     tables: dict[int, list[Any]],
     dense: Callable[[int], tf.Tensor],
-    inputs: Any,
+    inputs: object,
 ) -> list[tf.Tensor]:
     values = [
         tables[index] if index in tables else dense(index)
@@ -343,7 +344,9 @@ def student_runner(
         if isinstance(variable, tables.Table)
     }
 
-    def infer(dense: dict[str, Any], inputs: Any, share: Any) -> list[Any]:
+    def infer(
+        dense: dict[str, Any], inputs: object, share: tf.Tensor | float
+    ) -> list[Any]:
         tables: dict[int, list[Any]] = {
             index: [
                 _Between(Rows(start), end, share)

@@ -93,7 +93,7 @@ class OwnPast(teacher.Teacher):
         self._age_steps, self._drop_reason = None, ""
         self._num_swaps += 1
 
-    def _moved(self, held: tf.Variable, value: Any) -> tf.Tensor:
+    def _moved(self, held: tf.Variable, value: object) -> tf.Tensor:
         value = tf.cast(value, held.dtype)
         if not held.dtype.is_floating:
             return value

@@ -5,6 +5,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -301,7 +302,7 @@ class Peer(teacher.Teacher):
             self._try_out(infer, version.step)
         return values
 
-    def _try_out(self, predict: Any, step: int) -> None:
+    def _try_out(self, predict: Callable[[Any], list[Any]], step: int) -> None:
         """Runs a version on the canary batch, if there is one."""
         if self.canary is None:
             return
@@ -309,7 +310,9 @@ class Peer(teacher.Teacher):
         if self._held_out is not None:
             self._check(self._held_out, outputs[0], step)
 
-    def _check(self, held_out: worth.HeldOut, output: Any, step: int) -> None:
+    def _check(
+        self, held_out: worth.HeldOut, output: tf.Tensor, step: int
+    ) -> None:
         """Refuses a version that is clearly worse than the student was then.
 
         Models with batch normalization may be much worse for the time of one

@@ -51,7 +51,7 @@ class Rows:
     count: global_batch.GlobalBatch
 
 
-def checked(agree_on: Any) -> Any:
+def checked(agree_on: object) -> Any:
     """Returns what `CodistillModel(agree_on=...)` was given.
 
     Raises:
@@ -73,7 +73,7 @@ def checked(agree_on: Any) -> Any:
     )
 
 
-def check_inputs(agree_on: Any, input_spec: Any) -> None:
+def check_inputs(agree_on: object, input_spec: object) -> None:
     """Checks that a data set holds batches of a student's inputs.
 
     Raises:
@@ -95,13 +95,13 @@ def check_inputs(agree_on: Any, input_spec: Any) -> None:
         )
 
 
-def given(rows: Any) -> Callable[[Any], Any]:
+def given(rows: object) -> Callable[[Any], Any]:
     """Returns what `asked` takes of a step that got rows beside its batch."""
     return lambda inputs: rows
 
 
 def asked(
-    agree_on: Any,
+    agree_on: object,
     batch: Rows,
     run: Callable[[Any], tuple[Any, Any]],
     step: tf.Tensor,
@@ -151,7 +151,7 @@ def asked(
     )
 
 
-def mixed(inputs: Any, step: tf.Tensor) -> Any:
+def mixed(inputs: object, step: tf.Tensor) -> Any:
     """Returns one row for each two neighbors of a batch.
 
     Each column comes from one of the two: each of a table's features, each
@@ -171,9 +171,9 @@ def mixed(inputs: Any, step: tf.Tensor) -> Any:
 
 
 def reported(
-    y: Any,
-    y_pred: Any,
-    weight: Any,
+    y: object,
+    y_pred: object,
+    weight: object,
     asked: tf.Tensor,
     answers: Sequence[Sequence[tf.Tensor]],
 ) -> list[tf.Tensor]:
@@ -210,7 +210,7 @@ def _is_alike(wanted: Any, given: Any) -> bool:
     return bool(given.shape.is_compatible_with(rows))
 
 
-def _said(spec: Any) -> str:
+def _said(spec: object) -> str:
     """Returns a spec as messages have it: dtypes and shapes, in a structure."""
     said = keras.tree.map_structure(
         lambda each: f"{each.dtype.name} {each.shape}", spec
@@ -218,7 +218,7 @@ def _said(spec: Any) -> str:
     return str(said).replace("'", "")
 
 
-def _check(inputs: Any) -> None:
+def _check(inputs: object) -> None:
     flat = keras.tree.flatten(inputs)
     if not all(isinstance(v, tf.Tensor) and v.shape.rank for v in flat):
         raise ValueError(
@@ -252,7 +252,7 @@ def _mean_of_pairs(values: tf.Tensor) -> tf.Tensor:
     return (first + second) / 2
 
 
-def _of(function: Callable[[Any], Any], structure: Any) -> Any:
+def _of(function: Callable[[Any], Any], structure: object) -> Any:
     return keras.tree.map_structure(
         lambda values: None if values is None else function(values), structure
     )
@@ -261,7 +261,7 @@ def _of(function: Callable[[Any], Any], structure: Any) -> Any:
 def _joined(batch: Any, others: Any) -> Any:
     """Returns every second row of a batch, then the others."""
 
-    def both(values: Any, other: Any) -> Any:
+    def both(values: tf.Tensor | None, other: tf.Tensor | None) -> Any:
         if values is None:
             return None
         joined = tf.concat([values[::2], tf.cast(other, values.dtype)], 0)

@@ -51,7 +51,7 @@ _SETTINGS = {
 _BY_NAME = {name.lower(): name for name in _SETTINGS}
 
 
-def gives_logits(task_loss: Any) -> bool | None:
+def gives_logits(task_loss: object) -> bool | None:
     """Whether a task loss takes logits; None if it does not say."""
     loss = inner(task_loss)
     if not isinstance(loss, keras.losses.Loss):
@@ -81,7 +81,7 @@ def part(structure: Any, key: Any) -> Any:
         return structure
 
 
-def check_metrics(loss: Any, metrics: Any) -> None:
+def check_metrics(loss: object, metrics: object) -> None:
     """Warns of metrics, as `compile` takes them, of another scale."""
     if isinstance(metrics, Mapping):
         for key, of_output in metrics.items():
@@ -99,7 +99,9 @@ def check_metrics(loss: Any, metrics: Any) -> None:
             )
 
 
-def _remedy(metric: Any, loss: Any, logits: bool | None) -> str | None:
+def _remedy(
+    metric: keras.Metric, loss: keras.losses.Loss, logits: bool | None
+) -> str | None:
     kind = metric if isinstance(metric, str) else type(metric).__name__
     kind = kind.lower().replace("_", "")
     is_binary = isinstance(loss, keras.losses.BinaryCrossentropy)
@@ -120,7 +122,7 @@ def _remedy(metric: Any, loss: Any, logits: bool | None) -> str | None:
     return f"{name}({_SETTINGS[name]})" if logits and is_default else None
 
 
-def check_student(loss: Any, y_pred: Any) -> None:
+def check_student(loss: object, y_pred: object) -> None:
     """Warns if a loss of probabilities gets logits, while a step is traced.
 
     Keras warns of the reverse.

@@ -58,7 +58,7 @@ class Silence:
         known = self._measured, self._announced
         return max((each for each in known if each is not None), default=None)
 
-    def arrived(self, step: int | None, every_steps: Any) -> None:
+    def arrived(self, step: int | None, every_steps: object) -> None:
         """Notes that a version was put in place at a step, None if unknown.
 
         `every_steps` is what its manifest says of the interval, if anything.

@@ -89,7 +89,7 @@ class TeacherList:
             None in any other.
     """
 
-    def __init__(self, teachers: Any, cluster: identity.Cluster) -> None:
+    def __init__(self, teachers: object, cluster: identity.Cluster) -> None:
         """Takes the teachers; makes nothing yet.
 
         `teachers` is None, a teacher, or a list of them. ValueError if two
@@ -186,10 +186,10 @@ class TeacherList:
 
     def compile(
         self,
-        loss: Any,
+        loss: object,
         weight: Callable[[tf.Tensor], Any],
         *,
-        task_loss: Any,
+        task_loss: object,
         output_names: Sequence[str] | None,
         **options: Any,
     ) -> None:
@@ -276,7 +276,7 @@ class TeacherList:
 
     # ---- in the step ----
 
-    def checked_rows(self, agree_on: Any) -> Any:
+    def checked_rows(self, agree_on: object) -> Any:
         """Returns which rows to ask about; ValueError if a teacher can't."""
         found = rows_lib.checked(agree_on)
         bound = [each.name for each in self if not each.answers_every_row]
@@ -294,9 +294,9 @@ class TeacherList:
         step: tf.Tensor,
         batch: rows_lib.Rows,
         *,
-        agree_on: Any,
+        agree_on: object,
         run: Callable[[Any], tuple[Any, Any]],
-        dtype: Any,
+        dtype: tf.DType | str,
         labels: Mapping[str, Any],
     ) -> term_lib.Term:
         """Asks the teachers about one replica's batch, and compares.

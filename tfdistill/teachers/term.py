@@ -46,11 +46,11 @@ class DistillationTerm:
 
     def __init__(
         self,
-        losses: Any,
+        losses: object,
         *,
-        task_loss: Any,
+        task_loss: object,
         output_names: Sequence[str] | None = None,
-        weights: Any = None,
+        weights: object = None,
         by_sample_weight: bool = True,
     ) -> None:
         """Settles each loss's `from_logits` by the task loss, if that says it.
@@ -79,7 +79,7 @@ class DistillationTerm:
         self._weights = weights
         self._by_sample_weight = by_sample_weight
 
-    def settle(self, output_spec: Any, ends: Sequence[str]) -> None:
+    def settle(self, output_spec: object, ends: Sequence[str]) -> None:
         """Settles each `from_logits` that is open by how the student ends."""
         for loss, end in zip(self._by_output(output_spec), ends, strict=True):
             if loss is None or loss.inner.from_logits is not None:
@@ -90,7 +90,10 @@ class DistillationTerm:
             loss.inner = loss.inner.with_from_logits(is_logits)
 
     def __call__(
-        self, soft: soft_targets.SoftTargets, y_pred: Any, sample_weight: Any
+        self,
+        soft: soft_targets.SoftTargets,
+        y_pred: object,
+        sample_weight: object,
     ) -> tf.Tensor:
         """Computes this replica's share of the term, a float scalar.
 
@@ -126,12 +129,12 @@ class DistillationTerm:
         return total
 
     def losses_of(
-        self, y_pred: Any
+        self, y_pred: object
     ) -> list[losses_lib.DistillationLoss | None]:
         """Returns the loss of each output; None for one without."""
         return [loss and loss.inner for loss in self._by_output(y_pred)]
 
-    def _factors(self, y_pred: Any) -> list[Any]:
+    def _factors(self, y_pred: object) -> list[Any]:
         """Returns the factor of each output, as Keras' `loss_weights`: 1."""
         if self._weights is None:
             return [1] * len(keras.tree.flatten(y_pred))
@@ -140,7 +143,10 @@ class DistillationTerm:
         return [1 if factor is None else factor for factor in found]
 
     def _by_output(
-        self, y_pred: Any, given: Any = None, name: str = "distillation_loss"
+        self,
+        y_pred: object,
+        given: object = None,
+        name: str = "distillation_loss",
     ) -> list[Any]:
         losses = self._losses if given is None else given
         count = len(keras.tree.flatten(y_pred))
@@ -168,7 +174,9 @@ class DistillationTerm:
         return [losses.get(output) for output in names]
 
 
-def _wrapped(loss: Any, task_loss: Any) -> global_batch.GlobalBatchLoss | None:
+def _wrapped(
+    loss: object, task_loss: object
+) -> global_batch.GlobalBatchLoss | None:
     """Takes `from_logits` from the task loss where it was left open."""
     if loss is None:
         return None
@@ -188,7 +196,7 @@ def _wrapped(loss: Any, task_loss: Any) -> global_batch.GlobalBatchLoss | None:
     return global_batch.GlobalBatchLoss(loss)
 
 
-def _by_output(sample_weight: Any, count: int) -> list[Any]:
+def _by_output(sample_weight: object, count: int) -> list[Any]:
     if sample_weight is None or not isinstance(
         sample_weight, (dict, list, tuple)
     ):
@@ -196,7 +204,9 @@ def _by_output(sample_weight: Any, count: int) -> list[Any]:
     return keras.tree.flatten(sample_weight)
 
 
-def _masked(weight: Any, of_rows: tf.Tensor, student: tf.Tensor) -> tf.Tensor:
+def _masked(
+    weight: tf.Tensor | None, of_rows: tf.Tensor, student: tf.Tensor
+) -> tf.Tensor:
     """Scales examples, at all positions: those without a teacher by 0."""
     if weight is None:
         # As many as the loss has values: one for each position of a sequence.

@@ -112,7 +112,7 @@ class HeldOut:
         self.can_compare = bool(self.own and np.isfinite(self.own.at(0)[2]))
         self.forget()
 
-    def losses(self, output: Any) -> np.ndarray:
+    def losses(self, output: tf.Tensor) -> np.ndarray:
         """Returns the loss of each prediction of an output."""
         return self._yardstick.losses(self._targets, output).numpy()
 
@@ -161,12 +161,16 @@ class Reports:
         self._find = tf.function(self._losses, reduce_retracing=True)
         self._has_failed = False
 
-    def _losses(self, labels: Any, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
+    def _losses(
+        self, labels: tf.Tensor, outputs: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
         """Losses of the guess, student and teachers: `[2 + teachers, n]`."""
         given = self._yardstick.guess(outputs[0]), *outputs
         return tf.stack([self._yardstick.losses(labels, o) for o in given])
 
-    def read(self, report: Any, wanted: dict[int, Any], step: int) -> None:
+    def read(
+        self, report: Sequence[tf.Tensor], wanted: dict[int, Any], step: int
+    ) -> None:
         """Adds what `rows.reported` returned to teachers' records, by index."""
         asked, labels, *outputs = report
         end = 1 + len(asked)

@@ -1,7 +1,5 @@
 """How good predictions are: their task loss, compared with a guess's."""
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
@@ -25,12 +23,12 @@ class Yardstick:
         kind = keras_internals.kind_of_loss(loss)
         self._is_binary, self._of_classes = kind == "binary", kind == "classes"
 
-    def losses(self, targets: Any, outputs: Any) -> tf.Tensor:
+    def losses(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         """Returns a float32 vector, in the order of the predictions."""
         given = (tf.cast(value, tf.float32) for value in (targets, outputs))
         return tf.reshape(self._loss.call(*given), [-1])
 
-    def probabilities(self, outputs: Any) -> tf.Tensor:
+    def probabilities(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns outputs as probabilities, if they can be taken for those."""
         outputs = tf.cast(outputs, tf.float32)
         if not self._takes_logits:
@@ -38,7 +36,7 @@ class Yardstick:
         to_shares = tf.sigmoid if self._is_binary else tf.nn.softmax
         return to_shares(outputs)
 
-    def guess(self, outputs: Any) -> tf.Tensor:
+    def guess(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the same answer for all: the mean of the student's.
 
         Base rates, for any number of classes; the mean of a regression.
@@ -52,7 +50,7 @@ class Yardstick:
         return tf.broadcast_to(mean, tf.shape(outputs))
 
 
-def of_task(loss: Any) -> Yardstick | None:
+def of_task(loss: object) -> Yardstick | None:
     """Returns one for the task losses of `compile`; None if not for one."""
     found = [scale.inner(each) for each in keras.tree.flatten(loss)]
     is_one = len(found) == 1 and isinstance(found[0], keras.losses.Loss)

@@ -21,6 +21,7 @@ from tfdistill.cluster import replicas
 from tfdistill.system import keras_internals
 from tfdistill.training import steps
 
+Logs = steps.Logs
 _log = logging.getLogger(__name__)
 # Four times as many at once: what each trial gains is more than a busy machine
 # takes, and where each number has its own graph, there are few.
@@ -78,7 +79,7 @@ class TensorBoardBatches(steps.SteppedCallback):
         super().__init__()
         self._boards = boards
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Adds the batches that they have not counted."""
         before = self.step
         super().on_train_batch_end(batch, logs)
@@ -183,7 +184,7 @@ class AutoSteps(steps.SteppedCallback):
         ]
         self._counting = [c for c in callbacks if _every(c) is not None]
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Checks that executions will end at the same steps on all workers."""
         super().on_train_begin(logs)
         self._count_with_keras()
@@ -213,19 +214,19 @@ class AutoSteps(steps.SteppedCallback):
             every: Any = _every(callback)
             self._schedules.append(steps.EverySteps(every, offset_steps=begin))
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Notes what Keras' callbacks have counted since they last acted."""
         for callback in self._counting:
             every: Any = _every(callback)
             counted = self._counted.get(callback, 0) + self.step - self._begin
             self._counted[callback] = counted % every
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Does not count the time since the last epoch."""
         super().on_epoch_begin(epoch, logs)
         self._last = None
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Adds an execution to what is measured."""
         before = self.step
         super().on_train_batch_end(batch, logs)

@@ -141,7 +141,7 @@ def weigh(arguments: dict[str, Any]) -> None:
     values = [float(weights[key]) for key in sorted(weights)]
     weights_of = tf.constant(values, keras.config.floatx())
 
-    def of_labels(y: Any) -> tf.Tensor:
+    def of_labels(y: tf.Tensor) -> tf.Tensor:
         y = tf.convert_to_tensor(y)
         if y.shape.rank is not None and y.shape.rank > 1:
             one_hot = y.shape[-1] != 1
@@ -198,7 +198,7 @@ def check_alike(
             )
 
 
-def _amount(data: Any) -> int:
+def _amount(data: object) -> int:
     """Batches of a data set, or examples of arrays.
 
     Negative, as a `cardinality`, if that is endless or unknown.
@@ -214,7 +214,7 @@ def _amount(data: Any) -> int:
     return next((shape[0] for shape in shapes if len(shape)), unknown)
 
 
-def check_data(name: str, data: Any) -> None:
+def check_data(name: str, data: object) -> None:
     """Checks that data hold something, if that is known.
 
     A worker's own share may be empty: see `check_alike`.

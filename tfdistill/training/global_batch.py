@@ -50,7 +50,7 @@ class GlobalBatch:
     is_whole: bool = False
 
     @classmethod
-    def of(cls, inputs: Any) -> "GlobalBatch":
+    def of(cls, inputs: object) -> "GlobalBatch":
         """Counts the examples of `inputs`; one small collective at most.
 
         `inputs` is a structure of dense, ragged or sparse tensors `[batch,
@@ -71,7 +71,7 @@ class GlobalBatch:
         )
 
     @classmethod
-    def gathered(cls, data: Any) -> "tuple[GlobalBatch, Any]":
+    def gathered(cls, data: object) -> "tuple[GlobalBatch, Any]":
         """Returns all replicas' rows of a step's data, and the batch of them.
 
         Each replica then does what one process does, so that gradients are
@@ -199,7 +199,7 @@ class GlobalBatch:
             )
 
 
-def _times(value: Any, share: tf.Tensor) -> Any:
+def _times(value: tf.Tensor | None, share: tf.Tensor) -> Any:
     if value is None:
         return None
     factor = tf.cast(share, value.dtype)
@@ -215,7 +215,7 @@ def _sum(value: tf.Tensor) -> tf.Tensor:
     return tf.stop_gradient(replicas.summed([value])[0])
 
 
-def num_rows(inputs: Any) -> tuple[tf.Tensor, bool]:
+def num_rows(inputs: object) -> tuple[tf.Tensor, bool]:
     """Counts the examples here; and whether a trace knows their number."""
     first = next(v for v in keras.tree.flatten(inputs) if v is not None)
     is_known = bool(first.shape.rank and first.shape[0] is not None)
@@ -249,7 +249,7 @@ class GlobalBatchLoss(keras.losses.Loss):
         self.inner = inner
 
     def __call__(
-        self, y_true: Any, y_pred: Any, sample_weight: Any = None
+        self, y_true: object, y_pred: object, sample_weight: object = None
     ) -> Any:
         """Returns this replica's share of the loss, a float scalar."""
         if not replicas.in_replica():
@@ -301,7 +301,7 @@ class GlobalBatchLoss(keras.losses.Loss):
             return share
         return tf.math.divide_no_nan(share, tf.cast(batch.share, share.dtype))
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> Any:
         """Returns the wrapped loss's values before any reduction."""
         return self.inner.call(y_true, y_pred)
 
@@ -384,7 +384,7 @@ def _mixes_rows(operation: tf.Operation, after: set[tf.Operation]) -> bool:
     return 0 in (np.ravel(known) if kind == "ExpandDims" else axes)
 
 
-def outputs_of_all_replicas(y_pred: Any) -> Any:
+def outputs_of_all_replicas(y_pred: object) -> Any:
     """Returns all replicas' rows of outputs, with the logits under them."""
     return keras.tree.map_structure(
         lambda value: keras_internals.of_logits(
@@ -395,7 +395,7 @@ def outputs_of_all_replicas(y_pred: Any) -> Any:
 
 
 def of_all_replicas(
-    values: Any, *, are_alike: bool = True
+    values: object, *, are_alike: bool = True
 ) -> tuple[slice, Any]:
     """Returns which rows are this replica's, and the rows of all replicas.
 
@@ -443,8 +443,8 @@ def of_all_replicas(
 
 def _share(
     values: tf.Tensor,
-    sample_weight: Any,
-    mask: Any,
+    sample_weight: object,
+    mask: tf.Tensor | None,
     reduction: str | None,
     batch: GlobalBatch,
 ) -> tf.Tensor:
@@ -497,7 +497,7 @@ def _same_rank(
     return first, second
 
 
-def over_global_batch(loss: Any) -> Any:
+def over_global_batch(loss: object) -> Any:
     """Wraps what `compile(loss=...)` takes in `GlobalBatchLoss`, leaf by leaf.
 
     A leaf is a loss, its name, a function of `(y_true, y_pred)` or None.

@@ -33,6 +33,8 @@ from tfdistill.training import fit_arguments
 from tfdistill.training import steps
 from tfdistill.training import together
 
+Logs = steps.Logs
+
 
 class StepWatchdog(keras.callbacks.Callback):
     """Ends a task of several that has made no step for too long.
@@ -92,7 +94,7 @@ class StepWatchdog(keras.callbacks.Callback):
             "limit)."
         )
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Starts the watch."""
         self._heard = self._clock()
         if self._limit_secs:
@@ -100,22 +102,22 @@ class StepWatchdog(keras.callbacks.Callback):
                 target=self._watch, name="tfdistill-watchdog", daemon=True
             ).start()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Ends the watch."""
         self._stopped.set()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Counts as progress."""
         self._heard = self._clock()
 
     on_test_batch_end = on_train_batch_end
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Counts as progress."""
         self._heard = self._clock()
 
 
-def listed(callbacks: Any) -> list[keras.callbacks.Callback]:
+def listed(callbacks: object) -> list[keras.callbacks.Callback]:
     """Returns what `fit` got as `callbacks`, as a new list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise ValueError(
@@ -286,7 +288,7 @@ def first_not_finite(
     return None if first < 0 else floats[first].path
 
 
-def _is_finite(variable: Any) -> tf.Tensor:
+def _is_finite(variable: tf.Variable) -> tf.Tensor:
     """Looks at a variable on its device, and at a large one in blocks.
 
     A block is gathered, since reading a variable that has had sparse updates
@@ -346,16 +348,16 @@ class TerminateOnNonFinite(keras.callbacks.Callback):
         super().__init__()
         self._epoch = self._num_executions = 0
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Prepares to look at the model's weights."""
         self._workers = replicas.WorkerValues(self.model.distribute_strategy)
         self.model.trainer.not_finite = None
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Begins to count; all workers count alike."""
         self._epoch, self._num_executions = epoch, 0
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Looks at the loss now and then; hears of exports and backups."""
         if found := self.model.trainer.not_finite:
             raise _weights_error(found)
@@ -363,15 +365,16 @@ class TerminateOnNonFinite(keras.callbacks.Callback):
         if self._num_executions % _CHECK_EVERY_EXECUTIONS == 0:
             self._check(logs, f"by step {batch + 1}")
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Looks at the loss and the weights."""
         self._check(logs, "at the end")
         if found := first_not_finite(self.model, self._workers):
             raise _weights_error(f"{found} at the end of epoch {epoch + 1}")
         _check_loss_scale(self.model.optimizer)
 
-    def _check(self, logs: Any, where: str) -> None:
-        loss = (logs or {}).get("loss")
+    def _check(self, logs: Logs | None, where: str) -> None:
+        logs = logs or {}
+        loss = logs.get("loss")
         if loss is None or math.isfinite(float(loss)):
             return
         parts = [f"{k} {float(logs[k]):g}" for k in _PARTS if k in logs]
@@ -422,19 +425,21 @@ class _DataWatch(keras.callbacks.Callback):
         self._num_steps = self._num_test_batches = 0
         self._has_begun = False
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._num_steps, self._has_begun = 0, False
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(
+        self, batch: int, logs: Logs | None = None
+    ) -> None:
         # Not in an epoch whose steps were all done before a restart, or it
         # begins after them.
         self._has_begun, self._num_steps = True, batch
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._num_steps = batch + 1
         fits.note_step()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if self._has_begun and not self._num_steps:
             raise fit_arguments.no_batch(epoch)
         if replicas.num_workers(self.model.distribute_strategy) > 1:
@@ -454,13 +459,13 @@ class _DataWatch(keras.callbacks.Callback):
                 stacklevel=2,
             )
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         self._num_test_batches = 0
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._num_test_batches += 1
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs | None = None) -> None:
         if not self._num_test_batches:
             raise data_checks.DataError(
                 "`validation_data` must hold at least one batch; it ended "
@@ -474,12 +479,12 @@ class _Before(keras.callbacks.Callback):
 
     async_safe = True  # Keras need not wait for a step's logs.
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         signs.own().say(signs.CALLBACKS)
 
     on_test_batch_end = on_predict_batch_end = on_train_batch_end
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         signs.own().say(signs.EPOCH_END)
 
 
@@ -488,29 +493,31 @@ class _After(keras.callbacks.Callback):
 
     async_safe = True
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         signs.own().say(signs.FIRST_STEP)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         steps = (self.params or {}).get("steps")
         ends = steps is not None and batch + 1 >= steps
         signs.own().say(signs.EPOCH_END if ends else signs.STEP)
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         signs.own().say(signs.FIRST_EVALUATION_STEP)
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         signs.own().say(signs.EVALUATION_STEP)
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs | None = None) -> None:
         signs.own().say(signs.EPOCH_END)
 
     on_predict_end = on_test_end
 
-    def on_predict_begin(self, logs: Any = None) -> None:
+    def on_predict_begin(self, logs: Logs | None = None) -> None:
         signs.own().say(signs.FIRST_PREDICTION_STEP)
 
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_predict_batch_end(
+        self, batch: int, logs: Logs | None = None
+    ) -> None:
         signs.own().say(signs.PREDICTION_STEP)
 
 

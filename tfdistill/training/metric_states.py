@@ -55,14 +55,14 @@ class MetricStates:
                 with tf.init_scope():  # No step has been run yet.
                     self._undo_share(variable, reset_to)
 
-    def _undo_share(self, variable: Any, value: Any) -> None:
+    def _undo_share(self, variable: keras.Variable, value: tf.Tensor) -> None:
         """Resets to a whole value, unless a backup was restored since."""
         for own in self._local(variable.value):
             whole = tf.cast(value, own.dtype)
             if bool(tf.reduce_all(own == self._share_of(whole))):
                 own.assign(whole)
 
-    def _share_of(self, value: Any) -> Any:
+    def _share_of(self, value: tf.Tensor) -> Any:
         """What each replica starts with, for a sum over them."""
         return tf.cast(value / self._strategy.num_replicas_in_sync, value.dtype)
 
@@ -122,7 +122,7 @@ class MetricStates:
             and isinstance(variable.value, tf.distribute.DistributedValues)
         ]
 
-    def _join(self, variable: Any) -> str:
+    def _join(self, variable: keras.Variable) -> str:
         if variable.aggregation == "mean":
             return metric_joins.MEAN
         return self._joins.get(id(variable), metric_joins.SUM)
@@ -146,14 +146,14 @@ class MetricStates:
         ]
         return states + sums[len(variables) :]
 
-    def _state(self, total: Any, join: str) -> Any:
+    def _state(self, total: tf.Tensor, join: str) -> Any:
         if join == metric_joins.MEAN:
             return self._share_of(total)
         if join in metric_joins.EXTREMES:
             return metric_joins.EXTREMES[join](total, axis=0)
         return total
 
-    def _local(self, value: Any) -> tuple[Any, ...]:
+    def _local(self, value: object) -> tuple[Any, ...]:
         return self._strategy.experimental_local_results(value)
 
 
@@ -178,7 +178,7 @@ def floats_of(model: keras.Model) -> list[Any]:
     ]
 
 
-def _row(value: Any) -> Any:
+def _row(value: tf.Tensor) -> Any:
     """Returns a value as this replica's row among zeros, for a sum."""
     context: Any = tf.distribute.get_replica_context()
     own = context.replica_id_in_sync_group

@@ -21,6 +21,9 @@ import tensorflow as tf
 from tfdistill import data as data_lib
 from tfdistill.cluster import replicas
 from tfdistill.system import keras_internals
+from tfdistill.training import steps
+
+Logs = steps.Logs
 
 NUM_BATCHES = 8
 # Rows compared of arrays, all of which must be alike.
@@ -94,7 +97,7 @@ class FirstBatches:
             )
         return data_lib.made_again_as(dataset, watched)
 
-    def of(self, x: Any, y: Any = None) -> Any:
+    def of(self, x: object, y: object = None) -> Any:
         """Returns data of Python that do; arrays are looked at here."""
         if isinstance(x, types.GeneratorType):
             return self._noting(x)
@@ -128,7 +131,7 @@ class FirstBatches:
             return
         self._is_due = True
 
-    def _compared(self, element: Any) -> list[Any]:
+    def _compared(self, element: object) -> list[Any]:
         """Returns the labels of an element or a spec, or else the inputs."""
         x, y, _ = keras.utils.unpack_x_y_sample_weight(self._bare(element))
         leaves = tf.nest.flatten(x if y is None else y, expand_composites=True)
@@ -216,17 +219,17 @@ class Watch(keras.callbacks.Callback):
         if is_resumed:
             first.skip()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Starts again where the data do."""
         if not self._is_first and self._starts_over:
             self._first.begin_again()
         self._is_first = False
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Compares once several batches were read."""
         if batch + 1 >= NUM_BATCHES:
             self._first.compare()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Compares the batches of a short epoch."""
         self._first.compare()

@@ -106,7 +106,7 @@ class Trained:
         """Returns by name what a backup keeps beside its variables."""
         return {}
 
-    def bare(self, data: Any) -> Any:
+    def bare(self, data: object) -> Any:
         """Returns data, or their spec, as a plain model would get them."""
         return data
 
@@ -246,20 +246,22 @@ class SteppedCallback(keras.callbacks.Callback):
             "tfdistill.CodistillModel(model)."
         )
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Reads the step to start from."""
         self.read_step()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Reads the exact step: an epoch may have ended early."""
         self.read_step()
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(
+        self, batch: int, logs: Logs | None = None
+    ) -> None:
         """Notes where an epoch begins: not at 0 if it was resumed."""
         if self._is_fresh:
             self._next_batch, self._is_fresh = batch, False
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Counts the steps of one execution."""
         next_batch = batch + 1
         if not self.model.trainer.counts_done:

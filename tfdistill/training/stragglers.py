@@ -40,7 +40,7 @@ def measured(
         return step
     num_local = replicas.num_local(strategy)
 
-    def run(data: Any) -> steps.Logs:
+    def run(data: object) -> steps.Logs:
         with replicas.timed() as waits:
             logs = step(data)
         # Not their sum: two of them may be under way at once.

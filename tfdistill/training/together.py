@@ -17,7 +17,9 @@ import tensorflow as tf
 
 from tfdistill.cluster import replicas
 from tfdistill.embedding import rows as table_rows
+from tfdistill.training import steps
 
+Logs = steps.Logs
 _STOP = "stop_training"
 # Hooks after which all workers agree in any case.
 _AT_EPOCHS = frozenset(
@@ -48,11 +50,11 @@ class Together(keras.callbacks.Callback):
         self._may_stop = any(map(may_stop, callbacks))
         self._is_late = False  # It wanted to stop when the others did not know.
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Learns whether a callback of any worker may stop in mid-epoch."""
         self._may_stop = any(self._workers.gathered(self._may_stop))
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Stops if any worker does."""
         if self._may_stop:
             self._stop()
@@ -60,7 +62,7 @@ class Together(keras.callbacks.Callback):
             # All workers see a loss that isn't finite: `TerminateOnNaN`.
             self._is_late, self.model.stop_training = True, False
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Takes the chief's learning rate."""
         self._stop()
         rate = _rate(self.model.optimizer)
@@ -78,7 +80,7 @@ class Together(keras.callbacks.Callback):
                 stacklevel=2,
             )
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Stops if any worker does; refuses weights that are not the same."""
         self._stop()
         own = _sum_of_squares(self.model)
@@ -104,11 +106,11 @@ class Together(keras.callbacks.Callback):
         self.model.stop_training = any(self._workers.gathered(wants))
 
 
-def _is_finite(logs: Any) -> bool:
+def _is_finite(logs: Logs | None) -> bool:
     return math.isfinite(float((logs or {}).get("loss", 0.0)))
 
 
-def _rate(optimizer: Any) -> float:
+def _rate(optimizer: keras.Optimizer | None) -> float:
     return 0.0 if optimizer is None else float(optimizer.learning_rate)
 
 

@@ -67,7 +67,7 @@ class Trainer:
     # Whether `steps_per_execution` is "auto" unless it is given.
     _is_auto = False
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         """Does nothing yet; `model` is a `steps.Trained` of Keras."""
         self._model = model
         self.input_spec: Any = None
@@ -128,18 +128,20 @@ class Trainer:
         """Returns an iterator over rows, of which a step gets the next."""
         raise NotImplementedError
 
-    def train_function(self, step: Step, keras_own: Any) -> Any:
+    def train_function(
+        self, step: Step, keras_own: Callable[[Any], Any]
+    ) -> Any:
         """Returns what `fit` calls for each execution."""
         return keras_own
 
-    def test_function(self, step: Step, keras_own: Any) -> Any:
+    def test_function(self, step: Step, keras_own: Callable[[Any], Any]) -> Any:
         """Returns what `evaluate` calls for each execution."""
         return keras_own
 
     def begin_step(self) -> None:
         """Prepares the thread in which a replica's step runs."""
 
-    def sendable(self, predictions: Any) -> Any:
+    def sendable(self, predictions: object) -> Any:
         """Returns what a step predicts in dtypes that can be gathered."""
         for path, value in keras.tree.flatten_with_path(predictions):
             if value is None:
@@ -165,7 +167,7 @@ class Trainer:
 class ReplicaTrainer(Trainer):
     """Trains on one device, on replicas, or on workers that hold replicas."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         """Does nothing yet."""
         super().__init__(model)
         self._tables: updates.TableUpdates | None = None
@@ -203,7 +205,7 @@ class ReplicaTrainer(Trainer):
         if self._model.optimizer is not None and self._has_replicas:
             keras_internals.leave_reduction_to_caller(self._model.optimizer)
 
-    def build(self, element_spec: Any, iterator: Any = None) -> None:
+    def build(self, element_spec: object, iterator: object = None) -> None:
         """Builds from a spec: Keras' own way fails on several workers."""
         by_own_step = None
         if self._has_replicas:
@@ -235,14 +237,16 @@ class ReplicaTrainer(Trainer):
         if self.backup is not None and iterator is not None:
             self.backup.opened(iterator)
 
-    def train_function(self, step: Step, keras_own: Any) -> Any:
+    def train_function(
+        self, step: Step, keras_own: Callable[[Any], Any]
+    ) -> Any:
         """Counts what an execution says of its steps besides what it shows."""
         self._model.before_tracing()
         self._table_updates()
         step = stragglers.measured(step, self._strategy)
         run = self._function(step, keras_own, kept=own_statistics)
 
-        def execute(iterator: Any) -> Logs:
+        def execute(iterator: object) -> Logs:
             _, num_steps = self._asked(iterator)
             found = run(iterator, self._beside)
             logs = self.last.taken_from(found, num_steps=num_steps)
@@ -260,7 +264,7 @@ class ReplicaTrainer(Trainer):
         NaN, unless it is synchronized, and a metric may add such a mean.
         """
 
-        def run(data: Any) -> Logs:
+        def run(data: object) -> Logs:
             variables = [
                 *kept(self._model),
                 *metric_states.floats_of(self._model),
@@ -280,20 +284,26 @@ class ReplicaTrainer(Trainer):
 
         return run
 
-    def test_function(self, step: Step, keras_own: Any) -> Any:
+    def test_function(self, step: Step, keras_own: Callable[[Any], Any]) -> Any:
         """Runs the step on each replica, or what Keras would."""
         return self._function(step, keras_own, kept=lambda model: [])
 
-    def _function(self, step: Step, keras_own: Any, *, kept: Any) -> Any:
+    def _function(
+        self,
+        step: Step,
+        keras_own: Callable[[Any], Any],
+        *,
+        kept: Callable[[keras.Model], list[Any]],
+    ) -> Any:
         step = self._without_rows_unchanged(step, kept)
 
-        def begun(data: Any) -> Logs:
+        def begun(data: object) -> Logs:
             self.begin_step()
             return step(keras_internals.with_none(data))
 
         execution = _Execution(self._model, begun, self._metrics)
 
-        def execute(iterator: Any, beside: tuple[Any, ...] = ()) -> Logs:
+        def execute(iterator: object, beside: tuple[Any, ...] = ()) -> Logs:
             iterator, num_steps = self._asked(iterator)
             if isinstance(iterator, types.GeneratorType):  # `train_on_batch`.
                 if not self._has_replicas:
@@ -313,7 +323,7 @@ class ReplicaTrainer(Trainer):
             )
         )
 
-    def _asked(self, iterator: Any) -> keras_internals.Steps:
+    def _asked(self, iterator: object) -> keras_internals.Steps:
         """The data, and how many steps an execution makes of them."""
         if isinstance(iterator, keras_internals.Steps):
             return iterator
@@ -325,7 +335,7 @@ class ReplicaTrainer(Trainer):
         if self._random_state is not None:
             keras_internals.draw_from(self._random_state)
 
-    def sendable(self, predictions: Any) -> Any:
+    def sendable(self, predictions: object) -> Any:
         """Casts what workers will gather; `predict` casts it back."""
         several = replicas.num_workers(self._strategy) > 1
         if not several and not self._has_replicas:
@@ -635,7 +645,7 @@ def check_stateful(model: keras.Model) -> None:
         )
 
 
-def _has_distinct_rows(gradient: Any) -> bool:
+def _has_distinct_rows(gradient: tf.Tensor | tf.IndexedSlices | None) -> bool:
     """Whether a model made the rows of a sparse gradient distinct by itself.
 
     Keras' product with a sparse input does, and an embedding of the positions
@@ -740,13 +750,13 @@ class _Execution:
             lambda: (tf.constant(0), logs),
         )
 
-    def _run(self, data: Any) -> Logs:
+    def _run(self, data: object) -> Logs:
         data = keras_internals.with_none(data)  # XLA could not.
         with _after(data):
             logs = self._strategy.run(self._in_replica, args=(data,))
         return self._of_first_replica(logs)
 
-    def _in_replica(self, data: Any) -> Logs:
+    def _in_replica(self, data: object) -> Logs:
         # A replica's thread doesn't know what surrounds it.
         with _after(data):
             return self._step(data)
@@ -768,7 +778,7 @@ class _Execution:
         }
 
 
-def _joined(data: Any, *beside: Any) -> Any:
+def _joined(data: object, *beside: Any) -> Any:
     """Returns an element of the data, with the next rows beside it."""
     if not beside:
         return data
@@ -776,7 +786,7 @@ def _joined(data: Any, *beside: Any) -> Any:
         return steps.WithRows(data, *(each.get_next() for each in beside))
 
 
-def _after(data: Any) -> Any:
+def _after(data: object) -> Any:
     """Makes all that is traced in it wait for the data.
 
     After the data's end, no step begins. Otherwise operations that do not need

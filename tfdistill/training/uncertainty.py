@@ -18,7 +18,7 @@ from tfdistill.training import steps
 UNCERTAINTY = "uncertainty"
 
 
-def is_asked(weights: Any) -> bool:
+def is_asked(weights: object) -> bool:
     """Whether loss weights, as `compile` takes them, are to be learned."""
     return isinstance(weights, str) and weights == UNCERTAINTY
 
@@ -56,12 +56,14 @@ class LearnedWeight(keras.layers.Layer):
         """What is added to the loss for it, a float32 scalar."""
         return _half(tf.convert_to_tensor(self._log_variance.value))
 
-    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+    def __tf_tensor__(
+        self, dtype: tf.DType | None = None, name: str | None = None
+    ) -> tf.Tensor:
         """Returns `value`: for TensorFlow, this is a tensor."""
         return self.value if dtype is None else tf.cast(self.value, dtype)
 
 
-def _half(log_variance: Any) -> Any:
+def _half(log_variance: tf.Tensor) -> Any:
     return log_variance / 2
 
 
@@ -70,7 +72,7 @@ LearnedWeights = dict[str, LearnedWeight]
 
 
 def of_task(
-    losses: Any,
+    losses: object,
     model: keras.Model,
     learned: LearnedWeights,
     *,
@@ -92,7 +94,7 @@ def of_task(
 
 
 def of_distillation(
-    losses: Any, names: Sequence[str] | None, learned: LearnedWeights
+    losses: object, names: Sequence[str] | None, learned: LearnedWeights
 ) -> Any:
     """Returns weights of the distillation losses; see `by_output`."""
     is_for_all = not isinstance(losses, Mapping | list | tuple)
