@@ -136,6 +136,19 @@ def _cut_out():
     return cut.predict(x[:1], verbose=0), exported.serve(x)
 
 
+def _exported_layer():
+    """A frozen layer of an exported model, below one that trains."""
+    inputs = keras.Input((3,))
+    whole = keras.Model(inputs, keras.layers.Dense(4, "tanh")(inputs))
+    whole.export("whole", verbose=False)
+    layer = keras.layers.TFSMLayer("whole", trainable=False)
+    model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    x = _data(3)
+    model.fit(x, _data(1), batch_size=5, shuffle=False, verbose=0)
+    return model.get_weights(), model(x), model.predict(x, verbose=0)
+
+
 def _positions():
     """An embedding of positions, each of which a replica has once."""
 
@@ -568,7 +581,7 @@ def _gradients_to_look_at():
         *(_built_by_its_step, _added_losses, _pictures, _volumes),
         *(_without_training, _compares_rows, _queue, _ratio, _accumulates),
         *(_years, _compiled_again, _gradients_to_look_at, _compares_in_call),
-        *(_compares_in_loss, _saturated),
+        *(_compares_in_loss, _saturated, _exported_layer),
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(

@@ -62,6 +62,29 @@ def test_a_model_that_was_never_compiled_predicts(monkeypatch):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+def test_a_layer_of_an_exported_model_must_be_frozen(monkeypatch, tmp_path):
+    layers = [keras.Input((4,)), keras.layers.Dense(3)]
+    exported = keras.Sequential(layers)
+    exported.export(tmp_path, verbose=False)
+    x, y = np.ones((6, 4), "float32"), np.ones((6, 1), "float32")
+
+    def train(trainable):
+        keras.utils.set_random_seed(0)
+        loaded = keras.layers.TFSMLayer(str(tmp_path), trainable=trainable)
+        model = keras.Sequential([loaded, keras.layers.Dense(1)])
+        model = tfdistill.DistributedModel(model)
+        model.compile("sgd", "mse")
+        history = model.fit(x, y, shuffle=False, verbose=0).history
+        return [*history["loss"], *model.get_weights()]
+
+    expected = train(False)
+    cases.pretend(monkeypatch)
+    for one, other in zip(train(False), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    with pytest.raises(ValueError, match="TFSMLayer must be frozen"):
+        train(True)
+
+
 def test_two_workers_in_turn_train_as_one_process(monkeypatch):
     train = cases.batches().repeat()
     validation = {"validation_data": _validation(), "validation_steps": 4}

@@ -109,6 +109,14 @@ def test_a_lookup_table_travels_with_its_contents():
     assert _elements(made) == [[102, 103], [108]]
 
 
+def test_a_variable_on_a_server_cannot_travel():
+    with tf.device("CPU:1"):  # As the seeds of Keras' random layers.
+        layer = keras.layers.RandomFlip()
+    dataset = tf.data.Dataset.from_tensors(tf.ones([2, 4, 4, 1])).map(layer)
+    with pytest.raises(ValueError, match="'seed_.*in the model instead"):
+        worker_data.TravellingDataset(dataset)
+
+
 def test_a_function_must_make_its_data_itself():
     made = _ten()
     with pytest.raises(ValueError, match="made outside of it"):

@@ -332,12 +332,17 @@ def test_arrays_that_python_code_gives_stay_as_they_are(two_replicas):
         ("student", "The layer 'dense' was created outside .* '.*kernel'"),
         ("layer", "The layer 'noise' was created outside .* 'seed_.*'"),
         ("optimizer", "The optimizer was created outside .* 'adam/iteration'"),
+        ("exported", "TFSMLayer must be frozen.*'loaded'.*`trainable=False`"),
     ],
 )
 def test_what_was_made_outside_of_the_scope_is_refused(
-    two_replicas, outside, message
+    two_replicas, outside, message, tmp_path
 ):
     student, optimizer = cases.linear(), keras.optimizers.Adam(0.1)
+    if outside == "exported":
+        student.export(tmp_path, verbose=False)
+        loaded = keras.layers.TFSMLayer(str(tmp_path), name="loaded")
+        student = keras.Sequential([keras.Input((4,)), loaded])
     noise = keras.layers.GaussianNoise(0.1, name="noise")
     with two_replicas.scope():
         if outside == "layer":

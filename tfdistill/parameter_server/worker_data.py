@@ -9,6 +9,7 @@ be run again elsewhere without an example being counted twice.
 
 import collections.abc
 import os
+import re
 from typing import Any
 from typing import TypeAlias
 
@@ -207,6 +208,15 @@ def _serialized(dataset: tf.data.Dataset) -> tf.Tensor:
             strip_device_assignment=True,
         )
     except tf.errors.OpError as error:
+        if variable := re.search(r"access resource (\S+)", error.message):
+            raise ValueError(
+                "The data set must not use variables on parameter servers, "
+                f"which it cannot take along; received {variable[1]!r}. Call "
+                "the layer that has it, such as a random one, in the model "
+                "instead of in `dataset.map`; or use operations without "
+                "variables there, such as tf.image.random_flip_left_right; or "
+                "train with workers only."
+            ) from error
         raise ValueError(
             "The data set cannot travel to the workers of a parameter-server "
             "group: it uses objects that exist only in this process. Pass a "

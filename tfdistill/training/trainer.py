@@ -14,6 +14,7 @@ import contextlib
 import functools
 import types
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
@@ -612,17 +613,19 @@ def check_scope(model: keras.Model) -> None:
     """
     extended = model.distribute_strategy.extended
     optimizer = model.optimizer
+    layers = keras_internals.all_layers(model)  # The inner ones last.
     owners = {
         id(variable): f"The layer {layer.name!r}"
-        for layer in keras_internals.all_layers(model)  # The inner ones last.
+        for layer in layers
         for variable in layer.variables
     }
-    of_metrics = {id(v) for v in metric_states.variables_of(model)}
+    elsewhere = {id(v) for v in metric_states.variables_of(model)}
+    elsewhere |= _in_exported(layers, model.distribute_strategy)
     for variable in (
         *model.variables,
         *(optimizer.variables if optimizer else ()),
     ):
-        if id(variable) in of_metrics:
+        if id(variable) in elsewhere:
             continue
         if not extended.variable_created_in_scope(variable.value):
             owner = owners.get(id(variable), "The optimizer")
@@ -632,6 +635,35 @@ def check_scope(model: keras.Model) -> None:
                 "the optimizer, and call `compile`, in `with "
                 "strategy.scope():`."
             )
+
+
+def _in_exported(
+    layers: Iterable[keras.Layer], strategy: tf.distribute.Strategy
+) -> set[int]:
+    """The ids of weights in frozen layers of exported models, as they are.
+
+    Their graphs read them where they were loaded. No gradient gets there on
+    servers, nor to more than one replica outside of the scope.
+    """
+    found: set[int] = set()
+    in_scope = strategy.extended.variable_created_in_scope
+    for layer in layers:
+        if not isinstance(layer, keras.layers.TFSMLayer):
+            continue
+        trained = layer.trainable_variables
+        if any(
+            replicas.on_servers(strategy) or not in_scope(variable.value)
+            for variable in trained
+        ):
+            raise ValueError(
+                "A TFSMLayer must be frozen on several workers, replicas or "
+                f"servers; received {layer.name!r} with trainable weights, "
+                "which its exported graph keeps to itself. Pass "
+                "`trainable=False`; or load the model from a .keras file, "
+                "whose layers train; or train on one device."
+            )
+        found |= {id(variable) for variable in layer.variables}
+    return found
 
 
 def check_stateful(model: keras.Model) -> None:
