@@ -2,6 +2,7 @@
 
 import pytest
 
+from tfdistill import patch as patch  # A script of these tests finds it.
 from tfdistill.commands import keras_script
 from tfdistill.commands import recipe_options
 from tfdistill.commands import run
@@ -65,7 +66,22 @@ def test_an_option_without_effect_is_refused(tmp_path, text, options, message):
         _command(tmp_path, text, "--teachers=none", *options)
 
 
-def test_a_script_without_keras_is_only_run(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def as_program(monkeypatch):
+    """Runs a script in this process, which is as it was before that."""
+    own = keras_script.sys
+    for name in ("argv", "path"):
+        monkeypatch.setattr(own, name, list(getattr(own, name)))
+    monkeypatch.setattr(own, "excepthook", own.excepthook)
+    monkeypatch.setitem(own.modules, "__main__", own.modules["__main__"])
+    import_ = keras_script.builtins.__import__
+    monkeypatch.setattr(keras_script.builtins, "__import__", import_)
+    return lambda *argv: keras_script.PROGRAM.main(list(map(str, argv)))
+
+
+def test_a_script_without_keras_is_only_run(
+    tmp_path, capsys, monkeypatch, as_program
+):
     """As by its own Python, and without a strategy."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -74,19 +90,40 @@ def test_a_script_without_keras_is_only_run(tmp_path, capsys, monkeypatch):
         "if __name__ == '__main__':\n"
         "    print(dumps([sys.argv[1:], sys.path[0], __file__]))\n"
     )
-    for name in ("argv", "path"):
-        monkeypatch.setattr(
-            keras_script.sys, name, list(getattr(keras_script.sys, name))
-        )
-    monkeypatch.setitem(
-        keras_script.sys.modules,
-        "__main__",
-        keras_script.sys.modules["__main__"],
-    )
-    import_ = keras_script.builtins.__import__
-    monkeypatch.setattr(keras_script.builtins, "__import__", import_)
     monkeypatch.setattr(keras_script, "_patch", lambda given: pytest.fail())
-    assert keras_script.PROGRAM.main([str(script), "--a=1"]) == 0
+    assert as_program(script, "--a=1") == 0
     assert capsys.readouterr().out.split() == (
         f'[["--a=1"], "{tmp_path}", "{script}"]'.split()
     )
+
+
+@pytest.mark.parametrize(
+    ("call", "shown"),
+    [
+        (
+            "patch.patch_keras(teachers='all')",
+            ["line 3, in f", "ValueError: `teachers` must be one of"],
+        ),
+        (
+            "patch._hand_over('fit', None, None)",
+            ["line 3, in f", "patch.py", "TypeError: "],
+        ),
+        ("{}['none']", ["line 3, in f", "KeyError: 'none'"]),
+    ],
+)
+def test_what_ends_a_script_is_shown_without_our_lines(
+    call, shown, tmp_path, capsys, as_program
+):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys\ndef f(patch):\n    {call}\n"
+        "f(sys.modules['tfdistill.patch'])\n"
+    )
+    with pytest.raises(Exception) as raised:
+        as_program(script)
+    own = keras_script.sys
+    own.excepthook(raised.type, raised.value, raised.tb)
+    text = capsys.readouterr().err
+    places = [text.index(part) for part in ("line 4", *shown)]
+    assert places == sorted(places)
+    assert ("tfdistill/" in text) == ("patch.py" in shown)

@@ -8,18 +8,23 @@ does, and is helped from then on.
 
 import ast
 import builtins
+import functools
 import os
 import pathlib
 import sys
+import traceback
 from collections.abc import Callable
 from collections.abc import Sequence
 from types import ModuleType
+from types import TracebackType
 from typing import Any
 
 from tfdistill.cluster import method
 from tfdistill.system import programs
 
 _HELPED = "tensorflow", "keras"
+# What a sentence of this package says better than lines of code below it.
+_EXPLAINED = ValueError, RuntimeError
 _NOTES = """\
 The script is run with this Python, as `python SCRIPT.py ARGUMENT ...` would be.
 Once it imports Keras or TensorFlow, `tfdistill.patch_keras()` is called: models
@@ -139,8 +144,35 @@ def _run(options: programs.Options) -> int:
         __file__=os.path.join(os.getcwd(), script),
         __spec__=None,
     )
+
+    sys.excepthook = functools.partial(_report, script)
     exec(compile(text, script, "exec", dont_inherit=True), vars(main))
     return 0
+
+
+def _report(script: str, _: Any, error: BaseException, trace: Any) -> None:
+    """Prints what ended a script as its own Python would, without our lines."""
+    traces: list[TracebackType] = []
+    while trace:
+        traces.append(trace)
+        trace = trace.tb_next
+    while traces and traces[0].tb_frame.f_code.co_filename != script:
+        del traces[0]
+    is_explained = isinstance(error, _EXPLAINED) and _is_of(
+        traces[-1:], "tfdistill"
+    )
+    while is_explained and _is_of(traces[-1:], "tfdistill", *_HELPED):
+        del traces[-1]
+    if is_explained:
+        traces[-1].tb_next = None
+    error = error.with_traceback(traces[0] if traces else None)
+    traceback.print_exception(error, chain=not is_explained)
+
+
+def _is_of(traces: Sequence[TracebackType], *packages: str) -> bool:
+    """Whether code of these packages runs there."""
+    names = [each.tb_frame.f_globals.get("__name__", "") for each in traces]
+    return any(name.partition(".")[0] in packages for name in names)
 
 
 def _patch(given: dict[str, Any]) -> None:
