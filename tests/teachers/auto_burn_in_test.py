@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import servers
+from tfdistill import callbacks
 from tfdistill.follow import follower
 from tfdistill.teachers import auto_burn_in
 
@@ -180,6 +181,51 @@ def test_groups_that_wait_teach_each_other_from_its_end(
         assert exchange.steps(0) == [3, 8]
         assert peer.num_due == 5
         assert peer.num_taught == (5 if is_there else 0)
+
+
+@pytest.mark.parametrize("why", ["ended", "refused"])
+def test_a_group_waits_for_no_version_that_cannot_come(
+    why, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(callbacks, "_LEAST_WAIT_SECS", 60.0)
+    x, y = cases.data(16)
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    cluster = tfdistill.Cluster(
+        group=0, num_groups=2, workdir=str(tmp_path), exchange=exchange.root
+    )
+    (tmp_path / "group_1").mkdir()
+    (tmp_path / "group_1" / "started").touch()
+    is_done = threading.Event()
+
+    def publish():
+        while exchange.latest(0) is None:
+            time.sleep(0.01)
+        if why == "ended":
+            (tmp_path / "group_1" / "ended").touch()
+        else:
+            cases.publish(exchange, cases.linear(classes=5), step=3)
+        # Which a group that waited would learn from.
+        if not is_done.wait(20):
+            cases.publish(exchange, cases.linear(1), step=4)
+
+    other = threading.Thread(target=publish)
+    other.start()
+    model = _model(exchange.root)
+    _fit(
+        *(model, x, y),
+        tfdistill.callbacks.WaitForGroups(cluster),
+        tfdistill.callbacks.StudentExporter(
+            every_steps=50, exchange=exchange, group=0
+        ),
+        loader=tfdistill.callbacks.TeacherLoader(every_steps=50),
+        steps_per_epoch=8,
+    )
+    is_done.set()
+    other.join()
+    (peer,) = model.teachers
+    assert exchange.steps(1) == ([] if why == "ended" else [3])
+    assert (peer.num_due, peer.num_taught) == (5, 0)
+    assert (tmp_path / "group_0" / "ended").exists()
 
 
 def test_it_ends_on_parameter_servers_too(tmp_path, monkeypatch):

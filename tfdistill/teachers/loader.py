@@ -31,8 +31,8 @@ class TeacherLoader(steps.Loader):
     collective and, when a version is ready on all workers, for its assignment.
 
     Beside a `WaitForGroups`, training waits a second time, where the burn-in
-    ends: until the first version of each other group is in use, or for as long
-    as it has trained so far.
+    ends: until the first version of each other group is in use or was refused,
+    unless that group is done, or for as long as it has trained so far.
     """
 
     def __init__(self, *, every_steps: int) -> None:
@@ -109,7 +109,8 @@ class TeacherLoader(steps.Loader):
 
     def _wait_for_first(self, waits: wait_for_groups.WaitForGroups) -> None:
         """Publishes this step, and waits for the others' first versions."""
-        if not self.model.teachers.lacks_versions:
+        teachers = self.model.teachers
+        if not teachers.unheard:
             return
         start = time.monotonic()
         limit = max(_LEAST_WAIT_SECS, start - self._began)
@@ -119,8 +120,8 @@ class TeacherLoader(steps.Loader):
         is_over = False
         while not is_over:
             self._refresh()
-            late = time.monotonic() > deadline
-            is_over = late or not self.model.teachers.lacks_versions
+            is_late = time.monotonic() > deadline
+            is_over = is_late or all(map(waits.has_ended, teachers.unheard))
             # All workers refresh as often as the chief.
             is_over = bool(self._values.gathered(int(is_over))[0])
             if not is_over:
@@ -156,5 +157,7 @@ class TeacherLoader(steps.Loader):
         return is_soon and self.model.teachers.lacks_versions
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Stops the reading thread."""
+        """Stops the reading thread; by now the last version is published."""
         self.model.teachers.stop()
+        if self._waits:
+            self._waits.end()

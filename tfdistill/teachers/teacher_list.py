@@ -143,6 +143,16 @@ class TeacherList:
         return any(peer.follower.current < 0 for peer in self._peers)
 
     @property
+    def unheard(self) -> list[int]:
+        """Groups of which no version has come, to be used or refused."""
+        followers = [peer.follower for peer in self._peers]
+        return [
+            each.group
+            for each in followers
+            if each.current < 0 and not each.rejected
+        ]
+
+    @property
     def swaps_predictions(self) -> bool:
         """Whether peers teach by what they predict in the same step."""
         return self._has(predictions.PredictedPeer)

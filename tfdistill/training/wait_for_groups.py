@@ -1,5 +1,6 @@
 """WaitForGroups: groups of a short run begin together."""
 
+import contextlib
 import logging
 import pathlib
 import time
@@ -11,8 +12,9 @@ from tfdistill.system import fits
 from tfdistill.system import run_files
 from tfdistill.training import steps
 
-# File in a group's directory once the group has taken its first step.
-_STARTED = "started"
+# Files in a group's directory once the group has taken its first step, and once
+# its training is over.
+_STARTED, _ENDED = "started", "ended"
 _LOOK_SECS = 0.01
 _log = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class WaitForGroups(keras.callbacks.Callback):
             )
         self._cluster = cluster
         self.limit_secs = limit_secs
-        self._marker, self._number, self._has_started = _STARTED, 1, False
+        self._number, self._has_started = 1, False
         self.waited_secs = 0.0
 
     def on_train_begin(self, logs: steps.Logs | None = None) -> None:
@@ -69,9 +71,37 @@ class WaitForGroups(keras.callbacks.Callback):
         number = fits.number(
             f"{self._cluster.group_dir}/{_STARTED}", of=self.model.optimizer
         )
-        self._marker = _STARTED if number == 1 else f"{_STARTED}_{number}"
         self._has_started = self._has_started and number == self._number
         self._number = number
+        with contextlib.suppress(OSError):
+            self._marker(_ENDED).unlink()
+
+    def end(self) -> None:
+        """Announces that this group publishes no more versions."""
+        if self._cluster.workdir is not None and self._cluster.is_chief:
+            self._touch(_ENDED)
+
+    def has_ended(self, group: int) -> bool:
+        """Whether another group's training is over."""
+        return self._marker(_ENDED, group).exists()
+
+    def _marker(self, name: str, group: int | None = None) -> pathlib.Path:
+        group = self._cluster.group if group is None else group
+        if self._number > 1:
+            name = f"{name}_{self._number}"
+        return pathlib.Path(
+            str(self._cluster.workdir), run_files.group_name(group), name
+        )
+
+    def _touch(self, name: str) -> None:
+        own = self._marker(name)
+        try:
+            own.parent.mkdir(parents=True, exist_ok=True)
+            own.touch()
+        except OSError as error:
+            _log.warning(
+                "This group could not report that it %s: %s", name, error
+            )
 
     def on_train_batch_end(
         self, batch: int, logs: steps.Logs | None = None
@@ -83,19 +113,11 @@ class WaitForGroups(keras.callbacks.Callback):
         if logs:
             float(logs["loss"])  # Steps may be running still.
         start = time.monotonic()
-        workdir = pathlib.Path(self._cluster.workdir)
+        self._touch(_STARTED)
         markers = [
-            workdir / run_files.group_name(group) / self._marker
+            self._marker(_STARTED, group)
             for group in range(self._cluster.num_groups)
         ]
-        own = markers[self._cluster.group]
-        try:
-            own.parent.mkdir(parents=True, exist_ok=True)
-            own.touch()
-        except OSError as error:
-            _log.warning(
-                "This group could not report that it started: %s", error
-            )
         while missing := [path for path in markers if not path.exists()]:
             if time.monotonic() - start > self.limit_secs:
                 _log.warning(
