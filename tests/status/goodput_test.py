@@ -88,6 +88,14 @@ def test_a_fault_in_the_middle_of_a_recovery():
     )
 
 
+def test_a_second_fit_of_a_model_restores_nothing():
+    second = [_resumed(60, 400, 0, None), _mark(63, "advancing", 401)]
+    assert _measured(*_START, _mark(50, "ended", 400), *second) == (
+        40 + 137,
+        {"start": 13},
+    )
+
+
 def test_what_comes_after_the_end_does_not_count():
     done = [_mark(50, "ended", 400), _event(60, "done")]
     assert _measured(*_START, *done) == (40, {"start": 10})

@@ -5,8 +5,9 @@ docs/monitoring.md defines it. It is computed from the events of launchers
 `group_<g>/attempts.jsonl`, one JSON object a line, with `time` and `step`:
 
     resumed     training begins after that step. `last_step` and `last_time`
-                are of the last line that the attempt before had logged, `fit`
-                is the number of a `fit` that is not its process's first
+                are of the last line that the attempt before had logged, if
+                there was one; `fit` is the number of a `fit` that is not its
+                process's first
     repeating   the first step was made, and an earlier attempt had made it
     advancing   a step was made that no earlier attempt had made
     ended       training has ended
@@ -121,7 +122,9 @@ def _next(state: str | None, line: Mapping[str, Any]) -> str | None:
     if event == "ready" and state == "start" and line["attempt"] > 1:
         return "restore"
     if event == "resumed" and state not in ("start", "restore"):
-        return "restore" if line["step"] else "start"
+        # A later `fit` of the same model begins where the one before ended.
+        is_again = line["step"] and line["last_time"] is not None
+        return "restore" if is_again else "start"
     return state
 
 
