@@ -445,6 +445,36 @@ def _compares_in_call():
     return history.history, model.get_weights(), found
 
 
+class _Centered(keras.layers.Layer):
+    """Takes rows around their mean, perhaps in training only."""
+
+    def __init__(self, *, always=True):
+        super().__init__()
+        self._always = always
+
+    def call(self, x, training=None):
+        is_centered = self._always or training
+        return x - keras.ops.mean(x, 0) if is_centered else x
+
+
+def _centers():
+    """Rows around their mean, in a model that predicts before it trains."""
+    layers = [keras.layers.BatchNormalization(), _Centered()]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    return model.predict(_data(3), batch_size=5, verbose=0)
+
+
+def _centers_in_training():
+    inputs = keras.Input((3,))
+    outputs = keras.layers.Dense(2)(_Centered(always=False)(inputs))
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    history = model.fit(
+        *(_data(3), _data(2)), batch_size=5, shuffle=False, verbose=0
+    )
+    return history.history, model.get_weights()
+
+
 def _compares_in_loss():
     """Rows that a model's own `compute_loss` compares."""
 
@@ -581,7 +611,8 @@ def _gradients_to_look_at():
         *(_built_by_its_step, _added_losses, _pictures, _volumes),
         *(_without_training, _compares_rows, _queue, _ratio, _accumulates),
         *(_years, _compiled_again, _gradients_to_look_at, _compares_in_call),
-        *(_compares_in_loss, _saturated, _exported_layer),
+        *(_compares_in_loss, _saturated, _exported_layer, _centers),
+        _centers_in_training,
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(
@@ -594,6 +625,8 @@ def test_two_replicas_do_what_keras_does_alone(
         _compares_rows: "compares rows",
         _compares_in_call: "Functional.call .* compares rows",
         _queue: "assigns .*'queue",
+        _centers: "Sequential.call .* compares rows",
+        _centers_in_training: "Functional.call .* compares rows",
     }
     with (
         pytest.warns(UserWarning, match=needs_all[script])

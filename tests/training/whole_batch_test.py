@@ -89,6 +89,47 @@ def test_it_is_seen_in_a_trace(loss, reason, batch_size):
     assert reason in found if reason else found is None
 
 
+def _normalized_twice(x):
+    layer = keras.layers.BatchNormalization()
+    return layer(layer(x, training=True), training=True)
+
+
+def _longest(x):
+    """As the length of a mask is found."""
+    return x * ops.cast(ops.max(ops.cast(x, "int32")), "float32")
+
+
+def _with_loss(x):
+    layer = keras.layers.ActivityRegularization(l2=1.0)
+    return layer(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "is_seen"),
+    [
+        (lambda x: x - ops.mean(x, 0), True),
+        (lambda x: x / ops.max(x), True),
+        (lambda x: x - ops.mean(x, 1, keepdims=True), False),
+        (_normalized_twice, False),
+        (_longest, False),
+        (_with_loss, False),
+    ],
+)
+def test_what_a_call_makes_of_all_rows_is_seen(call, is_seen):
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, call(inputs))
+    found = []
+
+    @tf.function(autograph=False)
+    def trace(x):
+        results = model(x, training=True)
+        found.append(whole_batch.compares(model, x, results))
+        return results
+
+    trace.get_concrete_function(tf.TensorSpec([None, 3]))
+    assert found == [is_seen]
+
+
 def test_of_what_cannot_be_traced_nothing_is_said():
     def loss(model, z):
         return z.numpy()

@@ -69,6 +69,12 @@ class ReplicaSteps(around.ModelAround):
         if is_own and keras_internals.has_losses_or_metrics(self.model):
             self.model._symbolic_build(data_batch=data_batch)
 
+    def look(self, dataset: tf.data.Dataset) -> None:
+        """Finds out what its call does with rows of data, before `predict`."""
+        self._own.look_at_call(
+            self, self.bare(dataset.element_spec), training=False
+        )
+
     def make_train_function(self, force: bool = False) -> Any:
         """Builds what `fit` calls for each execution; kept and returned."""
         return self._make("train", super().make_train_function, force)

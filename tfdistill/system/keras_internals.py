@@ -954,7 +954,15 @@ def trace_own_step(
 def _build_for_inference(model: keras.Model, batch: object) -> None:
     """Builds no more than `predict` needs, of whatever the model returns."""
     if not all(layer.built for layer in all_layers(model)):
-        backend.compute_output_spec(model, _symbols(batch), training=False)
+        trace_call(model, batch, training=False)
+
+
+def trace_call(
+    model: keras.Model, element_spec: Any, *, training: bool | None
+) -> None:
+    """Traces a call of a model with data of a spec, which never runs."""
+    batch = keras.tree.map_structure(_first_replica, element_spec)
+    backend.compute_output_spec(model, _symbols(batch), training=training)
 
 
 def _symbols(batch: object) -> Any:

@@ -362,7 +362,7 @@ def _is_sum_of_rows(loss: tf.Tensor) -> bool:
 
 
 def _mixes_rows(operation: tf.Operation, after: set[tf.Operation]) -> bool:
-    kind, value = operation.type, operation.inputs[0]
+    kind = operation.type
     if kind == "MatMul":
         return all(each.op in after for each in operation.inputs)
     if kind == "StridedSlice":
@@ -372,16 +372,26 @@ def _mixes_rows(operation: tf.Operation, after: set[tf.Operation]) -> bool:
         }
         is_all = first["begin"] and first["end"] and not first["new_axis"]
         return not (first["ellipsis"] or is_all)
-    if kind not in ("ExpandDims", "Transpose", *_REDUCTIONS):
-        return False
-    known = tf.get_static_value(operation.inputs[1])
-    if known is None or value.shape.rank is None:
-        return False
-    axes = [int(axis) % max(value.shape.rank, 1) for axis in np.ravel(known)]
     if kind == "Transpose":
-        return axes[:1] != [0]
-    # For a new axis it is the place among the resulting axes.
-    return 0 in (np.ravel(known) if kind == "ExpandDims" else axes)
+        return _axes(operation)[:1] not in ([], [0])
+    if kind == "ExpandDims":  # By the place among the resulting axes.
+        known = tf.get_static_value(operation.inputs[1])
+        return known is not None and 0 in np.ravel(known)
+    return reduces_rows(operation)
+
+
+def reduces_rows(operation: tf.Operation) -> bool:
+    """Whether an operation makes one value of all rows of its first input."""
+    return operation.type in _REDUCTIONS and 0 in _axes(operation)
+
+
+def _axes(operation: tf.Operation) -> list[int]:
+    """The axes that it reduces or transposes; none if they aren't known."""
+    rank = operation.inputs[0].shape.rank
+    known = tf.get_static_value(operation.inputs[1])
+    if known is None or rank is None:
+        return []
+    return [int(axis) % max(rank, 1) for axis in np.ravel(known)]
 
 
 def outputs_of_all_replicas(y_pred: object) -> Any:

@@ -40,7 +40,7 @@ _COMPILED = (
 )
 
 
-def is_own(model: keras.Model, name: str) -> bool:
+def is_own(model: keras.Layer, name: str) -> bool:
     """Whether neither Keras nor this package wrote a method of a model."""
     home = next(k for k in type(model).__mro__ if name in vars(k)).__module__
     return home.partition(".")[0] not in ("keras", "tfdistill")
@@ -90,10 +90,35 @@ class Own:
             )
         found = self._model(inputs, training=training)
         # Keras traces it once before the first step.
-        if self._may_compare() and whole_batch.compares(inputs):
+        if self._may_compare() and whole_batch.compares(
+            self._model, inputs, found
+        ):
             self.calls_on_all_rows = True
             self._tell("call", "compares rows with each other")
         return found
+
+    def look_at_call(
+        self, model: keras.Model, spec: Any, *, training: bool | None
+    ) -> None:
+        """Finds out what `call` does with rows, where no trace shows it.
+
+        Keras traces neither before `predict`, nor with `training`, on which
+        only a layer's own code can depend. `model` is the wrapper.
+        """
+        layers = keras_internals.all_layers(self._model) if training else []
+        is_known = self.spec is not None and not any(
+            is_own(layer, "call") for layer in layers
+        )
+        strategy = model.distribute_strategy
+        if is_known or self.calls_on_all_rows or replicas.on_servers(strategy):
+            return
+        self.spec = spec
+        try:
+            with strategy.scope():
+                keras_internals.trace_call(model, spec, training=training)
+        except Exception:  # Whatever it is, the step itself will say so.
+            if self.calls_on_all_rows:
+                raise
 
     def _may_compare(self) -> bool:
         if self.spec is None or tf.executing_eagerly() or replicas.in_replica():
@@ -169,6 +194,8 @@ class Own:
         if name not in self:
             if self.loss_on_all_rows is None and self.spec is not None:
                 self.loss_on_all_rows = self._loss_compares(model)
+                training = keras_internals.takes_training(self._model) or None
+                self.look_at_call(model, self.spec, training=training)
             return step
         if name == "train_step":
             self._look(model.distribute_strategy)

@@ -461,7 +461,9 @@ class ReplicaTrainer(Trainer):
     ) -> Any:
         """Every worker gets all predictions, in the order of the data."""
         first = self._prepare(arguments)
-        predictions = self._looped(keras_own, arguments)
+        if self._has_replicas and isinstance(arguments["x"], tf.data.Dataset):
+            self._model.look(arguments["x"])
+        predictions = self._looped(keras_own, arguments, look=self._model.look)
         if first is None:
             return predictions
         first.compare()
@@ -473,12 +475,21 @@ class ReplicaTrainer(Trainer):
         )
 
     def _looped(
-        self, keras_own: Callable[..., Any], arguments: dict[str, Any]
+        self,
+        keras_own: Callable[..., Any],
+        arguments: dict[str, Any],
+        look: Callable[[tf.data.Dataset], None] = lambda dataset: None,
     ) -> Any:
         """Runs Keras' loop; replicas can't get None in arrays, either."""
         if not self._has_replicas:
             return keras_own(**arguments)
-        with keras_internals.data_sets_through(_without_none):
+
+        def change(dataset: tf.data.Dataset) -> tf.data.Dataset:
+            dataset = _without_none(dataset)
+            look(dataset)
+            return dataset
+
+        with keras_internals.data_sets_through(change):
             return keras_own(**arguments)
 
     def average_statistics(self) -> None:

@@ -6,6 +6,8 @@ assigned what comes from rows, such as a queue of them, would differ by replica.
 Both are seen in the graph of a trace.
 """
 
+import functools
+import re
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill.system import keras_internals
+from tfdistill.training import global_batch
 from tfdistill.training import metric_joins
 
 # Operations on two rows that are beside each other, in operands of one shape.
@@ -52,10 +55,31 @@ def reason(
     return found[0] if found else None
 
 
-def compares(data: Any) -> bool:
-    """Whether rows of the data are compared in the graph of a trace."""
+def compares(model: keras.Model, data: Any, results: Any) -> bool:
+    """Whether a call compares rows of the data, in the graph of a trace.
+
+    Or makes its results by something of all rows, such as their mean.
+    """
     rows = _tensors(data)
-    return _are_compared(rows, metric_joins.operations_after(rows))
+    after = metric_joins.operations_after(rows)
+    if _are_compared(rows, after):
+        return True
+    sizes = _sizes(rows)
+    # Replicas do these together.
+    own = {
+        layer.name
+        for layer in keras_internals.all_layers(model)
+        if isinstance(layer, keras.layers.BatchNormalization)
+    }
+    return any(
+        global_batch.reduces_rows(operation)
+        and operation.inputs[0].dtype.is_floating
+        and _are_rows(operation.inputs[0].shape[0], sizes)
+        # A layer that is called again has a number behind its name.
+        and own.isdisjoint(re.split(r"(?:_\d+)?/", operation.name))
+        and own.isdisjoint(operation.name.split("/"))
+        for operation in after & _operations_before(keras.tree.flatten(results))
+    )
 
 
 def _are_compared(
@@ -67,11 +91,22 @@ def _are_compared(
 
     `after` are the operations that the rows lead to.
     """
-    sizes = {value.shape[0] for value in rows if value.shape.rank}
+    sizes = _sizes(rows)
     found = set(after)
     if results is not None:
         found &= _operations_before(results)
     return any(_compares(each, after, sizes) for each in found)
+
+
+def _sizes(rows: list[tf.Tensor]) -> set[int | None]:
+    """The numbers of rows of a batch; None if they aren't known."""
+    return {value.shape[0] for value in rows if value.shape.rank}
+
+
+def _are_rows(size: int | None, sizes: set[int | None]) -> bool:
+    """Whether an axis of a size may be of the rows of a batch."""
+    # Or of two views of the rows, one after the other.
+    return size is None or any(each and size % each == 0 for each in sizes)
 
 
 def _tensors(data: Any) -> list[tf.Tensor]:
@@ -142,12 +177,7 @@ def _compares(
     if one.shape.rank is None or other.shape.rank is None:
         return False
 
-    def are_rows(size: int | None) -> bool:
-        if size is None:
-            return True
-        # As of two views of the rows, one after the other.
-        return any(each and size % each == 0 for each in sizes)
-
+    are_rows = functools.partial(_are_rows, sizes=sizes)
     if operation.type == "MatMul":
         first = one.shape[int(operation.get_attr("transpose_a"))]
         last = other.shape[1 - int(operation.get_attr("transpose_b"))]
