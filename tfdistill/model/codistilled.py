@@ -9,7 +9,6 @@ import keras
 import tensorflow as tf
 
 from tfdistill import schedules
-from tfdistill.cluster import method
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exports import student_graph
 from tfdistill.labels import attached
@@ -254,12 +253,13 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
             optimizer = keras_internals.inner(self.optimizer)
             optimizer.weight_decay = chosen.weight_decay
         names = steps.output_names(self.student)
-        if uncertainty.is_asked(distillation_loss_weights):
-            distillation_loss_weights = len(self.teachers) and (
-                uncertainty.of_distillation(
+        weights = distillation_loss_weights
+        if uncertainty.is_asked(weights):
+            weights = None
+            if len(self.teachers):
+                weights = uncertainty.of_distillation(
                     distillation_loss, names, self._learned
                 )
-            )
         is_auto = distillation_weight == auto_burn_in.AUTO
         self.teachers.compile(
             distillation_loss,
@@ -268,7 +268,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
             else schedules.get(distillation_weight),
             task_loss=self.loss,
             output_names=names,
-            weights=distillation_loss_weights,
+            weights=weights,
             by_sample_weight=distillation_sample_weights,
         )
         # Attributes, by which Keras finds metrics; and keeps them, so once.
@@ -293,15 +293,10 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
         if isinstance(weight, kinds) and weight not in found:
             # Before an exporter publishes the last step.
             found.insert(0, weight)
-        method.check_predicted(self._cluster.method)
-        roles.check(found, self.teachers, self._cluster)
-        roles.turn_exchanges(
-            found, self.teachers, self._cluster, of=self.optimizer
-        )
-        directory = self._cluster.group_dir
-        if directory and not steps.first(found, summaries.CodistillTensorBoard):
-            path = f"{directory}/{summaries.DIRECTORY}"
-            found.append(summaries.CodistillTensorBoard(path))
+        cluster = self._cluster
+        roles.check(found, self.teachers, cluster)
+        roles.turn_exchanges(found, self.teachers, cluster, of=self.optimizer)
+        summaries.add_to(found, cluster.group_dir)
         watch = [run_log.TeachingWatch()] if len(self.teachers) else []
         return [*watch, *found]
 
@@ -312,8 +307,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
     ) -> tuple[Any, Any]:
         """Returns the student's outputs, and those that learn from teachers."""
         if self._heads is not None:
-            found: tuple[Any, Any] = self._heads(x, training=training)
-            return found
+            return self._heads(x, training=training)
         outputs = self(x, training=training)
         return outputs, outputs
 

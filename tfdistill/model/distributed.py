@@ -156,15 +156,6 @@ class DistributedModel(replica_steps.ReplicaSteps):
         for given in ("metrics", "weighted_metrics"):
             scale.check_metrics(loss, arguments.get(given))
         super().compile(**arguments)
-        is_alone = strategy.num_replicas_in_sync == 1
-        optimizer = keras_internals.inner(self.optimizer)
-        averages = optimizer is not None and optimizer.use_ema
-        if not is_alone and averages and optimizer.ema_overwrite_frequency:
-            raise ValueError(
-                "`ema_overwrite_frequency` must be left out of the optimizer; "
-                f"received it with {strategy.num_replicas_in_sync} replicas. "
-                "With use_ema=True `fit` leaves the averages at its end."
-            )
         if self._own.has_loss and not self._own.is_compiled:
             keras_internals.lend_compiled(self, self.model, metrics=False)
         self.trainer.compiled(num_steps, rows_ahead=rows_ahead)

@@ -281,6 +281,14 @@ _OF_ANSWERS = (
 )
 
 
+def add_to(
+    callbacks: list[keras.callbacks.Callback], directory: str | None
+) -> None:
+    """Adds a `CodistillTensorBoard` in a launched run, unless there is one."""
+    if directory and not steps.first(callbacks, CodistillTensorBoard):
+        callbacks.append(CodistillTensorBoard(f"{directory}/{DIRECTORY}"))
+
+
 def _roles(teachers: Iterable[teacher_lib.Teacher]) -> dict[str, str]:
     """Returns by role, which tags are made of, the name of each teacher.
 

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tfdistill.cluster import identity
+from tfdistill.cluster import method
 from tfdistill.exchange import publisher
 from tfdistill.follow import follower
 from tfdistill.system import fits
@@ -21,7 +22,11 @@ def check(
     teachers: teacher_list.TeacherList,
     cluster: identity.Cluster,
 ) -> None:
-    """Refuses doubles and one's own group; warns of what nobody follows."""
+    """Refuses doubles and one's own group; warns of what nobody follows.
+
+    Refuses a comparison's run without the predictions that it compares, too.
+    """
+    method.check_predicted(cluster.method)
     for role in (steps.Exporter, steps.Loader, steps.Mixer):
         kinds = [type(c).__name__ for c in callbacks if isinstance(c, role)]
         if len(kinds) > 1:

@@ -203,8 +203,17 @@ class ReplicaTrainer(Trainer):
         super().compiled(num_steps, rows_ahead=rows_ahead)
         self.alone = None
         self._metrics = metric_states.MetricStates(self._model)
-        if self._model.optimizer is not None and self._has_replicas:
-            keras_internals.leave_reduction_to_caller(self._model.optimizer)
+        if self._model.optimizer is None or not self._has_replicas:
+            return
+        optimizer = keras_internals.inner(self._model.optimizer)
+        if optimizer.use_ema and optimizer.ema_overwrite_frequency:
+            raise ValueError(
+                "`ema_overwrite_frequency` must be left out of the optimizer; "
+                f"received it with {self._strategy.num_replicas_in_sync} "
+                "replicas. With use_ema=True `fit` leaves the averages at its "
+                "end."
+            )
+        keras_internals.leave_reduction_to_caller(self._model.optimizer)
 
     def build(self, element_spec: object, iterator: object = None) -> None:
         """Builds from a spec: Keras' own way fails on several workers."""
