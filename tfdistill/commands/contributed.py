@@ -4,9 +4,11 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable
+from collections.abc import Sequence
 
 from absl import logging
 
+from tfdistill.system import extras
 from tfdistill.system import programs
 
 EXIT_FAILURE, EXIT_PIPE, EXIT_INTERRUPTED = 1, 141, 130
@@ -18,9 +20,9 @@ def program(module: str, name: str) -> programs.Commands:
     Args:
         module: Its dotted name. It has the texts `ABOUT` and `NOTES`, and
             `COMMANDS`: by name what has the texts `about`, `usage` and
-            `notes`, the function `define`, which adds options to
-            `programs.Flags`, and `run`, which takes these and returns the exit
-            code.
+            `notes`, the packages that it `needs`, the function `define`, which
+            adds options to `programs.Flags`, and `run`, which takes these and
+            returns the exit code.
         name: What the program is called: `tfdistill NAME`.
     """
     found = importlib.import_module(module)
@@ -33,7 +35,7 @@ def program(module: str, name: str) -> programs.Commands:
             about=f"{command.about[0].upper()}{command.about[1:]}.",
             notes=command.notes,
             define=command.define,
-            run=functools.partial(_guarded, command.run),
+            run=functools.partial(_guarded, command.run, command.needs),
         )
 
     return programs.Commands(
@@ -46,8 +48,11 @@ def program(module: str, name: str) -> programs.Commands:
 
 
 def _guarded(
-    run: Callable[[programs.Options], int], options: programs.Options
+    run: Callable[[programs.Options], int],
+    needs: Sequence[str],
+    options: programs.Options,
 ) -> int:
+    extras.check(*needs)
     try:
         code = run(options)
         sys.stdout.flush()

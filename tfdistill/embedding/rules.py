@@ -347,8 +347,8 @@ _UNSUPPORTED = ("use_ema", "gradient_accumulation_steps", "loss_scale_factor")
 def rule_for(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
     """Returns how a Keras optimizer updates variables, and rows of them.
 
-    For those of `keras.optimizers` that update each element by itself, by one
-    fused operation where there is one; ValueError for others, and for options
+    For optimizers of `keras.optimizers` that update each element by itself, by
+    a fused operation where there is one; ValueError for others, and for options
     that are not supported. Dense updates equal Keras' own to float32 tolerance.
     Updates of rows are lazy: other rows stay as they are, with their momentum
     and moments and without weight decay. Bias is corrected by the global step.

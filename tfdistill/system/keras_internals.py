@@ -729,7 +729,7 @@ class UpdateStep:
 
         Args:
             variable: Whose values they are: it may be left out of the decay.
-            values: Of the variable, or some of its rows, and of `slots`; all
+            values: The variable, or some of its rows, and each of `slots`; all
                 of one shape and dtype.
             gradient: Of that shape and dtype.
             hyper: Float32 scalars: `learning_rate`; `iterations`, the number

@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -49,6 +50,8 @@ class Command(NamedTuple):
     define: Callable[[Any], None]
     # Returns the exit code. An `app.UsageError` is about the options.
     run: _Run
+    # Packages of an extra, without which it doesn't begin.
+    needs: Sequence[str] = ()
 
 
 COMMANDS: dict[str, Command] = {}
@@ -59,6 +62,7 @@ def _command(
     define: Callable[[Any], None] = lambda flags: None,
     *,
     exits: str = "",
+    needs: Sequence[str] = (),
 ) -> Callable[[_Run], _Run]:
     """Makes a function the command of its name."""
 
@@ -83,6 +87,7 @@ def _command(
             notes=_NOTES.format(more=exits),
             define=define_all,
             run=run,
+            needs=needs,
         )
         return run
 
@@ -206,6 +211,7 @@ def _judge_options(flags: Any) -> None:
     "compare the newest candidate with the promoted version",
     _judge_options,
     exits="; 3 if the verdict is to hold it",
+    needs=("matplotlib", "scipy"),
 )
 def _judge(options: argparse.Namespace) -> int:
     line = _open(options)
