@@ -731,7 +731,7 @@ class UpdateStep:
             variable: Whose values they are: it may be left out of the decay.
             values: The variable, or some of its rows, and each of `slots`; all
                 of one shape and dtype.
-            gradient: Of that shape and dtype.
+            gradient: The same shape and dtype.
             hyper: Float32 scalars: `learning_rate`; `iterations`, the number
                 of updates before this one; and for `Nadam` `u_product`.
         """
