@@ -11,9 +11,9 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import servers
-from tfdistill import callbacks
 from tfdistill.follow import follower
 from tfdistill.teachers import auto_burn_in
+from tfdistill.teachers import loader
 
 _LONG, _RATE = 400, 0.05
 
@@ -187,7 +187,7 @@ def test_groups_that_wait_teach_each_other_from_its_end(
 def test_a_group_waits_for_no_version_that_cannot_come(
     why, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(callbacks, "_LEAST_WAIT_SECS", 60.0)
+    monkeypatch.setattr(loader, "_LEAST_WAIT_SECS", 60.0)
     x, y = cases.data(16)
     exchange = tfdistill.Exchange(tmp_path / "exchange")
     cluster = tfdistill.Cluster(

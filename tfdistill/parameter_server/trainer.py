@@ -110,7 +110,7 @@ class ServerTrainer(trainer.Trainer):
     of all workers.
     """
 
-    counts_done = _is_auto = True
+    counts_done = True
 
     def __init__(self, model: keras.Model) -> None:
         """Opens no connections yet: that is for the first `fit`."""

@@ -65,8 +65,6 @@ class Trainer:
     """
 
     counts_done = False
-    # Whether `steps_per_execution` is "auto" unless it is given.
-    _is_auto = False
 
     def __init__(self, model: keras.Model) -> None:
         """Does nothing yet; `model` is a `steps.Trained` of Keras."""
@@ -92,7 +90,10 @@ class Trainer:
 
     def compiled(self, num_steps: int | str | None, *, rows_ahead: int) -> None:
         """Takes how the model was compiled: None if it gave no `num_steps`."""
-        is_auto = self._is_auto if num_steps is None else num_steps == "auto"
+        is_auto = num_steps == "auto" or (
+            num_steps is None
+            and replicas.on_servers(self._model.distribute_strategy)
+        )
         self.auto_steps = self.new_auto_steps() if is_auto else None
         self.rows_ahead = rows_ahead
 
