@@ -225,6 +225,12 @@ def test_keras_files_keep_the_layer(tmp_path):
     np.testing.assert_array_equal(loaded(x), model(x))
 
 
+def test_a_layer_that_was_saved_with_names_of_its_fields_is_read():
+    layer = _layer([5, 6])
+    config = {**layer.get_config(), "field_names": ["first", "second"]}
+    assert type(layer).from_config(config).get_config() == layer.get_config()
+
+
 SPEC = tf.TensorSpec([None, len(cases.FIELDS)], tf.int32)
 
 

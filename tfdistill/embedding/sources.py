@@ -47,11 +47,6 @@ def gather(source: Any, rows: tf.Tensor) -> tf.Tensor:
     return tf.gather(source, rows)
 
 
-def is_remote(source: Any) -> bool:
-    """Whether each row that is asked for travels."""
-    return isinstance(source, OwnRows) and source.is_remote
-
-
 class _Given(threading.local):
     """What this thread's lookups read in place of a table's own shards."""
 

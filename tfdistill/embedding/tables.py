@@ -224,9 +224,10 @@ class Table:
         if callable(found):
             return tf.cast(found(rows), dtype)
         layout = self.layout.with_shards(len(found))
-        is_alone = len(found) == 1 and not sources.is_remote(found[0])
-        if training is False and is_alone:
-            values = sources.gather(found[0], layout.as_index(rows))
+        first = found[0]
+        is_remote = isinstance(first, sources.OwnRows) and first.is_remote
+        if training is False and len(found) == 1 and not is_remote:
+            values = sources.gather(first, layout.as_index(rows))
             return tf.cast(values, dtype)
         return table_rows.look_up(found, layout, rows, dtype=dtype)
 
