@@ -56,7 +56,7 @@ class UpdateRule:
             grad = tf.math.unsorted_segment_sum(
                 grad.values, grad.indices, variable.shape[0]
             )
-        self._on_device(self._dense, variable, slots, hyper, grad)
+        self._update(variable, slots, hyper, grad)
 
     def apply_rows(
         self,
@@ -70,17 +70,18 @@ class UpdateRule:
 
         `rows` are integers `[n]`, all different, and `grads` `[n, dim]`.
         """
-        self._on_device(self._rows, variable, slots, hyper, grads, rows)
+        self._update(variable, slots, hyper, grads, rows)
 
-    def _on_device(
+    def _update(
         self,
-        update: Any,
         variable: Any,
         slots: Slots,
         hyper: Mapping[str, tf.Tensor],
         grad: tf.Tensor,
         *rows: tf.Tensor,
     ) -> None:
+        """Updates a variable, or the given rows, on its device."""
+        update = self._rows if rows else self._dense
         dtype = variable.dtype
         cast = {name: tf.cast(value, dtype) for name, value in hyper.items()}
         handles = {name: slot.handle for name, slot in slots.items()}
@@ -268,55 +269,35 @@ class ByKeras(UpdateRule):
             found["u_product"] = tf.reduce_prod(done) * power
         return found
 
-    def apply_dense(
+    def _update(
         self,
         variable: Any,
         slots: Slots,
-        grad: Any,
         hyper: Mapping[str, tf.Tensor],
-    ) -> None:
-        """Updates a whole variable, on its device; slices are made dense."""
-        if isinstance(grad, tf.IndexedSlices):
-            grad = tf.math.unsorted_segment_sum(
-                grad.values, grad.indices, variable.shape[0]
-            )
-        targets = [variable, *(slots[name] for name in self.slots)]
-        with tf.device(variable.device):
-            before = [tf.convert_to_tensor(target) for target in targets]
-            changes = self._changes(variable, before, grad, hyper)
-            for target, change in zip(targets, changes, strict=True):
-                tf.raw_ops.AssignAddVariableOp(
-                    resource=target.handle, value=change
-                )
-
-    def apply_rows(
-        self,
-        variable: Any,
-        slots: Slots,
-        rows: tf.Tensor,
-        grads: tf.Tensor,
-        hyper: Mapping[str, tf.Tensor],
-    ) -> None:
-        """Updates some rows, on the variable's device; others stay as is."""
-        targets = [variable, *(slots[name] for name in self.slots)]
-        with tf.device(variable.device):
-            before = [tf.gather(target, rows) for target in targets]
-            changes = self._changes(variable, before, grads, hyper)
-            for target, change in zip(targets, changes, strict=True):
-                tf.raw_ops.ResourceScatterAdd(
-                    resource=target.handle, indices=rows, updates=change
-                )
-
-    def _changes(
-        self,
-        variable: Any,
-        before: Sequence[tf.Tensor],
         grad: tf.Tensor,
-        hyper: Mapping[str, tf.Tensor],
-    ) -> list[tf.Tensor]:
-        grad = tf.cast(grad, variable.dtype)
-        after = self._step(variable, before, grad, hyper)
-        return [new - old for new, old in zip(after, before, strict=True)]
+        *rows: tf.Tensor,
+    ) -> None:
+        targets = [variable, *(slots[name] for name in self.slots)]
+        with tf.device(variable.device):
+            before = [
+                tf.gather(target, *rows)
+                if rows
+                else tf.convert_to_tensor(target)
+                for target in targets
+            ]
+            grad = tf.cast(grad, variable.dtype)
+            after = self._step(variable, before, grad, hyper)
+            for target, new, old in zip(targets, after, before, strict=True):
+                if rows:
+                    tf.raw_ops.ResourceScatterAdd(
+                        resource=target.handle,
+                        indices=rows[0],
+                        updates=new - old,
+                    )
+                else:
+                    tf.raw_ops.AssignAddVariableOp(
+                        resource=target.handle, value=new - old
+                    )
 
 
 # From then on 0.96 to the power of the step is 0 in float32.
