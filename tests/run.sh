@@ -99,10 +99,11 @@ stage() {
 stage "ruff check" "$bin/ruff" check .
 stage "ruff format" "$bin/ruff" format --check .
 stage "mypy" "$bin/mypy"
-# Most of these tests trace graphs, which keeps one core busy: two at a time.
+# Most of these tests trace graphs, which keeps one core busy; others wait for a
+# thread or a file, so three at a time on two cores.
 stage "tests in one process" "$bin/python" -m pytest --quiet \
   --junit-xml="$reports/one_process.xml" -m "not multiprocess$only" \
-  --numprocesses=2 --dist=worksteal "${tests[@]}"
+  --numprocesses=3 --dist=worksteal "${tests[@]}"
 if [ "$tier" = all ]; then
   # Less than all of the above, in an environment of its own.
   stage "tests with the lowest versions" bash tests/lowest_versions.sh \
