@@ -109,7 +109,7 @@ def two_tasks(
         loss=dict.fromkeys(TASKS, made.loss),
         loss_weights=weights,
         metrics=lambda: {task: made.metrics() for task in TASKS},
-        distillation_loss_weights=weights,
+        distillation_output_weights=weights,
         auxiliary_heads=heads,
     )
 

@@ -20,13 +20,13 @@ from tfdistill.data_checks import checked
 
 __all__ = [
     "DataError",
-    "at_workers_share",
     "check_batch_size",
     "checked",
     "group_shard",
     "resumable",
     "shuffled_batches",
     "shuffled_indices",
+    "worker_shard",
 ]
 
 
@@ -117,7 +117,7 @@ def _shard_arrays(arrays: object, cluster: identity.Cluster, mode: str) -> Any:
     )
 
 
-def at_workers_share(
+def worker_shard(
     dataset: tf.data.Dataset,
     cluster: identity.Cluster,
     *,

@@ -71,7 +71,7 @@ class Workload:
             `"schedule_free_adamw"`, in place of `optimizer`, whose learning
             rate and clipping it takes.
         distillation_loss: Default: `SoftTargetCrossEntropy` of logits.
-        distillation_loss_weights: As `CodistillModel.compile` takes it.
+        distillation_output_weights: As `CodistillModel.compile` takes it.
         auxiliary_heads, agree_on: As `CodistillModel` takes them.
         distillation_weight: As `CodistillModel.compile` takes it.
         every_steps: Steps between two exports.
@@ -122,7 +122,7 @@ class Workload:
     optimizer_alone: Callable[[], Any] | None = None
     optimizer_name: str = ""
     distillation_loss: Any = None
-    distillation_loss_weights: Any = None
+    distillation_output_weights: Any = None
     auxiliary_heads: Mapping[str, str] | None = None
     agree_on: str = "batch"
     distillation_weight: Any = "auto"

@@ -45,7 +45,9 @@ _METHODS = {
     "load_weights, export]",
     **dict.fromkeys(("Cluster", "Exchange", "labels.Form"), "null"),
     "contrib.line.Line": "null",
-    **dict.fromkeys(("labels.Teachers", "losses.DistillationLoss"), "null"),
+    **dict.fromkeys(
+        ("labels.TeacherClient", "losses.DistillationLoss"), "null"
+    ),
     **dict.fromkeys(("mixing.Rule", "teachers.Teacher"), "null"),
 }
 # Outside the site: pages for maintainers, raw reports.

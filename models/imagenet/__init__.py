@@ -151,7 +151,7 @@ def make_datasets(
             "num_classes."
         )
     share = functools.partial(
-        tfdistill_data.at_workers_share,
+        tfdistill_data.worker_shard,
         cluster=cluster,
         global_batch_size=batch_size,
     )

@@ -650,7 +650,7 @@ CASES: dict[str, Case] = {
             "distillation_loss": (
                 tfdistill.losses.BinarySoftTargetCrossEntropy()
             ),
-            "distillation_loss_weights": "uncertainty",
+            "distillation_output_weights": "uncertainty",
         },
         is_plain=False,
         steps_per_execution=5,
@@ -776,7 +776,7 @@ def _fed(case: Case, data: tuple, strategy: Any) -> dict:
         return {"x": x, "y": y, "batch_size": BATCH_SIZE, "shuffle": True}
     on_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     if case.feed == "share" and not on_servers:
-        dataset = tfdistill_data.at_workers_share(
+        dataset = tfdistill_data.worker_shard(
             tf.data.Dataset.from_tensor_slices(data),
             tfdistill.Cluster.from_env(),
             global_batch_size=BATCH_SIZE,

@@ -82,10 +82,12 @@ def test_a_group_teaches_through_the_program(tmp_path, exchange):
         address = f"127.0.0.1:{port}"
         outputs = {"outputs": [cases.NUM_CLASSES]}
         # Only who expects TLS gets an answer.
-        plain = tfdistill.labels.Teachers([address], outputs, timeout_secs=1)
+        plain = tfdistill.labels.TeacherClient(
+            [address], outputs, timeout_secs=1
+        )
         assert versions(plain) == {-1}
         plain.close()
-        teachers = tfdistill.labels.Teachers(
+        teachers = tfdistill.labels.TeacherClient(
             [address],
             outputs,
             timeout_secs=30,

@@ -26,7 +26,7 @@ def _dataset(batch_size=8):
 @contextlib.contextmanager
 def _teachers(*addresses, outputs=_OUTPUTS, timeout_secs=20.0, **options):
     """Generous, so that a busy machine is not a slow server."""
-    made = tfdistill.labels.Teachers(
+    made = tfdistill.labels.TeacherClient(
         list(addresses), outputs, timeout_secs=timeout_secs, **options
     )
     with contextlib.closing(made):

@@ -19,7 +19,7 @@ NUM_STEPS = 4
 
 def main(directory: pathlib.Path, address: str) -> None:
     strategy = tfdistill.make_strategy()
-    teachers = tfdistill.labels.Teachers(
+    teachers = tfdistill.labels.TeacherClient(
         [address], {"outputs": [cases.NUM_CLASSES]}, timeout_secs=30
     )
 

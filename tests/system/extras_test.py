@@ -55,9 +55,10 @@ def test_a_command_says_in_one_line_what_it_needs(
 def test_a_class_says_what_it_needs(without):
     without("grpc")
     with pytest.raises(ModuleNotFoundError) as caught:
-        tfdistill.labels.Teachers  # noqa: B018
+        tfdistill.labels.TeacherClient  # noqa: B018
     assert str(caught.value) == (
-        'tfdistill.labels.Teachers needs grpc: pip install "tfdistill[teach]"'
+        "tfdistill.labels.TeacherClient needs grpc: "
+        'pip install "tfdistill[teach]"'
     )
 
 

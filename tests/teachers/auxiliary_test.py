@@ -114,7 +114,7 @@ def test_nothing_but_training_sees_it(tmp_path, exchange, model):
 
 
 def test_without_teachers_it_is_not_even_trained(alone):
-    weights = {"distillation_loss_weights": "uncertainty"}
+    weights = {"distillation_output_weights": "uncertainty"}
     moved, _ = _moved(_model(**weights))
     assert moved.keys() == alone.keys()
     for path, value in alone.items():
@@ -127,7 +127,7 @@ def _trained(directory):
         _fixed(),
         loss_weights="uncertainty",
         distillation_loss=_SOFT,
-        distillation_loss_weights="uncertainty",
+        distillation_output_weights="uncertainty",
         distillation_weight=tfdistill.schedules.BurnIn(steps=2),
     )
     x, y, _ = cases.clicks_and_sales()

@@ -192,7 +192,10 @@ _LOSS = losses.SoftTargetCrossEntropy(from_logits=True)
         # Keys need names.
         ({"loss": {"a": _LOSS}}, "or a list if these"),
         ({"loss": [_LOSS]}, "each of 2 outputs; received 1"),
-        ({"loss": _LOSS, "weights": {"c": 1.0}}, "`distillation_loss_weights`"),
+        (
+            {"loss": _LOSS, "weights": {"c": 1.0}},
+            "distillation_output_weights",
+        ),
         ({"loss": "kl_divergence"}, "tfdistill.losses"),
         ({"loss": losses.ForwardKL(), "task_loss": "mse"}, "from_logits=True"),
         (

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 _WARN_SECS = 30.0
 _NOTES = """\
 The protocol is TensorFlow Serving's PredictionService (Predict and
-GetModelMetadata). Use tfdistill.labels.Teachers or any TensorFlow Serving
+GetModelMetadata). Use tfdistill.labels.TeacherClient or any TensorFlow Serving
 client. Signatures of versions are checked with the run's key
 (TFDISTILL_EXCHANGE_KEY_FILE). The server prints its load every second, as a
 line of JSON. After SIGTERM, it answers pending requests and ends. See

@@ -13,7 +13,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.labels.files import read as read
     from tfdistill.labels.files import write as write
     from tfdistill.labels.forms import Form as Form
-    from tfdistill.labels.service import Teachers as Teachers
+    from tfdistill.labels.service import TeacherClient as TeacherClient
 
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
@@ -22,6 +22,6 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "files": ["read", "write"],
         "forms": ["Form"],
         # Only labels from servers pay for importing gRPC.
-        "service": ["Teachers"],
+        "service": ["TeacherClient"],
     },
 )

@@ -44,7 +44,7 @@ _LONGEST_PAUSE_FACTOR = 32
 _log = logging.getLogger(__name__)
 
 
-class Teachers:
+class TeacherClient:
     """Attaches servers' predictions to each batch.
 
     Pass it to `dataset.map`, after `batch`. It asks one server a batch, all of
@@ -63,7 +63,7 @@ class Teachers:
 
     Example:
         ```python
-        teachers = tfdistill.labels.Teachers(
+        teachers = tfdistill.labels.TeacherClient(
             ["host1:8500", "host2:8500"], {"outputs": [10]}
         )
         dataset = dataset.map(teachers, num_parallel_calls=4).prefetch(4)
@@ -197,7 +197,7 @@ class Teachers:
                 ],
             }
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Teachers":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TeacherClient":
         """Returns itself: what is copied asks by the same connections."""
         return self
 
@@ -277,7 +277,7 @@ class Teachers:
             _log.warning(
                 "Rejected an answer from %s at %s (%s): %s It gets no requests "
                 "for a while; training continues. Later cases are only "
-                "counted, in Teachers.status().",
+                "counted, in TeacherClient.status().",
                 self.name,
                 server.address,
                 kind,

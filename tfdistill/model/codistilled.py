@@ -202,7 +202,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
         *args: Any,
         distillation_loss: object = None,
         distillation_weight: float | str | Callable[[tf.Tensor], Any] = "auto",
-        distillation_loss_weights: object = None,
+        distillation_output_weights: object = None,
         distillation_sample_weights: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -219,7 +219,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
                 schedules of `tfdistill.schedules`. Default "auto": 0 until
                 the first steep fall of the task loss is over, then 1; see
                 `teachers.auto_burn_in`.
-            distillation_loss_weights: By output, as `distillation_loss`, a
+            distillation_output_weights: By output, as `distillation_loss`, a
                 number by which its distillation loss is multiplied, as Keras'
                 `loss_weights` for the task; or `"uncertainty"`, to learn these
                 factors, logged as `<output>_distillation_loss_weight`. Default
@@ -238,7 +238,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
             keras.Model.compile,
             kwargs,
             *("distillation_loss", "distillation_weight"),
-            *("distillation_loss_weights", "distillation_sample_weights"),
+            *("distillation_output_weights", "distillation_sample_weights"),
             "rows_ahead",
         )
         if len(self.teachers) and distillation_loss is None:
@@ -253,7 +253,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
             optimizer = keras_internals.inner(self.optimizer)
             optimizer.weight_decay = chosen.weight_decay
         names = steps.output_names(self.student)
-        weights = distillation_loss_weights
+        weights = distillation_output_weights
         if uncertainty.is_asked(weights):
             weights = None
             if len(self.teachers):

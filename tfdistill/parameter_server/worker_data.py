@@ -229,9 +229,9 @@ def _serialized(dataset: tf.data.Dataset) -> tf.Tensor:
             "The data set calls Python code (from_generator, py_function or "
             "numpy_function), which cannot travel to the workers of a "
             "parameter-server group. Write it with TensorFlow operations or "
-            "read files. With tfdistill.labels.Teachers, pass a function of a "
-            "tf.distribute.InputContext that creates the data set: the chief "
-            "then asks the servers."
+            "read files. With tfdistill.labels.TeacherClient, pass a function "
+            "of a tf.distribute.InputContext that creates the data set: the "
+            "chief then asks the servers."
         )
     return keras_internals.with_seeds(graph)
 

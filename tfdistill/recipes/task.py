@@ -203,7 +203,7 @@ def make_model(
         distillation_loss=workload.distillation_loss
         or tfdistill.losses.SoftTargetCrossEntropy(from_logits=True),
         distillation_weight=workload.distillation_weight,
-        distillation_loss_weights=workload.distillation_loss_weights,
+        distillation_output_weights=workload.distillation_output_weights,
         steps_per_execution=workload.steps_per_execution,
     )
     return model

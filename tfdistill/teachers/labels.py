@@ -39,8 +39,8 @@ class LabelTeacher(teacher.Teacher):
 
         Args:
             labels: The name by which `tfdistill.labels` attaches them; or the
-                `labels.Teachers` that asks servers for them, whose answers and
-                faults `status` then counts.
+                `labels.TeacherClient` that asks servers for them, whose answers
+                and faults `status` then counts.
             weight: Weight relative to other teachers, >= 0. Default 1.
 
         Raises:
@@ -51,7 +51,8 @@ class LabelTeacher(teacher.Teacher):
         if not name:
             raise ValueError(
                 "`labels` must be the name of a teacher whose labels the data "
-                f"carry, or a tfdistill.labels.Teachers; received {labels!r}."
+                "carry, or a tfdistill.labels.TeacherClient; received "
+                f"{labels!r}."
             )
         super().__init__(name=name, weight=weight)
 

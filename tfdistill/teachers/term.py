@@ -138,7 +138,7 @@ class DistillationTerm:
         """Returns the factor of each output, as Keras' `loss_weights`: 1."""
         if self._weights is None:
             return [1] * len(keras.tree.flatten(y_pred))
-        name = "distillation_loss_weights"
+        name = "distillation_output_weights"
         found = self._by_output(y_pred, self._weights, name)
         return [1 if factor is None else factor for factor in found]
 
