@@ -48,6 +48,27 @@ class _Fork(threading.local):
 _fork = _Fork()
 
 
+def lost_task(error: BaseException) -> str:
+    """Returns what TensorFlow knows of a task that is gone, else nothing.
+
+    Args:
+        error: What has ended a training.
+    """
+    # Else nothing has imported it.
+    if not type(error).__module__.startswith("tensorflow."):
+        return ""
+    import tensorflow as tf
+
+    lost = (
+        tf.errors.AbortedError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.UnavailableError,
+    )
+    if not isinstance(error, lost):
+        return ""
+    return str(error.message.splitlines()[0])
+
+
 def requested() -> bool:
     """Whether the task has been asked to end, and is about to.
 

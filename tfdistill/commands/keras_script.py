@@ -19,7 +19,9 @@ from types import ModuleType
 from types import TracebackType
 from typing import Any
 
+from tfdistill.cluster import ending
 from tfdistill.cluster import method
+from tfdistill.cluster import signs
 from tfdistill.system import programs
 
 _HELPED = "tensorflow", "keras"
@@ -146,7 +148,18 @@ def _run(options: programs.Options) -> int:
     )
 
     sys.excepthook = functools.partial(_report, script)
-    exec(compile(text, script, "exec", dont_inherit=True), vars(main))
+    code = compile(text, script, "exec", dont_inherit=True)
+    try:
+        exec(code, vars(main))
+    except Exception as error:
+        if not (lost := ending.lost_task(error)):
+            raise
+        sys.excepthook(type(error), error, error.__traceback__)
+        print(
+            f"tfdistill: lost another task of the group: {lost}",
+            file=sys.stderr,
+        )
+        return signs.EXIT_RETRY
     return 0
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from absl import logging
 
 import tfdistill
+from tfdistill.cluster import ending
 from tfdistill.cluster import signs
 from tfdistill.commands import recipe_options
 from tfdistill.recipes import outputs
@@ -88,8 +89,6 @@ def _train(
 
 def exit_code_of(error: Exception) -> int:
     """Reports what ended training; returns the exit code of the task."""
-    import tensorflow as tf
-
     from tfdistill import data
     from tfdistill.exchange import claim
 
@@ -100,15 +99,9 @@ def exit_code_of(error: Exception) -> int:
         logging.error("wrong data: %s", error)
         return EXIT_DATA
     traceback.print_exception(error)
-    lost = (
-        tf.errors.AbortedError,
-        tf.errors.DeadlineExceededError,
-        tf.errors.UnavailableError,
-    )
-    if not isinstance(error, lost):
+    if not (lost := ending.lost_task(error)):
         return EXIT_FAILURE
-    summary = error.message.splitlines()[0]
-    logging.error("lost another task of the group: %s", summary)
+    logging.error("lost another task of the group: %s", lost)
     return signs.EXIT_RETRY
 
 
