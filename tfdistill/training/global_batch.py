@@ -365,19 +365,33 @@ def _mixes_rows(operation: tf.Operation, after: set[tf.Operation]) -> bool:
     kind = operation.type
     if kind == "MatMul":
         return all(each.op in after for each in operation.inputs)
-    if kind == "StridedSlice":
-        first = {
-            name: operation.get_attr(f"{name}_mask") & 1
-            for name in ("begin", "ellipsis", "end", "new_axis")
-        }
-        is_all = first["begin"] and first["end"] and not first["new_axis"]
-        return not (first["ellipsis"] or is_all)
-    if kind == "Transpose":
+    return (
+        moves_first_axis(operation)
+        or cuts_rows(operation)
+        or reduces_rows(operation)
+    )
+
+
+def moves_first_axis(operation: tf.Operation) -> bool:
+    """Whether an operation puts another axis in the first one's place."""
+    if operation.type == "Transpose":
         return _axes(operation)[:1] not in ([], [0])
-    if kind == "ExpandDims":  # By the place among the resulting axes.
+    if operation.type == "ExpandDims":  # By the place among resulting axes.
         known = tf.get_static_value(operation.inputs[1])
         return known is not None and 0 in np.ravel(known)
-    return reduces_rows(operation)
+    return False
+
+
+def cuts_rows(operation: tf.Operation) -> bool:
+    """Whether an operation is a slice of some rows, or adds an axis before."""
+    if operation.type != "StridedSlice":
+        return False
+    first = {
+        name: operation.get_attr(f"{name}_mask") & 1
+        for name in ("begin", "ellipsis", "end", "new_axis")
+    }
+    is_all = first["begin"] and first["end"] and not first["new_axis"]
+    return not (first["ellipsis"] or is_all)
 
 
 def reduces_rows(operation: tf.Operation) -> bool:
