@@ -402,6 +402,30 @@ class _Contrastive(keras.Model):
         return {m.name: m.result() for m in self.metrics}
 
 
+def _pairs():
+    """A step whose data are pairs of what the model is called with."""
+
+    class Pairs(keras.Model):
+        def train_step(self, pairs):
+            with tf.GradientTape() as tape:
+                one, other = self(pairs[:, 0]), self(pairs[:, 1])
+                loss = self.compute_loss(y=one, y_pred=other)
+            variables = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+            for metric in self.metrics:
+                if metric.name == "loss":
+                    metric.update_state(loss)
+                else:
+                    metric.update_state(one, other)
+            return {m.name: m.result() for m in self.metrics}
+
+    inputs = keras.Input((3,))
+    model = Pairs(inputs, keras.layers.Dense(2, "tanh")(inputs))
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    history = model.fit(_data(2, 3), batch_size=5, shuffle=False, verbose=0)
+    return history.history, model.get_weights()
+
+
 def _compares_rows():
     """A contrastive step, whose data sets have other rows each."""
     model = _Contrastive()
@@ -612,7 +636,7 @@ def _gradients_to_look_at():
         *(_without_training, _compares_rows, _queue, _ratio, _accumulates),
         *(_years, _compiled_again, _gradients_to_look_at, _compares_in_call),
         *(_compares_in_loss, _saturated, _exported_layer, _centers),
-        _centers_in_training,
+        *(_centers_in_training, _pairs),
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(

@@ -64,13 +64,26 @@ def _run(tmp_path, started, *overrides):
 
 @pytest.mark.parametrize("code", [2, 65])
 def test_wrong_data_and_options_are_told_once(tmp_path, started, code):
+    wrong = "ValueError: the data must be digits."
     started.codes = [code] * 8
-    failures, said = _run(tmp_path, started)
+    started.groups = [
+        types.SimpleNamespace(
+            reason=f"group_{group}_worker_0: {wrong} (exit code {code})",
+            failed_task=f"group_{group}_worker_0",
+            last_lines=("Traceback (most recent call last):", f"  {wrong}"),
+        )
+        for group in (0, 1)
+    ]
+    said = []
+    compared = _experiment(tmp_path)
+    failures = compared.run(1, say=said.append, launch=started.launch)
     assert len(started.workdirs) == len(failures) == 1
-    assert "the other 7 would fail the same way" in said
-    # The last line of the command is the reason.
-    with pytest.raises(ValueError, match=f"no finished trial.*code {code}"):
-        _experiment(tmp_path).report("final", failures, jobs=1)
+    assert "the other 7 would fail the same way" in said[-1]
+    with pytest.raises(ValueError, match="no finished trial.*above") as error:
+        compared.report("final", failures, jobs=1)
+    text = "\n".join([*said, str(error.value)])
+    assert text.count(wrong) == 1
+    assert f"exit code {code}; logs: " in text
 
 
 def test_what_one_method_cannot_do_does_not_stop_the_others(tmp_path, started):

@@ -235,6 +235,11 @@ def test_shards_of_a_table_are_clipped_as_one_gradient(clip):
         (lambda: keras.optimizers.SGD(use_ema=True), "use_ema"),
     ],
 )
-def test_what_is_not_supported_is_reupdated_by_name(optimizer, message):
-    with pytest.raises(ValueError, match=message):
-        rules.rule_for(optimizer())
+@pytest.mark.parametrize("has_tables", [True, False])
+def test_what_is_not_supported_is_refused_by_name(
+    optimizer, message, has_tables
+):
+    with pytest.raises(ValueError, match=message) as error:
+        rules.rule_for(optimizer(), has_tables=has_tables)
+    assert ("Embedding" in str(error.value)) == has_tables
+    assert ("With parameter servers" in str(error.value)) != has_tables

@@ -83,6 +83,9 @@ def test_a_layer_of_an_exported_model_must_be_frozen(monkeypatch, tmp_path):
         np.testing.assert_allclose(one, other, rtol=1e-5)
     with pytest.raises(ValueError, match="TFSMLayer must be frozen"):
         train(True)
+    loaded = keras.layers.TFSMLayer(str(tmp_path))
+    model = tfdistill.DistributedModel(keras.Sequential([loaded]))
+    np.testing.assert_allclose(model.predict(x, verbose=0), exported(x))
 
 
 def test_two_workers_in_turn_train_as_one_process(monkeypatch):

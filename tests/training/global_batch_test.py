@@ -53,6 +53,18 @@ class _Loss:
         return self(y_true, y_pred) * 2
 
 
+class _ByItself(keras.losses.Loss):
+    """Reduces by itself, as the contrastive loss of Keras' own example."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        y_true = keras.ops.reshape(y_true, (-1, 1))
+        alike = keras.ops.matmul(y_pred, keras.ops.transpose(y_pred))
+        values = keras.ops.logsumexp(alike, -1, keepdims=True) - y_true
+        if sample_weight is not None:
+            values *= keras.ops.reshape(sample_weight, (-1, 1))
+        return keras.ops.mean(values)
+
+
 _LOSSES = {
     name: name
     for name in (
@@ -71,6 +83,7 @@ _LOSSES = {
     "object": _Loss(),
     "method": _Loss().method,
     "class": keras.losses.Huber(),
+    "by_itself": _ByItself(),
     "whole_batch": _ratio,
     "circle": "circle",
     "of_some_rows": _of_some_rows,
@@ -89,6 +102,7 @@ _LOSSES = {
 _EVERY_RUN = {
     "binary_crossentropy",
     "against_others",
+    "by_itself",
     "ce",
     "lambda",
     "method",

@@ -94,9 +94,23 @@ def _normalized_twice(x):
     return layer(layer(x, training=True), training=True)
 
 
+def _whole(x):
+    return ops.cast(x, "int32")
+
+
+def _number(x):
+    return ops.cast(x, "float32")
+
+
+def _recurrent(x):
+    """Steps in a loop, which are the first axis of what it gives."""
+    steps = keras.layers.Reshape((-1, 1))(x)
+    return keras.layers.Bidirectional(keras.layers.GRU(2))(steps)
+
+
 def _longest(x):
     """As the length of a mask is found."""
-    return x * ops.cast(ops.max(ops.cast(x, "int32")), "float32")
+    return x * _number(ops.max(_whole(x)))
 
 
 def _with_loss(x):
@@ -110,6 +124,16 @@ def _with_loss(x):
         (lambda x: x - ops.mean(x, 0), True),
         (lambda x: x / ops.max(x), True),
         (lambda x: x - ops.mean(x, 1, keepdims=True), False),
+        (lambda x: x - x[:1, :], True),
+        (lambda x: x + ops.flip(x, 0), True),
+        (lambda x: ops.cumsum(ops.relu(x), 0), True),
+        (lambda x: x - ops.roll(x, 1, 0), True),
+        (lambda x: ops.concatenate(ops.split(x, 2)[::-1]), True),
+        (lambda x: ops.take(x, [1, 0], axis=0), True),
+        (lambda x: x / _number(ops.sum(_whole(x), 0)), True),
+        (lambda x: ops.cumsum(x[:, ::-1], 1)[:, 1:], False),
+        (lambda x: x + ops.expand_dims(x, 0)[0], False),
+        (_recurrent, False),
         (_normalized_twice, False),
         (_longest, False),
         (_with_loss, False),

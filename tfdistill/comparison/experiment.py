@@ -185,10 +185,9 @@ class Experiment:
         }
         done = {name: trials for name, trials in finished.items() if trials}
         if not done:
-            why = next(iter(failures.values()), "")
             raise ValueError(
                 f"there is no finished trial in {self.workdir}"
-                + f": {why}" * bool(why)
+                + ": the reason is above" * bool(failures)
             )
         recipe, own = self._setup.recipe, {}
         if isinstance(recipe, scripts.Script):

@@ -21,6 +21,7 @@ from tfdistill.comparison import trials
 from tfdistill.launcher import local_cluster
 from tfdistill.recipes import outputs
 from tfdistill.recipes import recipes
+from tfdistill.system import untrusted
 
 if TYPE_CHECKING:
     from tfdistill.launcher import local_run
@@ -183,9 +184,24 @@ class Runner:
             self._refused |= not self._num_done and of_all
             reasons = "; ".join(g.reason for g in result.groups if g.reason)
             why = why or f"exit code {code}: {reasons}"
-            logs = self.directory(run) / "logs"
-            self._failures[run.key] = f"{why.rstrip('.')}; logs: {logs}"
-            self._say(f"{run.key}: {self._failures[run.key]}")
-            for group in result.groups:
-                for line in group.last_lines if group.failed_task else ():
-                    self._say(f"  {line}")
+            logs = f"logs: {self.directory(run) / 'logs'}"
+            self._failures[run.key] = f"{why.rstrip('.')}; {logs}"
+            shown = _last_lines(result)
+            # A traceback ends with the reason.
+            is_shown = bool(shown) and untrusted.one_line(shown[-1]) in why
+            self._say(
+                f"{run.key}: exit code {code}; {logs}"
+                if is_shown
+                else f"{run.key}: {self._failures[run.key]}"
+            )
+            for line in shown:
+                self._say(f"  {line}")
+
+
+def _last_lines(result: "local_run.RunResult") -> list[str]:
+    """Returns what the tasks logged last that failed, each reason once."""
+    found: dict[str, Sequence[str]] = {}
+    for group in result.groups:
+        if group.failed_task and group.last_lines:
+            found.setdefault(group.last_lines[-1], group.last_lines)
+    return [line for lines in found.values() for line in lines]

@@ -325,7 +325,9 @@ _RULES: dict[type, type[UpdateRule]] = {
 _UNSUPPORTED = ("use_ema", "gradient_accumulation_steps", "loss_scale_factor")
 
 
-def rule_for(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
+def rule_for(
+    optimizer: keras.optimizers.Optimizer, *, has_tables: bool = True
+) -> UpdateRule:
     """Returns how a Keras optimizer updates variables, and rows of them.
 
     For optimizers of `keras.optimizers` that update each element by itself, by
@@ -333,21 +335,28 @@ def rule_for(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
     that are not supported. Dense updates equal Keras' own to float32 tolerance.
     Updates of rows are lazy: other rows stay as they are, with their momentum
     and moments and without weight decay. Bias is corrected by the global step.
+    Without tables, the reason for it is that variables are on servers.
     """
+    where, remedy = "With parameter servers", "train without servers"
+    if has_tables:
+        where = "With sharded tables, such as a ShardedEmbedding"
+        remedy = "use a keras.layers.Embedding without servers"
     if type(optimizer) not in _RULES:
         names = ", ".join(sorted(cls.__name__ for cls in _RULES))
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            remedy = "use mixed_bfloat16, which needs no scaled loss"
         raise ValueError(
-            f"The optimizer must be one of {names} of keras.optimizers, which "
-            "update each number by itself; received "
-            f"{type(optimizer).__name__}. Choose one of these optimizers, or a "
-            "model without ShardedEmbedding and parameter servers."
+            f"{where}, the optimizer must be one of {names} of "
+            "keras.optimizers, which update each number by itself; received "
+            f"{type(optimizer).__name__}. Choose one of these optimizers, or "
+            f"{remedy}."
         )
     for option in _UNSUPPORTED:
         value = getattr(optimizer, option, None)
         if value:
             raise ValueError(
-                f"`{option}` of the optimizer must be unset for tables and "
-                f"parameter servers; received {value}. Leave it out."
+                f"{where}, `{option}` of the optimizer must be unset; received "
+                f"{value}. Leave it out, or {remedy}."
             )
     if optimizer.weight_decay or getattr(optimizer, "amsgrad", False):
         return ByKeras(optimizer)  # Fused operations have neither.

@@ -66,8 +66,15 @@ class ReplicaSteps(around.ModelAround):
     ) -> None:
         super()._symbolic_build(iterator, data_batch)
         is_own = self._own.is_compiled and own_steps.has_call(self.model)
-        if is_own and keras_internals.has_losses_or_metrics(self.model):
+        if not is_own or not keras_internals.has_losses_or_metrics(self.model):
+            return
+        try:
             self.model._symbolic_build(data_batch=data_batch)
+        except Exception:
+            # Its step may make the inputs of its `call` of other data.
+            if "train_step" not in self._own:
+                raise
+            own_steps.trace(self.model, data_batch)
 
     def look(self, dataset: tf.data.Dataset) -> None:
         """Finds out what its call does with rows of data, before `predict`."""

@@ -157,9 +157,10 @@ class ServerTrainer(trainer.Trainer):
         predicts: bool = False,
     ) -> None:
         """Builds from the spec of an element of the data."""
-        trainer.check_scope(self._model)
+        trainer.check_scope(self._model, predicts=predicts)
         trainer.check_stateful(self._model)
-        _check_lookups(self._model)
+        if not predicts:  # The coordinator itself does, by its own tables.
+            _check_lookups(self._model)
         self.input_spec = keras_internals.build_from_spec(
             self._model,
             self._model.bare(element_spec),

@@ -27,7 +27,9 @@ class RemoteUpdate:
         _check_constraints([*variables.trainable, *variables.shards])
         self._optimizer = optimizer
         self._variables = variables
-        self._rule = rules.rule_for(optimizer)
+        self._rule = rules.rule_for(
+            optimizer, has_tables=bool(variables.tables)
+        )
         self._dense = [v.value for v in variables.trainable]
         self.dense_slots = rules.make_slots(self._rule, self._dense, strategy)
         self.shards = updates.make_shards(

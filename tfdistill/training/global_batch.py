@@ -257,6 +257,8 @@ class GlobalBatchLoss(keras.losses.Loss):
         batch = _active.batch or GlobalBatch.of(y_pred)
         if batch.is_whole:
             return self.inner(y_true, y_pred, sample_weight)
+        if type(self.inner).__call__ is not keras.losses.Loss.__call__:
+            return self._by_itself(y_true, y_pred, sample_weight, batch)
         mask = keras_internals.mask_of(y_pred)
         dtype = self.inner.dtype
         # Copies: what uses them in the graph is the loss, and nothing else.
@@ -300,6 +302,24 @@ class GlobalBatchLoss(keras.losses.Loss):
         if not batch.is_alone:
             return share
         return tf.math.divide_no_nan(share, tf.cast(batch.share, share.dtype))
+
+    def _by_itself(
+        self,
+        y_true: object,
+        y_pred: object,
+        sample_weight: object,
+        batch: GlobalBatch,
+    ) -> Any:
+        """A loss with a `__call__` of a user's: it reduces what it is given."""
+        if batch.is_alone:
+            return self.inner(y_true, y_pred, sample_weight)
+        own, (y_true, sample_weight) = of_all_replicas((y_true, sample_weight))
+        y_pred = outputs_of_all_replicas(y_pred)
+        value = self.inner(y_true, y_pred, sample_weight)
+        if value.shape.rank:
+            return value[own]
+        share = tf.cast(batch.share, value.dtype)
+        return tf.math.multiply_no_nan(value, share)
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> Any:
         """Returns the wrapped loss's values before any reduction."""
@@ -365,19 +385,33 @@ def _mixes_rows(operation: tf.Operation, after: set[tf.Operation]) -> bool:
     kind = operation.type
     if kind == "MatMul":
         return all(each.op in after for each in operation.inputs)
-    if kind == "StridedSlice":
-        first = {
-            name: operation.get_attr(f"{name}_mask") & 1
-            for name in ("begin", "ellipsis", "end", "new_axis")
-        }
-        is_all = first["begin"] and first["end"] and not first["new_axis"]
-        return not (first["ellipsis"] or is_all)
-    if kind == "Transpose":
+    return (
+        moves_first_axis(operation)
+        or cuts_rows(operation)
+        or reduces_rows(operation)
+    )
+
+
+def moves_first_axis(operation: tf.Operation) -> bool:
+    """Whether an operation puts another axis in the first one's place."""
+    if operation.type == "Transpose":
         return _axes(operation)[:1] not in ([], [0])
-    if kind == "ExpandDims":  # By the place among the resulting axes.
+    if operation.type == "ExpandDims":  # By the place among resulting axes.
         known = tf.get_static_value(operation.inputs[1])
         return known is not None and 0 in np.ravel(known)
-    return reduces_rows(operation)
+    return False
+
+
+def cuts_rows(operation: tf.Operation) -> bool:
+    """Whether an operation is a slice of some rows, or adds an axis before."""
+    if operation.type != "StridedSlice":
+        return False
+    first = {
+        name: operation.get_attr(f"{name}_mask") & 1
+        for name in ("begin", "ellipsis", "end", "new_axis")
+    }
+    is_all = first["begin"] and first["end"] and not first["new_axis"]
+    return not (first["ellipsis"] or is_all)
 
 
 def reduces_rows(operation: tf.Operation) -> bool:

@@ -6,6 +6,7 @@ assignments, such as the last value, it is unknown what several states make.
 """
 
 import warnings
+from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 
@@ -82,16 +83,22 @@ def of_variables(
     return found
 
 
-def operations_after(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
+def operations_after(
+    tensors: Iterable[tf.Tensor],
+    until: Callable[[tf.Operation], bool] = lambda operation: False,
+) -> set[tf.Operation]:
     """Returns what depends on some tensors in the graph that they are in.
 
-    On their values: what depends on their shapes is left out.
+    On their values: what depends on their shapes is left out. So is what
+    depends on them only through operations for which `until` is true.
     """
     found: set[tf.Operation] = set()
     left = list(tensors)
     while left:
         for operation in left.pop().consumers():
-            if operation not in found and operation.type not in _SHAPES:
+            if operation in found or operation.type in _SHAPES:
+                continue
+            if not until(operation):
                 found.add(operation)
                 left += operation.outputs
     return found

@@ -357,9 +357,14 @@ def build(model: keras.Model, element_spec: Any) -> None:
     parts = keras_internals.all_layers(model)
     if all(part.built for part in parts if part is not model):
         return
+    trace(model, element_spec)
+    model.built = True
+
+
+def trace(model: keras.Model, element_spec: Any) -> None:
+    """Builds what the model's own `train_step` calls, metrics, too."""
     optimizers = optimizers_of(model).values()
     keras_internals.trace_own_step(model, element_spec, optimizers)
-    model.built = True
 
 
 def has_call(model: keras.Model) -> bool:

@@ -627,10 +627,11 @@ def adopt_metrics(model: keras.Model) -> None:
                 keras_internals.make_again(variable)
 
 
-def check_scope(model: keras.Model) -> None:
+def check_scope(model: keras.Model, *, predicts: bool = False) -> None:
     """Checks that a model and its optimizer were made under their strategy.
 
-    Its metrics need not: `adopt_metrics`.
+    Its metrics need not: `adopt_metrics`. What only `predicts` reads exported
+    layers as they are.
     """
     extended = model.distribute_strategy.extended
     optimizer = model.optimizer
@@ -641,7 +642,9 @@ def check_scope(model: keras.Model) -> None:
         for variable in layer.variables
     }
     elsewhere = {id(v) for v in metric_states.variables_of(model)}
-    elsewhere |= _in_exported(layers, model.distribute_strategy)
+    elsewhere |= _in_exported(
+        layers, model.distribute_strategy, predicts=predicts
+    )
     for variable in (
         *model.variables,
         *(optimizer.variables if optimizer else ()),
@@ -659,9 +662,12 @@ def check_scope(model: keras.Model) -> None:
 
 
 def _in_exported(
-    layers: Iterable[keras.Layer], strategy: tf.distribute.Strategy
+    layers: Iterable[keras.Layer],
+    strategy: tf.distribute.Strategy,
+    *,
+    predicts: bool,
 ) -> set[int]:
-    """The ids of weights in frozen layers of exported models, as they are.
+    """The ids of weights in layers of exported models, frozen if they train.
 
     Their graphs read them where they were loaded. No gradient gets there on
     servers, nor to more than one replica outside of the scope.
@@ -671,7 +677,7 @@ def _in_exported(
     for layer in layers:
         if not isinstance(layer, keras.layers.TFSMLayer):
             continue
-        trained = layer.trainable_variables
+        trained = [] if predicts else layer.trainable_variables
         if any(
             replicas.on_servers(strategy) or not in_scope(variable.value)
             for variable in trained

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdistill.system import keras_internals
@@ -27,6 +28,21 @@ _BESIDE = frozenset(
     }
 )
 _ASSIGNED = ("Assign", "ResourceScatter")
+# Operations along an axis, and which of their inputs it is.
+_ALONG_AN_AXIS = {
+    **dict.fromkeys(("Cumprod", "Cumsum", "ReverseV2"), 1),
+    **dict.fromkeys(("GatherV2", "Roll", "SplitV"), 2),
+    "Split": 0,
+}
+_SUMS = frozenset({"Mean", "Prod", "Sum"})
+# After these another axis than the first may be of the rows; what functions and
+# loops do isn't seen.
+_MOVES = frozenset(
+    {
+        *("Einsum", "If", "PartitionedCall", "StatefulPartitionedCall"),
+        *("StatelessIf", "StatelessWhile", "TensorListStack", "While"),
+    }
+)
 
 
 def reason(
@@ -71,15 +87,65 @@ def compares(model: keras.Model, data: Any, results: Any) -> bool:
         for layer in keras_internals.all_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization)
     }
-    return any(
+    asked = after & _operations_before(keras.tree.flatten(results))
+    if any(
         global_batch.reduces_rows(operation)
         and operation.inputs[0].dtype.is_floating
         and _are_rows(operation.inputs[0].shape[0], sizes)
         # A layer that is called again has a number behind its name.
         and own.isdisjoint(re.split(r"(?:_\d+)?/", operation.name))
         and own.isdisjoint(operation.name.split("/"))
-        for operation in after & _operations_before(keras.tree.flatten(results))
+        for operation in asked
+    ):
+        return True
+    known = {value.op for value in rows} | metric_joins.operations_after(
+        rows, until=functools.partial(_moves_rows, sizes=sizes)
     )
+    return any(_takes_some(operation, known) for operation in asked)
+
+
+def _moves_rows(operation: tf.Operation, sizes: set[int | None]) -> bool:
+    """Whether the first axis of what it makes may be another than the rows."""
+    if operation.type in _MOVES or not operation.outputs:
+        return True
+    size = operation.outputs[0].shape[:1]
+    if not size.rank or not _are_rows(size[0], sizes):
+        return True
+    if operation.type == "MatMul":
+        return bool(operation.get_attr("transpose_a"))
+    if operation.type == "Pack":
+        return operation.get_attr("axis") == 0
+    return global_batch.moves_first_axis(operation)
+
+
+def _takes_some(operation: tf.Operation, known: set[tf.Operation]) -> bool:
+    """Whether it gives some rows, another order of them, or their sum.
+
+    The rows are the first axis of what `known` operations make.
+    """
+    kind = operation.type
+    value = next((each for each in operation.inputs if each.op in known), None)
+    if value is None or not value.shape.rank:
+        return False
+    if not value.dtype.is_floating:
+        # Others are of the places of values in ragged data.
+        is_sum = kind in _SUMS and value.dtype.is_integer
+        return is_sum and global_batch.reduces_rows(operation)
+    if kind == "StridedSlice":
+        is_new = operation.get_attr("new_axis_mask") & 1
+        return not is_new and global_batch.cuts_rows(operation)
+    if kind == "RandomShuffle":
+        return True
+    if kind not in _ALONG_AN_AXIS:
+        return False
+    if kind == "GatherV2" and (
+        operation.inputs[0] is not value
+        or operation.inputs[1].op.type == "Range"
+        or operation.get_attr("batch_dims")
+    ):
+        return False
+    axes = tf.get_static_value(operation.inputs[_ALONG_AN_AXIS[kind]])
+    return axes is not None and 0 in np.ravel(axes) % value.shape.rank
 
 
 def _are_compared(
