@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import logging
 import random
-import threading
 
 import numpy as np
 import pytest
@@ -86,25 +85,6 @@ def _reader(exchange, *, read=None, alone=True, **kwargs):
 def _round(reader):
     reader.look()
     reader.stage()
-
-
-def test_the_newest_version_is_proposed_staged_and_taken():
-    reads = []
-    reader = _reader(
-        _Exchange(10, 30, 20), read=lambda v: reads.append(v.step) or v.step
-    )
-    assert (reader.current, reader.state) == (-1, follower.PENDING)
-    reader.look()
-    assert reader.announced == 30
-    assert reader.state == follower.PENDING
-    # It is read once.
-    for _ in range(3):
-        _round(reader)
-    assert reader.state == follower.READY and reads == [30]
-    staged = reader.take()
-    assert (staged.version.step, staged.values) == (30, 30)
-    assert (reader.current, reader.announced) == (30, -1)
-    assert reader.state == follower.PENDING
 
 
 def test_what_a_resumed_training_has_taken_is_not_proposed_again():
@@ -312,17 +292,6 @@ def test_the_poller_outlives_errors_and_serves_all_peers(caplog):
         waits.until(lambda: readers[0].state == follower.READY)
         poller.stop()
     assert "out of reach" in caplog.text
-
-
-def test_stopping_does_not_wait_for_the_next_round():
-    asleep = threading.Event()
-    exchange = _Exchange()
-    exchange.on_latest = asleep.set
-    poller = follower.Following([_reader(exchange)], proposes=True)
-    poller.start()
-    assert asleep.wait(_WAIT_SECS)
-    poller.stop()
-    assert not poller.is_alive()
 
 
 class _Pending(Exception):

@@ -56,6 +56,25 @@ def test_a_difference_is_named(theirs, named):
         assert screen.schema_difference({}, nothing) is None
 
 
+@pytest.mark.parametrize(
+    ("theirs", "named"),
+    [
+        # One class would be broadcast to ten without a word.
+        ({"logits": {"shape": [None, 1], "dtype": "float32"}}, "1]"),
+        ({"logits": {"shape": [None, 10], "dtype": "int32"}}, "int32"),
+        ({"other": {"shape": [None, 10], "dtype": "float32"}}, "other"),
+        ("logits", "logits"),
+    ],
+)
+def test_other_outputs_are_refused(theirs, named):
+    ours = {"logits": {"shape": [None, 10], "dtype": "float32"}}
+    half = {"logits": {"shape": [None, 10], "dtype": "float16"}}
+    screen.check_spec("outputs", ours, half)
+    words = rf"outputs must match the student's, .*10\].*received .*{named}"
+    with pytest.raises(screen.Refused, match=words):
+        screen.check_spec("outputs", ours, theirs)
+
+
 def _export(exchange, schema):
     """One version of group 1, published while it trains."""
     model = cases.codistill(cases.linear(1))

@@ -225,16 +225,6 @@ def test_a_wrong_answer_is_none_and_named_once(two, caplog, kind, wrong):
     assert one.swap(2) is not None
 
 
-def test_rows_that_are_not_finite_are_counted_and_left_to_the_step(two):
-    one, other = two
-    array = said(1, 0)
-    array[1] = np.nan
-    put(one, sent(other, arrays=(array,)), other)
-    (found,) = one.swap(0)
-    np.testing.assert_array_equal(found, array)
-    assert one.box.peer(1).num_refused == {"finite": 1}
-
-
 def test_classes_that_do_not_exist_are_refused(two):
     one, other = two
     drawn = np.array([[0, 3], [1, 2]], "int32")

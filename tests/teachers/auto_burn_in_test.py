@@ -140,80 +140,31 @@ def test_a_few_steps_end_it_also_where_no_length_is_known(tmp_path):
     assert weights == [0.0] * 10 + [1.0] * 8
 
 
-@pytest.mark.parametrize("place", ["one_device", "replicas"])
-def test_groups_that_wait_teach_each_other_from_its_end(
-    place, tmp_path, two_replicas
-):
-    """However long another group takes; one that is gone costs the limit."""
-    x, y = cases.data(16)
-    strategy = two_replicas if place == "replicas" else None
-    for is_there in (True, False):
-        workdir = tmp_path / f"{is_there}"
-        exchange = tfdistill.Exchange(workdir / "exchange")
-        cluster = tfdistill.Cluster(
-            group=0, num_groups=2, workdir=str(workdir), exchange=exchange.root
-        )
-        (workdir / "group_1").mkdir(parents=True)
-        (workdir / "group_1" / "started").touch()
+def _beside(workdir, then, strategy=None, **limit):
+    """Trains 8 steps beside group 1, which acts once this one has published.
 
-        def publish(exchange=exchange):
-            while exchange.latest(0) is None:
-                time.sleep(0.01)
-            cases.publish(exchange, cases.linear(1), step=3)
-
-        other = threading.Thread(target=publish)
-        if is_there:
-            other.start()
-        model = _model(workdir / "exchange", strategy)
-        _fit(
-            model,
-            *(x, y),
-            tfdistill.callbacks.WaitForGroups(
-                cluster, limit_secs=600.0 if is_there else 0.1
-            ),
-            tfdistill.callbacks.StudentExporter(
-                every_steps=50, exchange=exchange, group=0
-            ),
-            loader=tfdistill.callbacks.TeacherLoader(every_steps=50),
-            steps_per_epoch=8,
-        )
-        (peer,) = model.teachers
-        assert exchange.steps(0) == [3, 8]
-        assert peer.num_due == 5
-        assert peer.num_taught == (5 if is_there else 0)
-
-
-@pytest.mark.parametrize("why", ["ended", "refused"])
-def test_a_group_waits_for_no_version_that_cannot_come(
-    why, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(loader, "_LEAST_WAIT_SECS", 60.0)
-    x, y = cases.data(16)
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    Returns the teacher, and the steps of what either group has published.
+    """
+    exchange = tfdistill.Exchange(workdir / "exchange")
     cluster = tfdistill.Cluster(
-        group=0, num_groups=2, workdir=str(tmp_path), exchange=exchange.root
+        group=0, num_groups=2, workdir=str(workdir), exchange=exchange.root
     )
-    (tmp_path / "group_1").mkdir()
-    (tmp_path / "group_1" / "started").touch()
+    (workdir / "group_1").mkdir(parents=True)
+    (workdir / "group_1" / "started").touch()
     is_done = threading.Event()
 
-    def publish():
+    def act():
         while exchange.latest(0) is None:
             time.sleep(0.01)
-        if why == "ended":
-            (tmp_path / "group_1" / "ended").touch()
-        else:
-            cases.publish(exchange, cases.linear(classes=5), step=3)
-        # Which a group that waited would learn from.
-        if not is_done.wait(20):
-            cases.publish(exchange, cases.linear(1), step=4)
+        then(exchange, is_done)
 
-    other = threading.Thread(target=publish)
+    other = threading.Thread(target=act)
     other.start()
-    model = _model(exchange.root)
+    model = _model(exchange.root, strategy)
     _fit(
-        *(model, x, y),
-        tfdistill.callbacks.WaitForGroups(cluster),
+        model,
+        *cases.data(16),
+        tfdistill.callbacks.WaitForGroups(cluster, **limit),
         tfdistill.callbacks.StudentExporter(
             every_steps=50, exchange=exchange, group=0
         ),
@@ -223,8 +174,46 @@ def test_a_group_waits_for_no_version_that_cannot_come(
     is_done.set()
     other.join()
     (peer,) = model.teachers
-    assert exchange.steps(1) == ([] if why == "ended" else [3])
-    assert (peer.num_due, peer.num_taught) == (5, 0)
+    assert peer.num_due == 5
+    return peer, exchange.steps(0), exchange.steps(1)
+
+
+@pytest.mark.parametrize("place", ["one_device", "replicas"])
+def test_groups_that_wait_teach_each_other_from_its_end(
+    place, tmp_path, two_replicas
+):
+    """However long another group takes; one that is gone costs the limit."""
+    strategy = two_replicas if place == "replicas" else None
+
+    def publish(exchange, is_done):
+        cases.publish(exchange, cases.linear(1), step=3)
+
+    peer, ours, _ = _beside(tmp_path / "there", publish, strategy)
+    assert ours == [3, 8] and peer.num_taught == 5
+    peer, ours, _ = _beside(
+        tmp_path / "gone", lambda *_: None, strategy, limit_secs=0.1
+    )
+    assert ours == [3, 8] and peer.num_taught == 0
+
+
+@pytest.mark.parametrize("why", ["ended", "refused"])
+def test_a_group_waits_for_no_version_that_cannot_come(
+    why, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(loader, "_LEAST_WAIT_SECS", 60.0)
+
+    def act(exchange, is_done):
+        if why == "ended":
+            (tmp_path / "group_1" / "ended").touch()
+        else:
+            cases.publish(exchange, cases.linear(classes=5), step=3)
+        # Which a group that waited would learn from.
+        if not is_done.wait(20):
+            cases.publish(exchange, cases.linear(1), step=4)
+
+    peer, _, theirs = _beside(tmp_path, act)
+    assert theirs == ([] if why == "ended" else [3])
+    assert peer.num_taught == 0
     assert (tmp_path / "group_0" / "ended").exists()
 
 

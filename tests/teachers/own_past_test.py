@@ -82,11 +82,6 @@ def test_it_is_what_was_last_exported():
     assert len(model.weights) == len(model.student.weights)
 
 
-def test_without_exporter_and_loader_it_stays_empty():
-    with pytest.warns(UserWarning, match="TeacherLoader"):
-        _trained(epochs=1)
-
-
 @pytest.fixture(scope="module")
 def trained():
     """Training with a mean of versions, and its values by step."""

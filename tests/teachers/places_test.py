@@ -13,7 +13,6 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill.follow import places
 from tfdistill.teachers import teacher
-from tfdistill.teachers import teacher_list
 
 _X, _ = cases.data()
 
@@ -204,16 +203,6 @@ def test_a_group_is_behind_by_what_it_published_not_by_what_was_read(exchange):
         peer.follower.look()
         peer.next_group()
     assert asked == [100 + 5 * 2, 10 + 5 * 2]
-
-
-def test_as_many_places_as_peers_are_all_peers(exchange):
-    names = [
-        teacher_list.TeacherList(
-            cases.peers(exchange, (1, 2), at_most=at_most), tfdistill.Cluster()
-        ).names
-        for at_most in (None, 2, 3)
-    ]
-    assert names == [["group_1", "group_2"]] * 3
 
 
 @pytest.mark.parametrize("at_most", [0, -1, 1.5, True, "2"])

@@ -106,22 +106,6 @@ def test_a_peer_that_is_gone_and_back_teaches_while_it_is_there(tmp_path):
     assert "its last answer was for step 35" in teacher["reason"]
 
 
-def test_nothing_is_sent_while_the_weight_is_zero(tmp_path, monkeypatch):
-    model = _model(_cluster(tmp_path), wait_secs=0.0)
-    _fit(model, steps_per_epoch=1)
-    sent = []
-    mailbox = model.teachers._given[0].mailbox
-    send = mailbox.send
-    monkeypatch.setattr(
-        mailbox, "send", lambda **kwargs: sent.append(kwargs) or send(**kwargs)
-    )
-    for active in (False, True):
-        assert not sent
-        soft = cases.ask(model, _X, 1, active=active)
-        assert not np.any(soft.weights)
-    assert len(sent) == 1
-
-
 def test_rows_that_are_not_finite_are_left_out_alone(tmp_path):
     cluster = _cluster(tmp_path)
     model, alone = _model(cluster), cases.codistill(cases.linear())

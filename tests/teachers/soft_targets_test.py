@@ -103,16 +103,6 @@ def test_a_row_is_bad_if_any_output_is():
     np.testing.assert_array_equal(soft.weights, [[0, 1]])
 
 
-def test_no_gradient_goes_to_a_teacher():
-    asked = _asked((10, 1))
-    weight = tf.Variable(2.0)
-    with tf.GradientTape() as tape:
-        soft = _ask(asked, lambda _: [tf.ones([2, 1]) * weight])
-        loss = tf.reduce_sum(soft.outputs[0][0])
-    assert float(loss) == 4.0
-    assert tape.gradient(loss, weight) is None
-
-
 @pytest.mark.parametrize("is_distilled", [False, True])
 @pytest.mark.parametrize(
     ("output", "kind"),

@@ -43,16 +43,6 @@ _RNG = np.random.default_rng(3)
 _A, _B, _STUDENT = _RNG.normal(size=(3, 4, 3)).astype("float32")
 
 
-def test_examples_without_a_teacher_have_no_share():
-    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
-    weights = [[1, 0, 1, 0], [1, 1, 0, 0]]
-    found = float(term(_soft(_A, _B, weights=weights), _STUDENT, None))
-    a, b = cases.softmax(_A), cases.softmax(_B)
-    target = np.stack([(a[0] + b[0]) / 2, b[1], a[2], np.zeros(3)])
-    expected = _cross_entropy(target, _STUDENT).sum() / 4
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
 def test_a_fading_teacher_leaves_each_example_what_it_counts():
     """The first has grown old and the second speaks of two examples only."""
     term = _term(losses.SoftTargetCrossEntropy(from_logits=True))

@@ -7,34 +7,6 @@ import tensorflow as tf
 
 from tfdistill.teachers import yardstick
 
-_SHARES = np.array([[0.01, 0.01, 0.98]] * 2)
-_CLICKS = np.array([[0.98]] * 2)
-
-
-@pytest.mark.parametrize(
-    ("loss", "labels", "outputs", "expected"),
-    [
-        ("SparseCategoricalCrossentropy", [2, 2], _SHARES, 0.98),
-        ("SparseCategoricalCrossentropy", [0, 0], _SHARES, 0.01),
-        ("CategoricalCrossentropy", [[0, 0, 1]] * 2, _SHARES, 0.98),
-        ("BinaryCrossentropy", [1, 1], _CLICKS, 0.98),
-    ],
-)
-@pytest.mark.parametrize("from_logits", [True, False])
-def test_logits_and_probabilities_have_the_same_loss(
-    loss, labels, outputs, expected, from_logits
-):
-    found = yardstick.Yardstick(
-        getattr(keras.losses, loss)(from_logits=from_logits)
-    )
-    given = outputs
-    if from_logits:
-        rest = 1 - outputs if "Binary" in loss else 1.0
-        given = np.log(outputs / rest)
-    losses = found.losses(np.array(labels), given)
-    np.testing.assert_allclose(losses, [-np.log(expected)] * 2, rtol=1e-4)
-    np.testing.assert_allclose(found.probabilities(given), outputs, rtol=1e-5)
-
 
 @pytest.mark.parametrize("from_logits", [True, False])
 @pytest.mark.parametrize("is_binary", [True, False])

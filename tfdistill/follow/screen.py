@@ -7,7 +7,6 @@ Their predictions then fit together by shape only, and nothing fails.
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,54 +29,39 @@ class Refused(ValueError):  # noqa: N818
     """A version must not be used; the message says why."""
 
 
-class Screen:
-    """Checks the files, the size, the specs and the schema of versions."""
+def check(
+    version: versions.Version,
+    *,
+    specs: Any,
+    schema: Mapping[str, str],
+    only_own: str = "",
+) -> None:
+    """Raises `Refused` if a version must not be read.
 
-    def __init__(
-        self,
-        specs: Any,
-        *,
-        schema: Mapping[str, str] | None = None,
-        only_own: str = "",
-        also: Callable[[versions.Version], None] = lambda version: None,
-    ) -> None:
-        """Reads nothing yet.
-
-        `specs` has the `input_spec` and `output_spec` of versions, as a
-        `StudentGraph` does. `schema` is what `digests` made of ours. With
-        `only_own`, a remedy, versions must be of the student's own graph.
-        `also` checks further, and raises `Refused`.
-        """
-        self._specs = specs
-        self._schema, self._only_own = schema or {}, only_own
-        self._also = also
-
-    def __call__(self, version: versions.Version) -> None:
-        """Checks one version; raises `Refused` if it must not be read."""
-        found, ours = version.manifest, self._specs
-        try:
-            if not deltas.is_delta(found):
-                graph_check.check_names(found.files)
-            if isinstance(ours, student_graph.StudentGraph):
-                graph_check.check_size(version.num_bytes, ours)
-        except ValueError as error:
-            raise Refused(str(error)) from error
-        for what, spec, said in (
-            ("inputs", ours.input_spec, found.inputs),
-            ("outputs", ours.output_spec, found.outputs),
-        ):
-            check_spec(what, student_graph.to_json(spec, what), said)
-        theirs = found.extras.get(SCHEMA_FIELD)
-        if difference := schema_difference(self._schema, theirs):
-            raise Refused(
-                f"{difference} Give the StudentExporter and the teachers of "
-                "every group the same `schema`."
-            )
-        if self._only_own and found.graph_fingerprint != ours.fingerprint:
-            raise Refused(
-                f"its graph differs from the student's. {self._only_own}"
-            )
-        self._also(version)
+    `specs` has the `input_spec` and `output_spec` of versions, as a
+    `StudentGraph` does. `schema` is what `digests` made of ours. With
+    `only_own`, a remedy, versions must be of the student's own graph.
+    """
+    found = version.manifest
+    try:
+        if not deltas.is_delta(found):
+            graph_check.check_names(found.files)
+        if isinstance(specs, student_graph.StudentGraph):
+            graph_check.check_size(version.num_bytes, specs)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    for what, spec, said in (
+        ("inputs", specs.input_spec, found.inputs),
+        ("outputs", specs.output_spec, found.outputs),
+    ):
+        check_spec(what, student_graph.to_json(spec, what), said)
+    if difference := schema_difference(schema, found.extras.get(SCHEMA_FIELD)):
+        raise Refused(
+            f"{difference} Give the StudentExporter and the teachers of "
+            "every group the same `schema`."
+        )
+    if only_own and found.graph_fingerprint != specs.fingerprint:
+        raise Refused(f"its graph differs from the student's. {only_own}")
 
 
 def check_spec(what: str, ours: Mapping[str, Any], theirs: object) -> None:

@@ -123,7 +123,22 @@ def read(
         ValueError: There are no complete labels.
     """
     path = pathlib.Path(directory)
-    return WrittenLabels(path, _opened(path), name=name)
+    try:
+        said = json.loads((path / FILE_NAME).read_text("utf-8"))
+        if said["format"] != FORMAT:
+            raise ValueError(f"its format must be {FORMAT}")
+        found, wanted = (path / _RECORDS).stat().st_size, said["num_bytes"]
+        if found != wanted:
+            raise ValueError(
+                f"{_RECORDS} must have {wanted} bytes, not {found}"
+            )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"There must be complete labels in {path}, with {FILE_NAME}, which "
+            f"is written last; received {type(error).__name__}: {error}. Write "
+            "them with tfdistill.labels.write, or with: tfdistill label"
+        ) from error
+    return WrittenLabels(path, said, name=name)
 
 
 class WrittenLabels:
@@ -307,26 +322,3 @@ def _predictor(
     path = os.fspath(teacher)
     loaded = other_graphs.load(path, spec, trust=trust, remedy="`trust`")
     return loaded, loaded.ends, path
-
-
-# ---- reading ----
-
-
-def _opened(path: pathlib.Path) -> Any:
-    """Reads and checks `labels.json`."""
-    try:
-        said = json.loads((path / FILE_NAME).read_text("utf-8"))
-        if said["format"] != FORMAT:
-            raise ValueError(f"its format must be {FORMAT}")
-        found, wanted = (path / _RECORDS).stat().st_size, said["num_bytes"]
-        if found != wanted:
-            raise ValueError(
-                f"{_RECORDS} must have {wanted} bytes, not {found}"
-            )
-        return said
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"There must be complete labels in {path}, with {FILE_NAME}, which "
-            f"is written last; received {type(error).__name__}: {error}. Write "
-            "them with tfdistill.labels.write, or with: tfdistill label"
-        ) from error

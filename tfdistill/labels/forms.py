@@ -70,7 +70,11 @@ class Form:
         if self.top_k is None:
             return {"whole": tf.cast(output, dtype)}
         num_classes = _num_classes(output)
-        log_p = self._log_probabilities(output)
+        log_p = (
+            tf.nn.log_softmax(output)
+            if self.from_logits
+            else tf.math.log(tf.maximum(output, losses.TINY))
+        )
         top, classes = tf.math.top_k(log_p, min(self.top_k, num_classes))
         return {
             f"{_CLASSES}{num_classes}": classes,
@@ -121,11 +125,6 @@ class Form:
                 f"received {'rows that add up to 1' if is_share else 'others'}."
                 f" Pass from_logits={not self.from_logits}."
             )
-
-    def _log_probabilities(self, output: tf.Tensor) -> tf.Tensor:
-        if self.from_logits:
-            return tf.nn.log_softmax(output)
-        return tf.math.log(tf.maximum(output, losses.TINY))
 
 
 def is_top(kept: Mapping[str, tf.Tensor]) -> bool:

@@ -14,6 +14,8 @@ from tensorflow_serving.apis import get_model_metadata_pb2
 from tensorflow_serving.apis import predict_pb2
 from tensorflow_serving.apis import prediction_service_pb2_grpc as service
 
+from tfdistill.system import untrusted
+
 SIGNATURE = "serving_default"
 # Larger questions and answers are refused before they are read. A server has
 # one question in memory, and needs nine times its size for it.
@@ -39,15 +41,6 @@ Stub = service.PredictionServiceStub
 Specs = Mapping[str, tf.TensorSpec]
 
 
-class BadAnswerError(ValueError):
-    """A message that must not be used: of what kind, and why."""
-
-    def __init__(self, kind: str, reason: str) -> None:
-        """`kind` is what it is counted as."""
-        super().__init__(reason)
-        self.kind = kind
-
-
 # ---- asking ----
 
 
@@ -64,18 +57,18 @@ def question(model: str, inputs: Mapping[str, np.ndarray]) -> Any:
 def read_answer(response: Any, specs: Specs) -> tuple[int, list[np.ndarray]]:
     """Reads a PredictResponse: the version, and outputs in float32.
 
-    Outputs come in the order of `specs`. BadAnswerError unless they fit.
+    Outputs come in the order of `specs`. BadMessageError unless they fit.
     """
     spec = response.model_spec
     if not spec.HasField("version") or spec.version.value < 0:
-        raise BadAnswerError(
+        raise untrusted.BadMessageError(
             "version", "it must name the version that answered, >= 0."
         )
     outputs = []
     for name, values in arrays(response.outputs, specs).items():
         outputs.append(values.astype(np.float32, copy=False))
         if not np.isfinite(outputs[-1]).all():
-            raise BadAnswerError(
+            raise untrusted.BadMessageError(
                 "not_finite",
                 f"its output {name!r} must be finite; received NaN or "
                 "infinity.",
@@ -84,13 +77,13 @@ def read_answer(response: Any, specs: Specs) -> tuple[int, list[np.ndarray]]:
 
 
 def arrays(protos: Mapping[str, Any], specs: Specs) -> dict[str, np.ndarray]:
-    """Makes arrays of the tensors of a message; BadAnswerError unless they fit.
+    """Makes arrays of a message's tensors; BadMessageError unless they fit.
 
     Each must hold as many values as it says: `make_ndarray` would repeat the
     last one.
     """
     if set(protos) != set(specs):
-        raise BadAnswerError(
+        raise untrusted.BadMessageError(
             "outputs",
             f"its tensors must be {sorted(specs)}; received "
             f"{sorted(protos)[:5]}.",
@@ -100,14 +93,14 @@ def arrays(protos: Mapping[str, Any], specs: Specs) -> dict[str, np.ndarray]:
 
 def _array(proto: Any, name: str, spec: tf.TensorSpec) -> np.ndarray:
     if proto.dtype != spec.dtype.as_datatype_enum:
-        raise BadAnswerError(
+        raise untrusted.BadMessageError(
             "dtype",
             f"{name!r} must be {spec.dtype.name}; received the dtype number "
             f"{proto.dtype}.",
         )
     sizes = [dim.size for dim in proto.tensor_shape.dim]
     if min(sizes, default=0) < 0 or not spec.shape.is_compatible_with(sizes):
-        raise BadAnswerError(
+        raise untrusted.BadMessageError(
             "shape",
             f"the shape of {name!r} must be {spec.shape}; received {sizes}.",
         )
@@ -118,7 +111,7 @@ def _array(proto: Any, name: str, spec: tf.TensorSpec) -> np.ndarray:
         fields = proto.ListFields()
         held = sum(len(v) for f, v in fields if f.name.endswith("_val"))
     if held != math.prod(sizes):
-        raise BadAnswerError(
+        raise untrusted.BadMessageError(
             "malformed",
             f"{name!r} must contain all of its values, as many as its shape "
             f"{sizes} has.",

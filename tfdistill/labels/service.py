@@ -261,7 +261,7 @@ class TeacherClient:
 
     def _refuse(self, server: "_Server", error: Exception) -> None:
         kind, reason = "refused", str(error)
-        if isinstance(error, protocol.BadAnswerError):
+        if isinstance(error, untrusted.BadMessageError):
             kind = error.kind
         elif isinstance(error, grpc.RpcError):
             kind = _KINDS.get(error.code(), kind)

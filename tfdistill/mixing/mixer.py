@@ -13,7 +13,10 @@ import tensorflow as tf
 
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
+from tfdistill.exchange import versions
+from tfdistill.exports import saved_model
 from tfdistill.follow import follower
+from tfdistill.follow import screen as screen_lib
 from tfdistill.mixing import journal as journal_lib
 from tfdistill.mixing import peers as peers_lib
 from tfdistill.mixing import rules
@@ -306,7 +309,15 @@ class ScheduledMixer(steps.Mixer):
         elif staged:
             self._take(staged)
         else:
-            self._leave_out()
+            if not self.num_skipped:
+                _log.warning(
+                    "Step %d: no mix, because none of the groups %s has a new "
+                    "version. Training continues; later skips are only "
+                    "counted.",
+                    self.step,
+                    list(self._followers),
+                )
+            self.num_skipped += 1
 
     def _take(self, staged: Sequence[follower.Staged]) -> None:
         others = self._mean_of(staged)
@@ -333,16 +344,6 @@ class ScheduledMixer(steps.Mixer):
         if known[0] != key:
             known = self._mean = key, self._find_mean(staged)
         return known[1]
-
-    def _leave_out(self) -> None:
-        if not self.num_skipped:
-            _log.warning(
-                "Step %d: no mix, because none of the groups %s has a new "
-                "version. Training continues; later skips are only counted.",
-                self.step,
-                list(self._followers),
-            )
-        self.num_skipped += 1
 
     def in_background(self) -> None:
         """Called on the reading thread, time and again.
@@ -422,8 +423,23 @@ class WeightMixer(ScheduledMixer):
             )
 
     def _source(self) -> peers_lib.Source:
-        return peers_lib.weights_source(
-            self._exporter, self.codistilled.graph, self.manifest_extras
+        exporter, graph = self._exporter, self.codistilled.graph
+        expected = saved_model.SavedModelWriter(graph).variables
+
+        def screen(version: versions.Version) -> None:
+            screen_lib.check(
+                version,
+                specs=graph,
+                schema=exporter.schema,
+                only_own="Its weights mean something else. Train the same "
+                "model in each group that mixes.",
+            )
+            peers_lib.check_origin(version, self.described)
+
+        return peers_lib.Source(
+            exporter.exchange,
+            lambda version: saved_model.read_variables(version.path, expected),
+            screen,
         )
 
     def _publish_own(self, timeout_secs: float) -> None:

@@ -16,12 +16,9 @@ import tensorflow as tf
 
 from tfdistill.cluster import replicas
 from tfdistill.exchange import versions
-from tfdistill.exports import saved_model
-from tfdistill.exports import student_graph
 from tfdistill.follow import agreement
 from tfdistill.follow import follower
 from tfdistill.follow import screen as screen_lib
-from tfdistill.training import steps
 
 # In a manifest's `extras`: the SHA-256 of the weights at step 0, and the rule
 # by which the group mixes.
@@ -65,31 +62,6 @@ class Source(NamedTuple):
     store: Any
     read: Callable[[versions.Version], Any]
     screen: Callable[[versions.Version], None]
-
-
-def weights_source(
-    exporter: steps.Exporter,
-    graph: student_graph.StudentGraph,
-    extras: Callable[[], Mapping[str, Any]],
-) -> Source:
-    """Returns the source of whole versions' weights.
-
-    It is where the `exporter` of this group publishes; `extras` returns the
-    extras of its manifests.
-    """
-    expected = saved_model.SavedModelWriter(graph).variables
-    screen = screen_lib.Screen(
-        graph,
-        schema=exporter.schema,
-        only_own="Its weights mean something else. Train the same model in "
-        "each group that mixes.",
-        also=lambda version: check_origin(version, extras()),
-    )
-    return Source(
-        exporter.exchange,
-        lambda version: saved_model.read_variables(version.path, expected),
-        screen,
-    )
 
 
 class Rounds:

@@ -140,7 +140,7 @@ class MixedWeights(Floats):
         new, state = self._mix(
             own,
             list(others),
-            self._state_values(),
+            list(map(tf.convert_to_tensor, self.variables)),
             tf.constant(share, tf.float64),
             tf.constant(num + 1, tf.float64),
         )
@@ -200,9 +200,6 @@ class MixedWeights(Floats):
                     f"{shapes[1]}; received {shapes[0]}."
                 )
         return [*found[0], *others], list(found[1])
-
-    def _state_values(self) -> list[tf.Tensor]:
-        return [tf.convert_to_tensor(variable) for variable in self.variables]
 
 
 def digest(values: Sequence[tf.Tensor]) -> str:

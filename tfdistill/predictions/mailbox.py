@@ -36,6 +36,7 @@ from tfdistill.predictions import addresses
 from tfdistill.predictions import message as message_lib
 from tfdistill.system import background
 from tfdistill.system import processes
+from tfdistill.system import untrusted
 
 # Steps of a sender that are kept, each way: how far it may be ahead.
 MAX_KEPT = 16
@@ -318,7 +319,7 @@ class Mailbox:
         received = self._awaited(peer, own.message, end)
         try:
             arrays = received and message_lib.answer(received, own)
-        except message_lib.RefusedError as error:
+        except untrusted.BadMessageError as error:
             arrays = None
             self._refuse(error.kind, str(error), peer=peer, step=step)
         if arrays is None:
@@ -499,8 +500,8 @@ class Mailbox:
         """Takes a message; whether more may follow in its connection."""
         try:
             message = message_lib.decode(data, self._exchange.signer)
-        except message_lib.MessageError as error:
-            self._refuse("forged", str(error))
+        except untrusted.BadMessageError as error:
+            self._refuse(error.kind, str(error))
             return False
         peer = self._peers.get(message.group)
         if peer is None:

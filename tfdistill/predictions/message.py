@@ -20,24 +20,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tfdistill.exchange import signing
+from tfdistill.system import untrusted
 
 _MAGIC = b"tfdL3\0"
 # Group, replica, step, incarnation, batch, and the bytes of the layout.
 _HEADER = struct.Struct("<6sIIq16s8sH")
 _MAC_BYTES = 32
-
-
-class MessageError(ValueError):
-    """What arrived isn't a message of this run."""
-
-
-class RefusedError(ValueError):
-    """A message that doesn't fit this group's own: of what kind, and why."""
-
-    def __init__(self, kind: str, reason: str) -> None:
-        """`kind` is what it is counted as."""
-        super().__init__(reason)
-        self.kind = kind
 
 
 class Message(NamedTuple):
@@ -89,15 +77,16 @@ def encode(message: Message, signer: signing.Signer | None) -> bytes:
 
 
 def decode(data: bytes, signer: signing.Signer | None) -> Message:
-    """Returns the message that bytes hold; MessageError if they hold none.
+    """Returns the message that bytes hold; BadMessageError if they hold none.
 
     Its values are a view of `data`.
     """
     body, mac = memoryview(data)[:-_MAC_BYTES], data[-_MAC_BYTES:]
     if not hmac.compare_digest(mac, proof(body, signer)):
-        raise MessageError(
+        raise untrusted.BadMessageError(
+            "forged",
             "it must be whole, and signed with this run's key; its signature "
-            "is wrong"
+            "is wrong",
         )
     try:
         magic, *named, size = _HEADER.unpack_from(body)
@@ -107,8 +96,8 @@ def decode(data: bytes, signer: signing.Signer | None) -> Message:
         described = str(body[_HEADER.size : end], "utf-8")
         return Message._make([*named, described, body[end:]])
     except (struct.error, ValueError) as error:
-        raise MessageError(
-            f"it must be a message of tfdistill's peers: {error}"
+        raise untrusted.BadMessageError(
+            "forged", f"it must be a message of tfdistill's peers: {error}"
         ) from error
 
 
@@ -124,18 +113,18 @@ def proof(body: bytes | memoryview, signer: signing.Signer | None) -> bytes:
 def answer(received: Message, own: Own) -> tuple[np.ndarray, ...]:
     """Returns the arrays of a message about the same batch as this task's own.
 
-    RefusedError if the message doesn't fit.
+    BadMessageError if the message doesn't fit.
     """
     ours = own.message
     if received.layout != ours.layout:
-        raise RefusedError(
+        raise untrusted.BadMessageError(
             "shape",
             f"its predictions must have the student's layout, {ours.layout}; "
             f"received {received.layout[:200]}. Use the same model and the "
             "same `encoding` in all groups",
         )
     if received.batch != ours.batch or len(received.values) != len(ours.values):
-        raise RefusedError(
+        raise untrusted.BadMessageError(
             "batch",
             "it must be about the same batch, but is about another batch. "
             'Shard the data with mode="coordinated", and shuffle and augment '
@@ -150,7 +139,7 @@ def answer(received: Message, own: Own) -> tuple[np.ndarray, ...]:
     for array, size in zip(arrays, sizes, strict=True):
         is_index = array.dtype.kind == "i"
         if is_index and not ((array >= 0) & (array < size)).all():
-            raise RefusedError(
+            raise untrusted.BadMessageError(
                 "classes",
                 f"its classes must be from 0 to {size - 1}; received from "
                 f"{array.min()} to {array.max()}",

@@ -23,6 +23,7 @@ from tfdistill.exports import student_graph
 from tfdistill.follow import follower
 from tfdistill.follow import screen as screen_lib
 from tfdistill.labels import protocol
+from tfdistill.system import untrusted
 
 # Requests that may wait for those before them.
 _WAITING = 64
@@ -100,7 +101,7 @@ class Followed:
 
     def _screen(self, version: versions.Version) -> None:
         specs = self.function or _signature(version)
-        screen_lib.Screen(specs, schema=self._schema)(version)
+        screen_lib.check(version, specs=specs, schema=self._schema)
 
     def _read(
         self, version: versions.Version
@@ -213,7 +214,7 @@ class Server(protocol.Servicer):
                 answer = give(request, context)
             outcome = "requests"
             return answer
-        except (protocol.BadAnswerError, tf.errors.OpError) as error:
+        except (untrusted.BadMessageError, tf.errors.OpError) as error:
             return context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self.counts[outcome] += 1
@@ -223,7 +224,7 @@ class Server(protocol.Servicer):
         inputs = protocol.arrays(request.inputs, function.input_spec)
         shapes = {name: array.shape for name, array in inputs.items()}
         if len({shape[:1] for shape in shapes.values()}) > 1:
-            raise protocol.BadAnswerError(
+            raise untrusted.BadMessageError(
                 "shape",
                 "All inputs must have the same number of rows; received "
                 f"{shapes}.",

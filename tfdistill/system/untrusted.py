@@ -16,6 +16,14 @@ _CONTROL = re.compile(
 _END_BYTES = 65536
 
 
+class BadMessageError(ValueError):
+    """A message that must not be used; `kind` is what it is counted as."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
 def without_control(text: str) -> str:
     """Returns a line without what would steer a terminal, or break a stream.
 

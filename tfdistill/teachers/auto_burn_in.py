@@ -109,7 +109,8 @@ class AutoBurnIn(steps.BurnIn):
         found = 0
         if replicas.is_chief(self.model.distribute_strategy):
             self._look(batch + 1, float((logs or {})["task_loss"]))
-            found = int(self._is_over())
+            is_last = 0 < self._longest <= self.step
+            found = int(has_fallen(self._losses) or is_last)
         if self._values.gathered(found)[0]:
             self.end = self.step
             self._variable.assign(self.end)
@@ -131,9 +132,6 @@ class AutoBurnIn(steps.BurnIn):
         """Steps of the longest burn-in; 0 if the training's aren't known."""
         known = self.planned_steps or self._epoch_steps * self.params["epochs"]
         return _LONGEST * known
-
-    def _is_over(self) -> bool:
-        return has_fallen(self._losses) or 0 < self._longest <= self.step
 
     # ---- for a backup ----
 

@@ -38,7 +38,34 @@ _RATE = 0.2
 _NUM_HALVINGS = 10
 # By how much a teacher's outputs may differ between two ways to run it.
 _SAME = 1e-3
-_STATE = ("weight", "churn", "_dual", "_pending")
+_STATE = ("weight", "churn", "_pending")
+
+
+def next_weight(
+    weight: float,
+    churn: float,
+    before: float,
+    *,
+    target: float,
+    most: float,
+    done: float,
+) -> float:
+    """Returns the weight after a dual step, as `ChurnBudget` has it.
+
+    The churn was `before` when the weight came into force; `done` is the share
+    of the training that is.
+
+    Example:
+        >>> known = {"target": 0.1, "most": 10.0, "done": 1.0}
+        >>> round(next_weight(1.0, 0.5, 0.4, **known), 3)
+        1.221
+        >>> next_weight(1.0, 0.05, 0.04, **known)  # Low, and rising.
+        1.0
+    """
+    error = churn / (_AIM * target) - 1
+    if not math.isfinite(error) or (error < 0 and churn > before):
+        return weight
+    return min(most, weight * math.exp(_RATE * done * min(max(error, -1.0), 1)))
 
 
 class ChurnBudget(steps.SteppedCallback):
@@ -147,7 +174,6 @@ class ChurnBudget(steps.SteppedCallback):
 
     def _forget(self) -> None:
         self.weight, self.churn = self._initial, math.nan
-        self._dual = math.log(self._initial)
         # The chief's measurement of the last due step, in progress or done.
         self._pending: Any = None
 
@@ -178,7 +204,12 @@ class ChurnBudget(steps.SteppedCallback):
             self._variable = replicas.told(
                 strategy, tf.constant(self._initial), name="churn_weight"
             )
-        self._due = steps.EverySteps(self._every_steps or self._default_steps())
+        planned = self.planned_steps
+        self._due = steps.EverySteps(
+            self._every_steps
+            or planned // _NUM_MEASUREMENTS
+            or (1 if planned else _DEFAULT_STEPS)
+        )
         self._due.start(self.step)
         self._writer = saved_model.SavedModelWriter(model.graph)
         self._values = replicas.WorkerValues(strategy)
@@ -190,42 +221,25 @@ class ChurnBudget(steps.SteppedCallback):
         )
         teacher = _named(model.teachers, self._teacher)
         self._theirs = self._predicted(teacher.predict)
-        self._anchor, self._run = self._anchored(teacher)
+        self._anchor = self._anchored(teacher)
         self._forget()
         self._take(self._measured(self._snapshot()))
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
-    def _default_steps(self) -> int:
-        return self.planned_steps // _NUM_MEASUREMENTS or (
-            1 if self.planned_steps else _DEFAULT_STEPS
-        )
-
-    def _anchored(
-        self, teacher: fixed.FixedTeacher
-    ) -> tuple[list[Any] | None, Callable[..., Any]]:
-        """Returns the teacher's values, and what runs the student between.
-
-        No values if the student could not have them.
-        """
+    def _anchored(self, teacher: fixed.FixedTeacher) -> list[Any] | None:
+        """Returns the teacher's values, if the student could have them."""
+        graph = self._writer.graph
         # Averages take the place of the weights later.
         averages = keras_internals.moving_averages(self.model.optimizer)
         found = None if averages else teacher.values(self._writer)
-        run = self._runner(found)
-        if found is not None:
-            same = self._predicted(lambda x: run(found, x, 0.0))
-            if np.abs(same - self._theirs).max() > _SAME:
-                return None, self._runner(None)
-        return found, run
-
-    def _runner(self, anchor: list[Any] | None) -> Callable[..., Any]:
-        """Returns what runs the student on values, inputs and a share.
-
-        Of tables on servers it takes a share of the way from the anchor.
-        """
-        graph = self._writer.graph
+        self._run: Any = lambda values, inputs, share: graph(values, inputs)
         if replicas.on_servers(self.model.distribute_strategy):
-            return on_servers.student_runner(graph, anchor)
-        return lambda values, inputs, share: graph(values, inputs)
+            # It takes a share of the way from the tables of the teacher.
+            self._run = on_servers.student_runner(graph, found)
+        if found is None:
+            return None
+        same = self._predicted(lambda x: self._run(found, x, 0.0))
+        return found if np.abs(same - self._theirs).max() <= _SAME else None
 
     def on_train_batch_end(
         self, batch: int, logs: steps.Logs | None = None
@@ -239,7 +253,15 @@ class ChurnBudget(steps.SteppedCallback):
         if self._pending is not None:
             before = self.churn
             self._take(self._finished())
-            self._follow(before)
+            self.weight = next_weight(
+                self.weight,
+                self.churn,
+                before,
+                target=self.target,
+                most=self._most,
+                done=self.step / (self.planned_steps or self.step),
+            )
+            self._show()
         self._pending = math.nan
         if replicas.is_chief(self.model.distribute_strategy):
             self._pending = self._thread.submit(self._tried, self._snapshot())
@@ -284,32 +306,15 @@ class ChurnBudget(steps.SteppedCallback):
                 said,
             )
 
-    # ---- the dual step ----
-
-    def _shared(self, value: float) -> float:
-        """Returns the chief's value, to the bit."""
-        return self._values.floats(value)[0]
-
     def _take(self, churn: float) -> None:
         """Takes the chief's churn, and shows it; all workers alike."""
-        self.churn = self._shared(churn)
+        self.churn = self._values.floats(churn)[0]
         self._show()
 
     def _show(self) -> None:
         self._variable.assign(self.weight)
         also = self.model.trainer.last.also
         also["churn"], also["churn_budget"] = self.churn, self.target
-
-    def _follow(self, before: float) -> None:
-        """Moves the weight by the churn, which was `before` at the last one."""
-        error = self.churn / (_AIM * self.target) - 1
-        if not math.isfinite(error) or (error < 0 and self.churn > before):
-            return
-        done = self.step / (self.planned_steps or self.step or 1)
-        self._dual += _RATE * done * min(max(error, -1.0), 1.0)
-        self._dual = min(self._dual, math.log(self._most))
-        self.weight = math.exp(self._dual)
-        self._show()
 
     # ---- the last step ----
 
@@ -328,7 +333,7 @@ class ChurnBudget(steps.SteppedCallback):
                 least = middle
             else:
                 most = middle
-        share = self._shared(least)
+        share = self._values.floats(least)[0]
         moved = _between(self._anchor, own, share)
         for variable, start, value in zip(
             self._writer.graph.variables, self._anchor, moved, strict=True

@@ -1,6 +1,7 @@
 """A model that never changes, as a teacher: ordinary, offline distillation."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -76,7 +77,9 @@ class FixedTeacher(teacher.Teacher):
         self._given: Any = model
         self._path = path
         self._trust_graph = trust_graph
-        self._copied: Any = None
+        # What runs the model, and the places of the student's outputs there.
+        self._place: Any = None
+        self._order: Sequence[int] = ()
 
     def _model(self) -> keras.Model:
         model = self._given
@@ -95,54 +98,44 @@ class FixedTeacher(teacher.Teacher):
     def attach(self, student: teacher.Student) -> None:
         """Loads the model, and copies its values."""
         if self._path and not self._path.endswith(".keras"):
-            self._check_ends(self._load(student), student)
-            return
-        graph, order = _traced(self._model(), student)
-        self._check_ends([graph.ends[index] for index in order], student)
-        values = saved_model.SavedModelWriter(graph).snapshot()
-        place = student.place(self.name, graph, values)
-        self._copied = place
-
-        def infer(inputs: object) -> list[tf.Tensor]:
-            outputs = place.infer(inputs)
-            return [outputs[index] for index in order]
-
-        self._infer = infer
-
-    def _check_ends(self, ends: list[str], student: teacher.Student) -> None:
+            self._place = self._loaded(student)
+            ends = self._place.ends
+            self._order = range(len(ends))
+        else:
+            graph, self._order = _traced(self._model(), student)
+            ends = [graph.ends[index] for index in self._order]
+            values = saved_model.SavedModelWriter(graph).snapshot()
+            self._place = student.place(self.name, graph, values)
         scale.check_ends(self.name, ends, student.losses, student.graph.ends)
 
-    def _load(self, student: teacher.Student) -> list[str]:
+    def _loaded(self, student: teacher.Student) -> other_graphs.FrozenFunction:
         if student.on_servers:
             raise ValueError(
                 "A fixed teacher of a parameter-server group must be a Keras "
                 f"model or a .keras file; received {self._path!r}. Pass such a "
                 "model, or train without parameter servers."
             )
-        self._infer = loaded = other_graphs.load(
+        return other_graphs.load(
             self._path,
             student.graph.input_spec,
             student.graph.output_spec,
             trust=self._trust_graph,
             remedy="teachers.FixedTeacher(path, trust_graph=True)",
         )
-        return loaded.ends
 
     def values(self, writer: saved_model.SavedModelWriter) -> list[Any] | None:
         """Returns its values for the variables that a student's writer writes.
 
         None if it has other variables.
         """
-        try:
-            if self._copied is None:
-                return list(
-                    saved_model.read_variables(self._path, writer.variables)
-                )
-        except (ValueError, OSError):
-            return None
+        if isinstance(self._place, other_graphs.FrozenFunction):
+            try:
+                return saved_model.read_variables(self._path, writer.variables)
+            except (ValueError, OSError):
+                return None
         found = [
             v if isinstance(v, list) else tf.convert_to_tensor(v)
-            for v in self._copied.variables
+            for v in self._place.variables
         ]
         ours = writer.graph.variables
         same = len(found) == len(ours) and all(
@@ -154,14 +147,15 @@ class FixedTeacher(teacher.Teacher):
 
     def predict(self, inputs: object) -> list[tf.Tensor]:
         """Runs the model outside of a step, which may be on other workers."""
-        if self._copied is None:
-            return self._infer(inputs)
-        return self._copied.try_out(self._copied.variables, inputs)
+        if isinstance(self._place, other_graphs.FrozenFunction):
+            return self._place(inputs)
+        return self._place.try_out(self._place.variables, inputs)
 
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
         """Runs the model on the student's inputs."""
-        outputs = self._infer(batch.inputs)
-        return scale.checked(self.name, outputs, batch.losses)
+        outputs = self._place.infer(batch.inputs)
+        ordered = [outputs[index] for index in self._order]
+        return scale.checked(self.name, ordered, batch.losses)
 
 
 def _shapes(value: Any) -> list[list[int]]:

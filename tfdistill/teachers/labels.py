@@ -71,12 +71,13 @@ class LabelTeacher(teacher.Teacher):
         ends = [name.removeprefix("whole_") for name in names]
         own = self._student.graph.ends
         scale.check_ends(self.name, ends, batch.losses, own)
-        said = [
-            _where(counts, self._decoded(kept, like, loss))
-            for kept, like, loss in zip(
-                label["outputs"], outputs, batch.losses, strict=True
-            )
-        ]
+        said = []
+        for kept, like, loss in zip(
+            label["outputs"], outputs, batch.losses, strict=True
+        ):
+            output = self._decoded(kept, like, loss)
+            rows = tf.reshape(counts, [-1, *[1] * (output.shape.rank - 1)])
+            said.append(tf.where(rows, output, float("nan")))
         return scale.checked(self.name, said, batch.losses)
 
     def _label(self, batch: teacher.Batch, num_outputs: int) -> Any:
@@ -165,12 +166,6 @@ def check_classes(name: str, loss: losses.DistillationLoss | None) -> None:
             f"{type(loss).__name__}, which compares each number separately; "
             "received only the top classes. Leave out `top_k`."
         )
-
-
-def _where(count: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-    """An output with NaN in the rows that do not count."""
-    rows = tf.reshape(count, [-1, *[1] * (output.shape.rank - 1)])
-    return tf.where(rows, output, float("nan"))
 
 
 def check_read(

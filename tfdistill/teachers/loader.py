@@ -146,7 +146,7 @@ class TeacherLoader(steps.Loader):
 
     @property
     def _waits_for_first(self) -> bool:
-        """Whether the burn-in is just over, and a peer has no version yet.
+        """Whether the burn-in is just over, and a peer is unheard.
 
         Groups end theirs at different steps, and publish a version at once.
         """
@@ -154,7 +154,7 @@ class TeacherLoader(steps.Loader):
             return False
         since = self.step - self._burn_in.end
         is_soon = 0 <= since < _SOON_INTERVALS * self._schedule.every_steps
-        return is_soon and self.model.teachers.lacks_versions
+        return is_soon and bool(self.model.teachers.unheard)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Stops the reading thread; by now the last version is published."""

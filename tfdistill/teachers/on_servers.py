@@ -84,29 +84,27 @@ class WorkerVariable:
         )
 
 
-class Rows(sources.OwnRows):
-    """The rows of a shard on a server, gathered there."""
+class _Half(sources.OnServer):
+    """One of the equal parts of a shard on a server."""
 
-    def __init__(
-        self, rows: tf.Variable, num_halves: int = 1, half: tf.Tensor | int = 0
-    ) -> None:
-        """Takes all of them, or one half."""
-        count = int(rows.shape[0]) // num_halves
-        self._rows, self._start = rows, half * count
-        self.dtype = rows.dtype
-        self.shape = tf.TensorShape([count, rows.shape[1]])
+    def __init__(self, shard: tf.Variable, num: int, half: tf.Tensor) -> None:
+        super().__init__(shard)
+        count = int(shard.shape[0]) // num
+        self._start = half * count
+        self.shape = tf.TensorShape([count, shard.shape[1]])
 
     def gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """Gathers rows where they are."""
-        with tf.device(self._rows.device):
-            return tf.gather(self._rows, tf.cast(rows, tf.int64) + self._start)
+        return super().gather_rows(tf.cast(rows, tf.int64) + self._start)
 
 
 class _Between(sources.OwnRows):
     """Interpolates between the rows of two shards, `share` of the way."""
 
-    def __init__(self, start: Rows, end: Rows, share: tf.Tensor) -> None:
-        self._ends, self._share = (start, end), share
+    def __init__(
+        self, start: tf.Variable, end: sources.OwnRows, share: tf.Tensor
+    ) -> None:
+        self._ends, self._share = (sources.OnServer(start), end), share
         self.dtype, self.shape = end.dtype, end.shape
 
     def gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
@@ -184,7 +182,7 @@ class ServerCopy:
         self, half: tf.Tensor, dense: Callable[[int], tf.Tensor], inputs: object
     ) -> list[tf.Tensor]:
         tables = {
-            index: [Rows(shard, self._num_halves, half) for shard in shards]
+            index: [_Half(shard, self._num_halves, half) for shard in shards]
             for index, shards in self._tables.items()
         }
         return _infer(self._graph, tables, dense, inputs)
@@ -339,7 +337,7 @@ def student_runner(
     they are, or, with `starts`, a share of the way from the shards there.
     """
     ends = {
-        index: [Rows(shard.value) for shard in variable.shards]
+        index: [sources.OnServer(shard.value) for shard in variable.shards]
         for index, variable in enumerate(graph.variables)
         if isinstance(variable, tables.Table)
     }
@@ -349,7 +347,7 @@ def student_runner(
     ) -> list[Any]:
         tables: dict[int, list[Any]] = {
             index: [
-                _Between(Rows(start), end, share)
+                _Between(start, end, share)
                 for start, end in zip(starts[index], shards, strict=True)
             ]
             if starts
@@ -402,7 +400,7 @@ class RemoteTeachers:
         """Returns what runs the student with the values of a snapshot."""
         return student_runner(graph)
 
-    def publish(self) -> None:
+    def show(self) -> None:
         """Passes the teachers' present state to executions from now on."""
         copies = [self._copies.get(each.name) for each in self._teachers]
         installs = [[copy.num_installs if copy else 0] for copy in copies]

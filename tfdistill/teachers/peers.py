@@ -1,5 +1,6 @@
 """The other groups as teachers: their exports, run in the student's step."""
 
+import dataclasses
 import functools
 import logging
 import math
@@ -240,19 +241,20 @@ class Peer(teacher.Teacher):
                     self._held_out = known[self.canary]
         self.is_judged = self._held_out is None
         may_differ = self._options.allow_other_graphs
-        self._screen = screen.Screen(
-            graph,
+        check = functools.partial(
+            screen.check,
+            specs=graph,
             schema=self._options.schema,
             only_own="" if may_differ else _OTHER_GRAPH,
         )
         self._reader = reading.Reader(
-            self.exchange, self._writer.variables, self._screen
+            self.exchange, self._writer.variables, check
         )
         self.follower = follower_lib.Follower(
             self.exchange,
             self._first_group,
             read=self._read,
-            screen=self._screen,
+            screen=check,
             wanted=self._is_wanted,
             deltas_of=graph.fingerprint,
             alone=student.num_workers == 1,
@@ -345,23 +347,19 @@ class Peer(teacher.Teacher):
 
         Returns why the version cannot be used, or None.
         """
-        staged = self.follower.staged
-        if staged is None:
-            return "nothing is staged."
-        self._next = None
+        staged: Any = self.follower.staged
+        own, self._next = self._own_place, None
         try:
             with self._student.strategy.scope():
-                self._next = self._place_for(staged)
+                if staged.fingerprint != self._graph.fingerprint:
+                    self._next = self._load(staged)
+                elif own.fits(staged.values):
+                    self._next = own
+                else:
+                    self._next = own.with_room_for(staged.values)
         except Exception as error:  # Loading raises whatever its code raises.
             return f"its graph cannot be used: {error}"
         return None
-
-    def _place_for(self, staged: follower_lib.Staged) -> Any:
-        if staged.fingerprint != self._graph.fingerprint:
-            return self._load(staged)
-        if self._own_place.fits(staged.values):
-            return self._own_place
-        return self._own_place.with_room_for(staged.values)
 
     def _load(self, staged: follower_lib.Staged) -> other_graphs.FrozenFunction:
         """Loads a peer's own graph, and tries it out."""
@@ -557,7 +555,7 @@ class Peer(teacher.Teacher):
         return {
             "step": self.standing().step,
             "now": self._now,
-            "silence": self._silence.state(),
+            "silence": [*dataclasses.astuple(self._silence)],
             "group": self.follower.group,
         }
 
@@ -572,4 +570,4 @@ class Peer(teacher.Teacher):
         """Takes what `state` returned, once its version was read again."""
         if self.follower.current == state["step"] >= 0:
             self._now = state["now"]
-            self._silence.restore(state["silence"])
+            self._silence = staleness.Silence(*state["silence"])

@@ -6,8 +6,8 @@ the age: a slow peer is not a silent peer. The weight of a group that has
 published nothing for ten of its intervals fades, over ten more.
 """
 
+import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from tfdistill.teachers import teacher
@@ -36,26 +36,25 @@ def checked(max_staleness_steps: Any) -> int | str | None:
     return max_staleness_steps
 
 
+@dataclasses.dataclass
 class Silence:
     """How long a peer has published nothing, by the student's own steps.
 
     It is counted in intervals of that peer: the steps from one version to the
     next as they arrived here, but at least what manifests say: versions that a
     busy machine held up arrive one right after the other. All workers count
-    alike.
+    alike. A backup keeps the fields, in this order.
     """
 
-    def __init__(self) -> None:
-        """Knows of no version yet."""
-        self._since: int | None = None
-        self._measured: float | None = None
-        self._announced: int | None = None
-        self._num_refreshes = 0
+    since: int | None = None
+    measured: float | None = None
+    announced: int | None = None
+    num_refreshes: int = 0
 
     @property
     def interval(self) -> float | None:
         """Steps from one version to the next; None if unknown."""
-        known = self._measured, self._announced
+        known = self.measured, self.announced
         return max((each for each in known if each is not None), default=None)
 
     def arrived(self, step: int | None, every_steps: object) -> None:
@@ -63,20 +62,20 @@ class Silence:
 
         `every_steps` is what its manifest says of the interval, if anything.
         """
-        if self._since is not None and step is not None:
-            last = max(step - self._since, 1)
-            before = self._measured or last
-            self._measured = before + _WEIGHT_OF_LAST * (last - before)
+        if self.since is not None and step is not None:
+            last = max(step - self.since, 1)
+            before = self.measured or last
+            self.measured = before + _WEIGHT_OF_LAST * (last - before)
         if type(every_steps) is int:
-            self._announced = max(every_steps, 1)
-        self._since = step
-        self._num_refreshes = 0
+            self.announced = max(every_steps, 1)
+        self.since = step
+        self.num_refreshes = 0
 
     def refreshed(self, step: int) -> None:
         """Notes a refresh; versions can arrive at refreshes only."""
-        if self._since is None:
-            self._since = step
-        self._num_refreshes += 1
+        if self.since is None:
+            self.since = step
+        self.num_refreshes += 1
 
     def share(self, step: int, *, version: int) -> float:
         """What the peer's silence leaves its version, in [0, 1].
@@ -99,22 +98,8 @@ class Silence:
         """How many intervals ago a version arrived; 0 if that is unknown."""
         if self.interval is None:
             return 0.0
-        since = max(step if self._since is None else self._since, version)
-        return min((step - since) / self.interval, self._num_refreshes)
-
-    def state(self) -> list[Any]:
-        """Returns all of it, for a backup, as JSON has it."""
-        return [
-            self._since,
-            self._measured,
-            self._announced,
-            self._num_refreshes,
-        ]
-
-    def restore(self, state: Sequence[Any]) -> None:
-        """Takes what `state` returned."""
-        self._since, self._measured = state[:2]
-        self._announced, self._num_refreshes = state[2:]
+        since = max(step if self.since is None else self.since, version)
+        return min((step - since) / self.interval, self.num_refreshes)
 
 
 def standing(

@@ -153,12 +153,6 @@ class Student:
         """How many workers train it in step."""
         return replicas.num_workers(self.strategy)
 
-    @property
-    def from_logits(self) -> bool:
-        """Whether it returns logits, as its first distillation loss has it."""
-        found = [loss for loss in self.losses if loss is not None]
-        return not found or found[0].from_logits is not False
-
     def in_burn_in(self, step: int) -> bool:
         """Whether a version of a step was made in the student's burn-in.
 

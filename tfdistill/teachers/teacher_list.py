@@ -104,7 +104,7 @@ class TeacherList:
             t for t in self._teachers if isinstance(t, peers_lib.Peer)
         ]
         self.loss: Any = None
-        self.weight: Callable[[tf.Tensor], Any] | None = None
+        self.weight: Any = None
         self._term: term_lib.DistillationTerm | None = None
         self._student: Any = None
         self._following: follower.Following | None = None
@@ -138,11 +138,6 @@ class TeacherList:
         return bool(self._peers)
 
     @property
-    def lacks_versions(self) -> bool:
-        """Whether another group has taught nothing yet."""
-        return any(peer.follower.current < 0 for peer in self._peers)
-
-    @property
     def unheard(self) -> list[int]:
         """Groups of which no version has come, to be used or refused."""
         followers = [peer.follower for peer in self._peers]
@@ -165,8 +160,7 @@ class TeacherList:
     @property
     def are_trained(self) -> bool:
         """Whether some change while the student trains."""
-        kinds = own_past.OwnPast, predictions.PredictedPeer
-        return self.follows_peers or self._has(*kinds)
+        return self.follows_peers or self._has(own_past.OwnPast)
 
     @property
     def read_secs(self) -> float:
@@ -184,8 +178,8 @@ class TeacherList:
         """Whether refreshes, not exports, move the student's own past."""
         return self._has(own_past.OwnPast) and not self.has_exporter
 
-    def _has(self, *kinds: type[teacher_lib.Teacher]) -> bool:
-        return any(isinstance(each, kinds) for each in self._teachers)
+    def _has(self, kind: type[teacher_lib.Teacher]) -> bool:
+        return any(isinstance(each, kind) for each in self._teachers)
 
     @property
     def holders(self) -> list[teacher_lib.Teacher]:
@@ -209,10 +203,6 @@ class TeacherList:
             loss, task_loss=task_loss, output_names=output_names, **options
         )
 
-    def _weight_at(self, step: tf.Tensor) -> Any:
-        """Returns the distillation weight, as the last `compile` has it."""
-        return self.weight(step) if self.weight else 0.0
-
     def forget(self) -> None:
         """Forgets an earlier training, whose versions are not of this one."""
         if self._student is None:
@@ -221,7 +211,7 @@ class TeacherList:
             held_out.forget()
         for peer in self._peers:
             peer.forget()
-        self._publish()
+        self._show()
 
     def attach(
         self,
@@ -250,7 +240,8 @@ class TeacherList:
         student = self._student = teacher_lib.Student(
             graph,
             strategy,
-            weight=self.weight and self._weight_at,
+            # As the last `compile` has it.
+            weight=self.weight and (lambda step: self.weight(step)),
             losses=losses,
             last=last,
             names=self.names,
@@ -282,7 +273,7 @@ class TeacherList:
             moves=len(self._peers),
             loss=1,
         )
-        self._publish()
+        self._show()
 
     # ---- in the step ----
 
@@ -473,7 +464,7 @@ class TeacherList:
                 each.exported(step or 0, {})
         for each in self._teachers:
             each.refresh(step)
-        self._publish()
+        self._show()
         return [self._peers[index].label for index in ready]
 
     def _read_report(self, step: int) -> None:
@@ -546,13 +537,13 @@ class TeacherList:
         for each in self._teachers:
             each.exported(step, averages)
         if self._student is not None:
-            self._publish()
+            self._show()
 
-    def _publish(self) -> None:
-        """Lets the traced step know what the teachers count."""
+    def _show(self) -> None:
+        """Shows the traced step what the teachers count."""
         if self.remote:
             # Travels with each execution.
-            self.remote.publish()
+            self.remote.show()
         else:
             self._standings.assign(soft_targets.standings(self._teachers))
 
@@ -628,7 +619,7 @@ class TeacherList:
         self._student.last.also["teacher_loss"] = float(self._mean_loss())
         if was_following:
             self._start_following()
-        self._publish()
+        self._show()
 
 
 def _chosen(
