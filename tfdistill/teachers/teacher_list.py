@@ -209,6 +209,11 @@ class TeacherList:
             loss, task_loss=task_loss, output_names=output_names, **options
         )
 
+    def begin(self, *, validation_data: object, has_exporter: bool) -> None:
+        """Takes what the `fit` that begins was given."""
+        self.validation_data = validation_data
+        self.has_exporter = has_exporter
+
     def _weight_at(self, step: tf.Tensor) -> Any:
         """Returns the distillation weight, as the last `compile` has it."""
         return self.weight(step) if self.weight else 0.0
