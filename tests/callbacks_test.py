@@ -167,19 +167,6 @@ def test_the_last_step_is_published_and_its_manifest_describes_it(exchange):
     assert {"tensorflow", "keras", "tfdistill"} <= set(found.libraries)
 
 
-def test_several_steps_an_execution(exchange):
-    """Exports and refreshes that fall due inside of one come after it."""
-    cases.publish(exchange, cases.linear(1), step=1)
-    model = cases.codistill(
-        cases.linear(0), cases.peers(exchange), steps_per_execution=3
-    )
-    exporter = _exporter(exchange, every_steps=2)
-    loader = tfdistill.callbacks.TeacherLoader(every_steps=2)
-    callbacks = [exporter, _Waiting(exporter), loader]
-    cases.fit(model, *cases.data(20), batch_size=2, callbacks=callbacks)
-    assert exchange.steps(0) == [3, 6, 9, 10]
-
-
 @pytest.mark.parametrize(
     ("group", "mixes", "arguments", "first"),
     [

@@ -3,7 +3,6 @@
 import json
 import warnings
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -125,15 +124,6 @@ def test_data_that_servers_find_to_be_empty(monkeypatch):
 def test_data_that_end_early_are_told_of_with_the_step():
     with pytest.warns(UserWarning, match="ended after step 2 of 5 of epoch 1"):
         _fit(x=_generated(4, 4), steps_per_epoch=5)
-
-
-def test_a_batch_with_fewer_examples_than_replicas(two_replicas):
-    kernels = []
-    for strategy in (None, two_replicas):
-        keras.utils.set_random_seed(1)
-        model = _fit(strategy, x=X, y=Y, batch_size=1, shuffle=False)
-        kernels.append(model.get_weights()[0])
-    np.testing.assert_allclose(*kernels, rtol=1e-5)
 
 
 def test_xla_on_several_replicas_is_refused(two_replicas):

@@ -1,4 +1,4 @@
-""""""
+"""Which examples a group reads, and in which order."""
 
 import warnings
 

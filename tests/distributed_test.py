@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
-from tests.cases import runs
 from tests.cases import servers as server_cases
 from tests.cases import training as cases
 from tfdistill.cluster import replicas
@@ -45,15 +44,6 @@ def test_files_are_those_of_the_model(tmp_path):
     other = tfdistill.DistributedModel(cases.dense(keras.Model))
     other.load_weights(tmp_path / "all.weights.h5")
     np.testing.assert_array_equal(other.get_weights()[0], loaded.weights[0])
-
-
-def test_a_launched_run_writes_what_the_launcher_shows(run_dir):
-    x, y = cases.regression(16)
-    model = _model()
-    log = keras.callbacks.CSVLogger(run_dir / "group_0" / "log.csv")
-    model.fit(x, y, batch_size=8, epochs=2, callbacks=[log], verbose=0)
-    last = runs.records(run_dir / "group_0")[-1]
-    assert (last["event"], last["step"], last["teachers"]) == ("end", 4, [])
 
 
 def test_a_backup_that_would_lack_an_optimizer_is_refused(tmp_path):

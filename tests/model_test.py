@@ -11,8 +11,6 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
-from tests.cases import servers
-from tests.cases import tiers
 from tfdistill import contrib
 from tfdistill import losses
 from tfdistill import mixing
@@ -22,19 +20,19 @@ from tfdistill.labels import attached
 _X, _Y = cases.data()
 
 
-def _taught(exchange, student=None, x=_X, y=_Y, *, spec=None, **kwargs):
+def _taught(exchange, student=None, **kwargs):
     """A prepared model with one teacher: the same student, other values."""
     is_linear = student is None
     student = student or cases.linear(0)
     model = cases.codistill(student, cases.peers(exchange), **kwargs)
-    cases.prepare(model, x, y)
+    cases.prepare(model, _X, _Y)
     if is_linear:
-        cases.publish(exchange, _peer(), spec=spec or model.graph.input_spec)
+        cases.publish(exchange, _peer(), spec=model.graph.input_spec)
         cases.load(model, 10)
         return model
     before = [v.numpy() for v in student.variables]
     cases.randomize(student, 1)
-    cases.publish(exchange, student, spec=spec or model.graph.input_spec)
+    cases.publish(exchange, student, spec=model.graph.input_spec)
     for variable, value in zip(student.variables, before, strict=True):
         variable.assign(value)
     cases.load(model, 10)
@@ -235,91 +233,6 @@ def test_a_student_that_is_built_by_its_first_batch(exchange):
     logs = cases.fit(model, _X, _Y, epochs=2)
     assert logs["distillation_weight"] == [1, 1]
     assert logs["distillation_loss"][1] > 0
-
-
-def _loss_by_name():
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return {"kind": loss, "size": "mse"}
-
-
-def test_dicts_of_inputs_and_outputs(exchange):
-    a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
-    joined = keras.layers.Concatenate()([a, b])
-    outputs = {
-        "kind": keras.layers.Dense(3, name="kind")(joined),
-        "size": keras.layers.Dense(1, name="size")(joined),
-    }
-    student = keras.Model({"a": a, "b": b}, outputs)
-    x = {"a": _X, "b": _X + 1}
-    y = {"kind": _Y, "size": _X[:, :1]}
-    model = _taught(
-        exchange,
-        student,
-        x,
-        y,
-        loss=_loss_by_name(),
-        distillation_loss={
-            "kind": losses.SoftTargetCrossEntropy(),
-            "size": None,
-        },
-    )
-    before = _values(model)
-    by_path = {v.path: i for i, v in enumerate(student.variables)}
-    untaught = keras.models.clone_model(student)
-    for variable, value in zip(untaught.variables, before, strict=True):
-        variable.assign(value)
-    logs = cases.fit(model, x, y, batch_size=16)
-    assert logs["distillation_loss"][0] > 0
-    plain = cases.codistill(untaught, loss=_loss_by_name())
-    cases.fit(plain, x, y, batch_size=16, callbacks=[])
-    for path, index in by_path.items():
-        same = np.array_equal(_values(model)[index], _values(plain)[index])
-        assert same == path.startswith("size"), path
-
-
-# ---- kinds of data ----
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """Logs and weights of one epoch on arrays, 4 examples a batch."""
-    exchange = tfdistill.Exchange(tmp_path_factory.mktemp("reference"))
-    model = _taught(exchange)
-    return cases.fit(model, _X, _Y, batch_size=4), _values(model)
-
-
-def _generator():
-    while True:
-        for first in range(0, 16, 4):
-            yield _X[first : first + 4], _Y[first : first + 4]
-
-
-def _dataset(dtype="float32"):
-    slices = (_X.astype(dtype), _Y)
-    return tf.data.Dataset.from_tensor_slices(slices).batch(4)
-
-
-@pytest.mark.parametrize(
-    ("make", "compiled", "arguments"),
-    [
-        (lambda: (_generator(), None), {}, {"steps_per_epoch": 4}),
-        (lambda: (_X, _Y), {"steps_per_execution": 3}, {"batch_size": 4}),
-        tiers.deep(lambda: (_dataset("float64"), None), {}, {}),
-        tiers.deep(lambda: (_X, _Y), {"run_eagerly": True}, {"batch_size": 4}),
-    ],
-    ids=["generator", "executions", "float64", "eagerly"],
-)
-def test_data_and_executions_of_any_form(
-    exchange, reference, make, compiled, arguments
-):
-    x, y = make()
-    model = _taught(exchange, x=x, y=y, **compiled)
-    x, y = make()
-    logs = cases.fit(model, x, y, **arguments)
-    assert logs["distillation_weight"] == [1]
-    expected_logs, expected = reference
-    cases.assert_close(_values(model), expected, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(logs["loss"], expected_logs["loss"], rtol=1e-5)
 
 
 # ---- the student's files ----
@@ -583,51 +496,6 @@ def test_steps_that_would_never_run_are_refused(name):
         tfdistill.CodistillModel(kind())
 
 
-class OwnLoss(_Own):
-    """What Keras computes, doubled, and terms of its own and a layer's."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense.kernel_regularizer = keras.regularizers.L2(0.1)
-
-    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
-        given = super().compute_loss(x, y, y_pred, sample_weight)
-        return 2 * given + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
-
-
-def _trained_by_its_own_loss(wrap, strategy=None):
-    keras.utils.set_random_seed(1)
-    with (strategy or tf.distribute.get_strategy()).scope():
-        model = wrap(OwnLoss())
-        model.compile(
-            keras.optimizers.SGD(0.1),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
-    # The last batch holds fewer, and some replica none of them.
-    weights = np.linspace(0, 2, 13, dtype="float32")
-    data = tf.data.Dataset.from_tensor_slices((_X[:13], _Y[:13], weights))
-    logs = cases.fit(model, data.batch(4), epochs=2, callbacks=[])
-    return model, logs, model.evaluate(data.batch(4), verbose=0)
-
-
-@pytest.mark.parametrize("where", [tiers.deep("two_replicas"), "servers"])
-def test_a_loss_of_its_own_trains_as_in_keras(where, request, monkeypatch):
-    strategy = None
-    if where == "two_replicas":
-        strategy = request.getfixturevalue(where)
-    plain, expected, evaluated = _trained_by_its_own_loss(lambda model: model)
-    if where == "servers":
-        servers.pretend(monkeypatch)
-    model, found, also = _trained_by_its_own_loss(
-        tfdistill.CodistillModel, strategy
-    )
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5)
-    np.testing.assert_allclose(also, evaluated, rtol=1e-5)
-    cases.assert_close(model, plain, rtol=1e-5)
-
-
 class Doubled(keras.Model):
     """Has a loss of its own, as Keras gave it before `training`."""
 
@@ -635,27 +503,21 @@ class Doubled(keras.Model):
         return 2 * super().compute_loss(x, y, y_pred, sample_weight)
 
 
-def _two_outputs(named, model_class=keras.Model):
-    inputs = keras.Input((4,))
-    kind = keras.layers.Dense(3, name="kind")(inputs)
-    size = keras.layers.Dense(1, name="size")(inputs)
-    outputs = {"kind": kind, "size": size} if named else [kind, size]
-    return model_class(inputs, outputs)
-
-
-@pytest.mark.parametrize(
-    ("named", "model_class"),
-    [tiers.deep(False, keras.Model), (True, Doubled)],
-    ids=["list", "own_loss"],
-)
-def test_outputs_are_found_by_name_as_in_keras(named, model_class):
-    """Losses, metrics and targets by name, whatever holds the outputs."""
+def test_outputs_of_an_own_loss_are_found_by_name_as_in_keras():
     targets = {"kind": _Y, "size": _X[:, :1]}
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     histories = []
     for wrap in (lambda student: student, tfdistill.CodistillModel):
         keras.utils.set_random_seed(1)
-        model = wrap(_two_outputs(named, model_class))
-        model.compile("sgd", _loss_by_name(), metrics={"kind": ["accuracy"]})
+        inputs = keras.Input((4,))
+        sizes = {"kind": 3, "size": 1}
+        outputs = {
+            name: keras.layers.Dense(size, name=name)(inputs)
+            for name, size in sizes.items()
+        }
+        model = wrap(Doubled(inputs, outputs))
+        losses_of = {"kind": loss, "size": "mse"}
+        model.compile("sgd", losses_of, metrics={"kind": ["accuracy"]})
         found = model.fit(_X, targets, batch_size=8, shuffle=False, verbose=0)
         histories.append(found.history)
     plain, ours = histories

@@ -1,8 +1,5 @@
 """Training on two replicas of one process, against plain Keras on one."""
 
-import dataclasses
-import types
-
 import keras
 import numpy as np
 import pytest
@@ -10,9 +7,7 @@ import tensorflow as tf
 
 from tests.cases import tiers
 from tests.cases import training as training_cases
-from tfdistill.cluster import replicas
 from tfdistill.training import guards
-from tfdistill.training import stragglers
 
 # Each takes several paths at once; the others are deep.
 EVERY_RUN = {"momentum_clipped", "synchronized_normalization"}
@@ -45,40 +40,6 @@ def test_one_device_is_keras_to_the_bit(name):
     actual = training_cases.run(training_cases.CASES[name], _one_device())
     for key, value in training_cases.reference(name).items():
         np.testing.assert_array_equal(actual[key], value, err_msg=key)
-
-
-@pytest.mark.deep
-def test_timed_sums_are_the_same(two_replicas, monkeypatch):
-    # As if each replica were a worker: waits are measured among several.
-    workers = types.SimpleNamespace(
-        num_workers=lambda strategy: 2,
-        num_local=lambda strategy: 1,
-        timed=replicas.timed,
-    )
-    monkeypatch.setattr(stragglers, "replicas", workers)
-    found = []
-    monkeypatch.setattr(
-        stragglers.WorkerWaits, "add", lambda self, *args: found.append(args)
-    )
-    _is_as_on_one_device("momentum_clipped", two_replicas)
-    # Logs come from the first replica, as from the only one of a worker.
-    assert found
-    assert all(waits[0] > 0 for waits, _ in found)
-
-
-@pytest.mark.deep
-def test_keras_itself_clips_before_it_sums(two_replicas, monkeypatch):
-    # The defect that DistributedModel mends. When Keras mends it too, this
-    # fails, and `leave_reduction_to_caller` can go.
-    name = "momentum_clipped"
-    plain = dataclasses.replace(
-        training_cases.CASES[name],
-        wrap=lambda model: model,
-        steps_per_execution=1,
-    )
-    monkeypatch.setitem(training_cases.CASES, name, plain)
-    with pytest.raises(AssertionError, match="log_loss"):
-        _is_as_on_one_device(name, two_replicas)
 
 
 @pytest.mark.deep

@@ -17,6 +17,7 @@ from tfdistill.cluster import identity
 from tfdistill.cluster import method
 from tfdistill.data_checks import DataError
 from tfdistill.data_checks import checked
+from tfdistill.system import keras_internals
 
 __all__ = [
     "DataError",
@@ -90,7 +91,11 @@ def group_shard(
     data_checks.check_parts(
         -1 if number is None else number, cluster.num_groups
     )
-    if _is_reshuffled(examples):
+    # A pipeline has another order each time that it is read.
+    if any(
+        vars(each).get("_reshuffle_each_iteration")
+        for each in keras_internals.pipeline_of(examples)
+    ):
         warnings.warn(
             "This data set is shuffled before it is split among the groups, "
             "so their parts may overlap. Call group_shard() first, then "
@@ -297,23 +302,11 @@ def _with_options(
     dataset: tf.data.Dataset, options: tf.data.Options
 ) -> tf.data.Dataset:
     """Sets options; what is `resumable` remains so."""
-    result, make = (
-        dataset.with_options(options),
-        vars(dataset).get("_from_batch"),
-    )
+    result = dataset.with_options(options)
+    make = vars(dataset).get("_from_batch")
     if make is None:
         return result
     return _remade(result, lambda first: make(first).with_options(options))
-
-
-def _is_reshuffled(dataset: tf.data.Dataset) -> bool:
-    """Whether a pipeline has another order each time that it is read."""
-    # TensorFlow has no public way to look at a pipeline; without these
-    # private names nothing is found, and nothing is warned of.
-    sources: list[Any] = getattr(dataset, "_inputs", list)()
-    return bool(vars(dataset).get("_reshuffle_each_iteration")) or any(
-        map(_is_reshuffled, sources)
-    )
 
 
 def by_element(dataset: tf.data.Dataset) -> tf.data.Dataset:

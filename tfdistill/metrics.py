@@ -338,10 +338,7 @@ def distances(
         >>> distances([0.25, 0.75], [0.5, 0.25])
         array([0.25, 0.5 ])
     """
-    first, second = _pair(predictions, other_predictions)
-    if _is_binary(predictions):
-        return np.abs(first[..., 1] - second[..., 1])
-    return _distances(first, second)
+    return _distances(*_pair(predictions, other_predictions))
 
 
 def divergence(

@@ -13,9 +13,9 @@ from tests.cases import backup as cases
 from tests.cases import codistillation as peers
 from tests.cases import servers
 from tests.cases import tiers
+from tfdistill.backup import replicas
 from tfdistill.cluster import ending
 from tfdistill.parameter_server import variables
-from tfdistill.teachers import worth
 from tfdistill.training import auto_steps
 from tfdistill.training import steps
 
@@ -279,46 +279,27 @@ def test_another_number_of_replicas_goes_on_from_their_mean(
         np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=key)
 
 
-def _taught(exchange, directory=None, **kwargs):
-    def load():
-        return [
-            cases.AtStep(4, lambda model: peers.load(model, 10)),
-            peers.never(),
-        ]
-
-    return cases.train(
-        cases.Case(callbacks=load),
-        directory,
-        teachers=_peers(exchange),
-        **kwargs,
-    )
-
-
-def _peers(exchange):
-    """Are not compared with the student, who knows more."""
-    held_out = cases.numbered(8).batch(4).map(lambda x, *_: x)
-    return peers.peers(exchange, canary=held_out)
-
-
-@pytest.fixture(scope="module")
-def stopped_while_taught(tmp_path_factory):
-    """A teacher's version, and the backups of a training by it."""
-    directory = tmp_path_factory.mktemp("taught")
-    exchange = tfdistill.Exchange(directory / "exchange")
+def test_the_teachers_are_those_of_the_backup(tmp_path, exchange):
     teacher = cases.student()
     peers.publish(exchange, teacher, step=10)
-    _taught(exchange, directory / "backup", stop_after=8)
-    return directory, exchange, teacher
+    # It isn't compared with the student, who knows more.
+    held_out = cases.numbered(8).batch(4).map(lambda x, *_: x)
 
+    def taught(directory=None, **kwargs):
+        at_step = cases.AtStep(4, lambda model: peers.load(model, 10))
+        return cases.train(
+            cases.Case(callbacks=lambda: [at_step, peers.never()]),
+            directory,
+            teachers=peers.peers(exchange, canary=held_out),
+            **kwargs,
+        )
 
-def test_the_teachers_are_those_of_the_backup(tmp_path, stopped_while_taught):
-    directory, exchange, teacher = stopped_while_taught
-    whole, expected, _ = _taught(exchange)
+    whole, expected, _ = taught()
+    taught(tmp_path / "backup", stop_after=8)
     # The version of then is used, not the newest.
     peers.randomize(teacher, 9)
     peers.publish(exchange, teacher, step=20)
-    copy = _copied(directory / "backup", tmp_path)
-    model, logs, backup = _taught(exchange, copy)
+    model, logs, backup = taught(tmp_path / "backup")
     assert backup.resumed_step == 6
     (status,) = model.teachers.status()
     assert (status["step"], status["share"]) == (10, 1)
@@ -326,44 +307,36 @@ def test_the_teachers_are_those_of_the_backup(tmp_path, stopped_while_taught):
     assert logs.found == {key: expected.found[key] for key in logs.found}
 
 
-@pytest.mark.deep
-def test_a_silent_teacher_fades_as_if_training_had_never_stopped(
-    tmp_path, exchange, monkeypatch
-):
-    # Whatever its weights are worth.
-    monkeypatch.setattr(worth, "_LEAST_COUNT", 10**9)
-    peers.publish(exchange, cases.student(), step=1, extras={"every_steps": 1})
-    case = cases.Case(
-        epochs=5,
-        callbacks=lambda: [
-            cases.AtStep(2, lambda model: peers.load(model, 1)),
-            tfdistill.callbacks.TeacherLoader(every_steps=1),
-        ],
-    )
+class _Renamed(steps.SteppedCallback):
+    backup_key = "First"
 
-    def run(directory=None, **kwargs):
-        return cases.train(case, directory, teachers=_peers(exchange), **kwargs)
+    def state(self):
+        return {"seen": 7}
 
-    whole, expected, _ = run()
-    run(tmp_path / "backup", stop_after=20)
-    model, logs, backup = run(tmp_path / "backup")
-    assert backup.resumed_step == 18
-    cases.assert_same(cases.values(model), cases.values(whole))
-    assert logs.found == {key: expected.found[key] for key in logs.found}
-    weights = {float(line["distillation_weight"]) for line in logs.batches()}
-    # Silence counts from step 10 on, with which the student has caught up.
-    assert len([w for w in weights if 0 < w < 1]) > 1
+    def restore(self, state):
+        self.seen = state["seen"]
 
 
-def test_a_teacher_that_is_gone_is_told_of(
-    tmp_path, caplog, stopped_while_taught
-):
-    empty = tfdistill.Exchange(tmp_path / "empty")
-    copy = _copied(stopped_while_taught[0] / "backup", tmp_path)
-    model, logs, _ = _taught(empty, copy)
-    assert "group_1" in caplog.text
-    assert {line["distillation_weight"] for line in logs.batches()} == {"0.0"}
-    assert int(model.optimizer.iterations.numpy()) == 15
+@pytest.mark.parametrize("number", [".2", "/2"])
+def test_callbacks_of_a_class_find_their_states(number):
+    """Whatever stands before them, and in backups of earlier versions."""
+
+    def kept(*others):
+        found = [keras.callbacks.ReduceLROnPlateau() for _ in range(2)]
+        for wait, each in enumerate(found):
+            each.wait, each.best = wait, 0.5
+        renamed = _Renamed()
+        return replicas.kept_of([*others, found[0], renamed, found[1]]), found
+
+    states = replicas.states_of(kept()[0])
+    second = states.pop("ReduceLROnPlateau.2")
+    states[f"ReduceLROnPlateau{number}"] = second
+    found, plateaus = kept(keras.callbacks.EarlyStopping())
+    for each in plateaus:
+        each.wait = -1
+    replicas.set_states(found, replicas.by_present_keys(states))
+    assert [each.wait for each in plateaus] == [0, 1]
+    assert found["First"].seen == 7
 
 
 class _Newest(keras.callbacks.Callback):

@@ -19,7 +19,6 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
-from models import dlrm
 from tests.cases import references
 from tfdistill import data as tfdistill_data
 from tfdistill.embedding import tables
@@ -179,18 +178,13 @@ def dictionaries() -> keras.Model:
     return keras.Model({"a": a, "b": b}, outputs)
 
 
-def click_student(
-    joined: Callable[..., Any] | None = None, table: Any = None
-) -> keras.Model:
-    """A student with a table of several fields and dictionaries as inputs.
-
-    `joined` makes one tensor of x and the rows: by default side by side.
-    """
+def click_student(table: Any = None) -> keras.Model:
+    """A student with a table of several fields and dictionaries as inputs."""
     x = keras.Input((5,), name="x")
     ids = keras.Input((len(FIELD_SIZES),), dtype="int64", name="ids")
     table = table or tfdistill.layers.ShardedEmbedding(FIELD_SIZES, 4)
-    rows = table(ids)
-    both = (joined or _side_by_side)(x, rows)
+    rows = keras.layers.Flatten()(table(ids))
+    both = keras.layers.Concatenate()([x, rows])
     hidden = keras.layers.Dense(6, activation="tanh")(both)
     return keras.Model({"x": x, "ids": ids}, keras.layers.Dense(1)(hidden))
 
@@ -203,20 +197,12 @@ def two_tasks(heads: tuple[str, ...] = ("click", "sale")) -> keras.Model:
     return keras.Model(below.input, outputs)
 
 
-def _side_by_side(x: Any, rows: Any) -> Any:
-    return keras.layers.Concatenate()([x, keras.layers.Flatten()(rows)])
-
-
-def _crossed(x: Any, rows: Any) -> Any:
-    return dlrm.crossed(dlrm.dense(x, [4]), rows, num_crosses=2, rank=3)
-
-
 def dynamic_student() -> keras.Model:
     """The same with ids that get rows, of which each server holds some."""
     table = tfdistill.layers.DynamicEmbedding(
         2048, 4, num_fields=len(FIELD_SIZES), admit_after=3, evict="count"
     )
-    return click_student(table=table)
+    return click_student(table)
 
 
 def bag_student() -> keras.Model:
@@ -575,14 +561,6 @@ CASES: dict[str, Case] = {
         steps_per_epoch=10,
         tolerance=2e-5,
     ),
-    # The recipes' DLRM.
-    "tables_crossed": Case(
-        optimizer=lambda: keras.optimizers.Adagrad(0.1),
-        student=lambda: click_student(_crossed),
-        data=clicks,
-        compiled=_signs(metrics=["mae"]),
-        steps_per_execution=3,
-    ),
     "ids_by_column": Case(
         optimizer=lambda: adam(0.02, global_clipnorm=0.1),
         student=dynamic_student,
@@ -748,7 +726,7 @@ PLACES = {
         "ids_by_column",
         "tables_lazy_adam",
         "rates_auc",
-        "tables_crossed",
+        "tables",
         "steps_found",
         "two_tasks_taught",
         "own_loss",

@@ -65,14 +65,6 @@ def test_urls_survive():
     assert Cluster.from_env(cluster.to_env()).exchange == "gs://bucket//x"
 
 
-def test_chief_counts_as_worker_without_parameter_servers():
-    spec = {"chief": ["a:1"], "worker": ["a:2", "a:3"]}
-    cluster = Cluster(spec=spec)
-    assert cluster.num_workers == 3
-    assert not cluster.is_chief
-    assert Cluster(task_type="chief", spec={"chief": ["a:1"]}).num_workers == 1
-
-
 BAD_CONFIGS = {
     "{": "TF_CONFIG must be valid JSON",
     "null": "TF_CONFIG must be a JSON object",
@@ -122,12 +114,11 @@ def test_malformed_cluster(cluster, must):
 
 
 # What services set, as these sources write it: training.py of
-# aws/sagemaker-tensorflow-training-toolkit (without servers it is Ray's form),
-# "Distributed training" of Vertex AI's documentation,
-# train/tensorflow/config.py of ray-project/ray, mirrored_strategy_runner.py of
-# tensorflow/ecosystem for Databricks, which is Ray's form, and
-# kubeflow/training-operator. The text, and the task's name, its address,
-# whether it is the chief, workers, servers.
+# aws/sagemaker-tensorflow-training-toolkit, and "Distributed training" of
+# Vertex AI's documentation. Those of kubeflow/training-operator,
+# train/tensorflow/config.py of ray-project/ray and mirrored_strategy_runner.py
+# of tensorflow/ecosystem have less beside the standard form. The text, and the
+# task's name, its address, whether it is the chief, workers, servers.
 _FORMS = {
     "SageMaker, master": (
         {
@@ -155,24 +146,6 @@ _FORMS = {
             "task": {"type": "chief", "index": 0, "cloud": "a-1", "trial": "1"},
         },
         (*("chief:0", "cmle-training-workerpool0-ab-0:2222"), *(True, 3, 0)),
-    ),
-    "Ray": (
-        {
-            "cluster": {"worker": ["10.0.0.1:41021", "10.0.0.2:38111"]},
-            "task": {"type": "worker", "index": 0},
-        },
-        ("worker:0", "10.0.0.1:41021", True, 2, 0),
-    ),
-    "Kubeflow": (
-        {
-            "cluster": {
-                "chief": ["run-chief-0.ns.svc:2222"],
-                "worker": ["run-worker-0.ns.svc:2222"],
-            },
-            "task": {"type": "chief", "index": 0},
-            "environment": "cloud",
-        },
-        ("chief:0", "run-chief-0.ns.svc:2222", True, 2, 0),
     ),
 }
 

@@ -26,14 +26,6 @@ def test_the_last_word_is_read_wherever_the_writer_is(reporter, ready_path):
     assert signs.read_progress(ready_path) == signs.Line(signs.STEP, 3)
 
 
-def test_an_inner_call_returns_to_the_phase_of_the_outer(reporter, ready_path):
-    reporter.say(signs.EPOCH_END)
-    with pytest.raises(KeyError), reporter.returning():
-        reporter.say(signs.EVALUATION_STEP)
-        raise KeyError
-    assert signs.read_progress(ready_path).phase == signs.EPOCH_END
-
-
 def test_without_a_launcher_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for environ in ({}, {signs.VARIABLE: ""}):

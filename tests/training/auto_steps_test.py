@@ -7,7 +7,6 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill.training import auto_steps
-from tfdistill.training import steps
 
 
 def _found(secs, *, most=64, longest_secs=0.1, num_executions=2000):
@@ -49,16 +48,6 @@ def _found(secs, *, most=64, longest_secs=0.1, num_executions=2000):
 )
 def test_it_grows_while_steps_a_second_do(secs, count):
     assert _found(secs) == count
-
-
-def test_executions_end_where_a_callback_is_due(exchange, tmp_path):
-    for callback, due in (
-        (tfdistill.callbacks.StudentExporter(exchange, every_steps=7), 14),
-        (tfdistill.callbacks.TeacherLoader(every_steps=5), 15),
-        (tfdistill.callbacks.Backup(tmp_path, every_steps=9), 18),
-        (steps.SteppedCallback(), None),
-    ):
-        assert callback.next_due(12) == due
 
 
 class _EachBatch(keras.callbacks.Callback):

@@ -68,11 +68,11 @@ def _number(data):
     """What a worker tells the others of some data."""
     first, told = _first()
     if isinstance(data, tf.data.Dataset):
-        read = first.of_dataset(data)
+        read = first.of(data)
         assert read.cardinality() == data.cardinality()
         assert len(list(read)) == len(list(data))
     elif isinstance(data, tuple):
-        first.of(*data)
+        assert first.of(data) is data
     else:
         read = first.of(data)
         assert isinstance(read, type(data))
@@ -111,7 +111,7 @@ class _Turned(_Sequence):
 def test_each_epoch_is_compared(make, is_resumed):
     data, (first, told) = make(X, Y), _first()
     is_dataset = isinstance(data, tf.data.Dataset)
-    read = first.of_dataset(data) if is_dataset else first.of(data)
+    read = first.of(data)
     watch = same_data.Watch(first, starts_over=True, is_resumed=is_resumed)
     for epoch in range(3):
         watch.on_epoch_begin(epoch)
@@ -146,7 +146,7 @@ def test_data_that_are_no_global_batches_are_left_alone(policy):
     options.experimental_distribute.auto_shard_policy = policies[policy]
     dataset = data_lib.by_element(_dataset(X, Y).with_options(options))
     first, _ = _first()
-    assert first.of_dataset(dataset) is dataset
+    assert first.of(dataset) is dataset
 
 
 def test_a_data_set_remains_resumable():
@@ -154,7 +154,7 @@ def test_a_data_set_remains_resumable():
         return tf.data.Dataset.range(6).batch(2).skip(number)
 
     first, _ = _first()
-    noted = first.of_dataset(data_lib.by_element(data_lib.resumable(make)))
+    noted = first.of(data_lib.by_element(data_lib.resumable(make)))
     (left,) = data_lib.from_batch(noted, 2)
     assert left.numpy().tolist() == [4, 5]
 

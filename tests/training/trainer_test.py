@@ -1,4 +1,4 @@
-""""""
+"""What replicas have each, what Keras makes late, and what is refused."""
 
 import itertools
 import json
@@ -62,16 +62,6 @@ def test_replicas_get_the_mean_of_their_own_and_it_is_exported(
     np.testing.assert_allclose(
         loaded.serve(x), model.student(x, training=False), rtol=1e-5
     )
-
-
-def test_frozen_weights_are_no_statistics():
-    """Their mean over three replicas would be off by a bit."""
-    norm = keras.layers.BatchNormalization()
-    frozen = keras.layers.Dense(5, trainable=False)
-    model = keras.Sequential([keras.Input((4,)), frozen, norm])
-    found = trainer.own_statistics(model)
-    expected = [norm.moving_mean, norm.moving_variance]
-    assert set(map(id, found)) == set(map(id, expected))
 
 
 def test_a_replica_without_rows_contributes_nothing(two_replicas):

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfdistill
 from tests.cases import training as cases
@@ -13,30 +12,6 @@ _LOSSES = {
     name: keras.losses.BinaryCrossentropy(from_logits=True)
     for name in ("click", "sale")
 }
-
-
-def _weight(log_variance=0.0):
-    made = uncertainty.LearnedWeight(name="weight", is_regularized=True)
-    made.variables[0].assign(log_variance)
-    return made
-
-
-def test_a_loss_is_multiplied_and_the_variance_costs_half_of_its_logarithm():
-    weight = _weight(np.log(4.0))
-    assert float(keras.ops.multiply(tf.constant(2.0), weight)) == 0.5
-    assert float(weight.cost) == pytest.approx(np.log(2.0))
-    assert float(weight.losses[0]) == pytest.approx(np.log(2.0))
-
-
-def test_the_best_variance_is_twice_the_loss():
-    weight, loss = _weight(), 3.0
-    for _ in range(30):
-        with tf.GradientTape() as tape:
-            total = weight.value * loss + weight.cost
-        log_variance = weight.variables[0]
-        gradient = tape.gradient(total, log_variance.value)
-        log_variance.assign_sub(gradient)
-    assert float(weight.value) == pytest.approx(1 / (2 * loss), rel=1e-3)
 
 
 def _student(as_list=False):

@@ -158,13 +158,13 @@ class Backup(steps.SteppedCallback):
         self._stoppers: list[keras.callbacks.EarlyStopping] = []
         self._data: Any = None
         self._epoch = self._num_done = 0
-        self._is_due = self._has_asked = False
         self._last_step = -1
         # What was taken at a batch that may be the epoch's last: its step, and
         # what writes it.
         self._held: tuple[int, Callable[[], None]] | None = None
-        # Whether training should let what is in flight end, for `on_quiet`.
-        self.wants_quiet = False
+        # Whether one waits for its moment: on servers for `on_quiet`, when
+        # nothing is in flight; else for the epoch's end.
+        self.is_due = self._has_asked = False
         self.num_skipped = 0
         self.resumed_step: int | None = None
 
@@ -206,14 +206,15 @@ class Backup(steps.SteppedCallback):
         chosen = self.begun.chosen
         return chosen.point if chosen else None
 
-    def opened(self, iterator: object) -> None:
+    def opened(self, epochs: keras_internals.EpochData) -> None:
         """Moves Keras' iterator over the training data to where `fit` begins.
 
-        The first iterator that a `fit` opens is over its training data.
+        The first data that a `fit` opens are its training data.
         """
         if self._data is not None:
             return
-        self._data = keras_internals.EpochData(iterator)
+        self._data = epochs
+        epochs.count()
         if self.point:
             self._data.go_to(
                 dict(self.point.data),
@@ -241,7 +242,7 @@ class Backup(steps.SteppedCallback):
         return self._every or self.begun.interval
 
     def _take(self, epoch: int, batch: int, *, wait: bool = False) -> None:
-        self._is_due = False
+        self.is_due = False
         point = steps.TrainingPoint(
             step=self.step,
             epoch=epoch,
@@ -278,7 +279,7 @@ class Backup(steps.SteppedCallback):
         # All others have begun.
         self.begun.restore_callbacks()
         self._check_seeds()
-        self.wants_quiet = self._is_due = self._has_asked = False
+        self.is_due = self._has_asked = False
         self._held = None
         self._backups.not_finite = None
         self._backups.replaces = False
@@ -314,17 +315,14 @@ class Backup(steps.SteppedCallback):
         if self._backups.not_finite:  # Ends the training, elsewhere.
             self.model.trainer.fail(self._backups.not_finite)
         self._num_done = batch + 1
-        due = self._schedule.due(self.step)
-        if self._on_servers:
-            self.wants_quiet = self.wants_quiet or due
-        else:
+        self.is_due |= self._schedule.due(self.step)
+        if not self._on_servers:
             # The backup held is not from the epoch's last batch.
             if self._write(wait=ending.requested()) and ending.requested():
                 ending.finish()
-            self._is_due = self._is_due or due
             # The last batch's backup waits for the end of the epoch, by which
             # validation is done and callbacks have decided.
-            if self._is_due and not self._ends_epoch:
+            if self.is_due and not self._ends_epoch:
                 self._take(self._epoch, self._num_done)
         if ending.requested():
             self._back_up_and_end()
@@ -337,15 +335,14 @@ class Backup(steps.SteppedCallback):
                 if self._held is None:  # Else after the next step.
                     ending.finish()
         elif not self._has_asked:
-            self._has_asked = self.wants_quiet = True
-        elif not self.wants_quiet:
+            self._has_asked = self.is_due = True
+        elif not self.is_due:
             ending.finish()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Takes the backup of an epoch, or asks for quiet to do so."""
-        if self._on_servers:
-            self.wants_quiet = self.wants_quiet or self._every is None
-        elif self._every is None or self._is_due or self._held is not None:
+        self.is_due |= self._every is None
+        if not self._on_servers and (self.is_due or self._held is not None):
             self._take_after_epoch()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
@@ -380,7 +377,7 @@ class Backup(steps.SteppedCallback):
 
     def on_quiet(self, point: steps.TrainingPoint) -> None:
         """Writes a backup; a failure is only logged."""
-        self.wants_quiet = False
+        self.is_due = False
         self.begun.take(point)
 
 

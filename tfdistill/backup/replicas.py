@@ -9,8 +9,10 @@ collective, so that one task writes the complete state.
 """
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -339,7 +341,7 @@ class _Rows:
 def kept_of(
     callbacks: Sequence[keras.callbacks.Callback],
 ) -> dict[str, steps.Stateful]:
-    """Returns what callbacks keep, by the names of their classes.
+    """Returns what callbacks keep, by their keys in a backup.
 
     This package's callbacks declare their state; some of Keras' are known.
     """
@@ -354,9 +356,28 @@ def kept_of(
             kept.append(callback)
         if isinstance(callback, keras.callbacks.History):
             kept.append(_Rows(callback))
+        key = getattr(callback, "backup_key", None) or type(callback).__name__
         for each in kept:
-            name = type(callback).__name__
-            found[f"{name}/{len(found)}" if name in found else name] = each
+            found[_free(key, found)] = each
+    return found
+
+
+def _free(key: str, taken: Container[str]) -> str:
+    """A key, or the first of `key.2`, `key.3` and so on that is not taken."""
+    more = (f"{key}.{number}" for number in itertools.count(2))
+    return next(k for k in itertools.chain([key], more) if k not in taken)
+
+
+def by_present_keys(states: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns states as `kept_of` has them now.
+
+    For several callbacks of a class, earlier versions wrote `Class/3`, with the
+    number of all that is kept before it.
+    """
+    found = {key: each for key, each in states.items() if "/" not in key}
+    earlier = [key.rpartition("/") for key in states.keys() - found.keys()]
+    for key, _, number in sorted(earlier, key=lambda each: int(each[2])):
+        found[_free(key, found)] = states[f"{key}/{number}"]
     return found
 
 
@@ -460,7 +481,7 @@ class FitBackup(keras.callbacks.Callback):
         # A training that was over is not one that failed.
         if chosen.point.epoch < chosen.host.get("epochs", 0):
             self.interval.restore(chosen.host["interval"])
-        states = chosen.host["states"]
+        states = self._states
         if lost := states.keys() - self._kept.keys():
             _log.warning(
                 "The backup contains state of %s, which this script doesn't "
@@ -477,8 +498,13 @@ class FitBackup(keras.callbacks.Callback):
 
     def restore_callbacks(self) -> None:
         """Gives callbacks, which have begun, what they had in the backup."""
-        if self.chosen is not None:
-            set_states(kept_of(self._others), self.chosen.host["states"])
+        set_states(kept_of(self._others), self._states)
+
+    @property
+    def _states(self) -> dict[str, Any]:
+        """What the backup has of objects with a state, by their keys."""
+        found = self.chosen.host["states"] if self.chosen else {}
+        return by_present_keys(found)
 
     def on_epoch_begin(
         self, epoch: int, logs: steps.Logs | None = None

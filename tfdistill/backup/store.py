@@ -152,7 +152,11 @@ class BackupStore(publisher.Exchange):
         }
 
         def write(directory: str) -> None:
-            state.write(directory, snapshot)
+            try:
+                state.write(directory, snapshot)
+            except server_bundle.NotFiniteError as error:
+                self.not_finite = f"{error.name} at step {step}"
+                raise
             path = pathlib.Path(directory, _HOST)
             path.write_text(json.dumps(said), encoding="utf-8")
 
@@ -162,10 +166,7 @@ class BackupStore(publisher.Exchange):
             _log.info("Step %d was backed up before.", step)
         except versions.ExportError as error:
             self.num_failed += 1
-            goes_on = ", training continues"
-            if isinstance(error.__cause__, server_bundle.NotFiniteError):
-                self.not_finite = f"{error.__cause__.name} at step {step}"
-                goes_on = ""
+            goes_on = "" if self.not_finite else ", training continues"
             _log.warning(
                 "Step %d was not backed up%s: %s", step, goes_on, error
             )

@@ -6,7 +6,9 @@ table follow their ids: another number of rows lies in another order.
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -87,25 +89,42 @@ def _stored_rows(table: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Move:
-    """A table whose rows lie elsewhere than in the backup."""
+class Both:
+    """A part of the backup, and of this training; None if one lacks it."""
 
-    theirs: Mapping[str, Any]
-    ours: Mapping[str, Any]
+    theirs: Any
+    ours: Any
 
-    def fits(self, specs: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether each field of it has at least as many ids as before.
+    def each(self, parts: Callable[[Any], Iterable[Any]]) -> Iterable["Both"]:
+        """Pairs their parts, by the order that they are in."""
+        found = itertools.zip_longest(parts(self.theirs), parts(self.ours))
+        return itertools.starmap(Both, found)
 
-        And rows and slots of the same kind. `specs` are theirs and ours.
+    @property
+    def is_there(self) -> bool:
+        """Whether neither lacks it."""
+        return self.theirs is not None and self.ours is not None
+
+    def are_equal(self, *names: str) -> bool:
+        """Whether a table is as it was by some names."""
+        return all(self.theirs[name] == self.ours[name] for name in names)
+
+    def fits(self, specs: "Both") -> bool:
+        """Whether each field of a table has at least as many ids as before.
+
+        And rows and slots of the same kind.
         """
+        if not self.is_there:
+            return False
         before, now = self.theirs["sizes"], self.ours["sizes"]
         kinds = [
             [
                 (found[keys[0]]["shape"][1:], found[keys[0]]["dtype"])
                 for keys in table["parts"]
             ]
-            for found, table in zip(
-                specs, (self.theirs, self.ours), strict=True
+            for found, table in (
+                (specs.theirs, self.theirs),
+                (specs.ours, self.ours),
             )
         ]
         same = len(before) == len(now) and kinds[0] == kinds[1]
@@ -155,7 +174,7 @@ class WarmStart:
 
     path: str
     sources: Mapping[str, str]
-    moves: Sequence[Move]
+    moves: Sequence[Both]
     _: dataclasses.KW_ONLY
     step: int
 
@@ -169,44 +188,40 @@ def planned(chosen: store.Chosen, state: Any) -> WarmStart:
             f"is of the optimizer {theirs.get('optimizer')}, and this training "
             f"has {ours['optimizer']}",
         )
-    specs = chosen.host["variables"], state.specs()
-    sources, moves, different = {}, [], []
-    moved: set[str] = set()
-    for before, now in zip(
-        *(t.get("embeddings", []) for t in (theirs, ours)), strict=False
-    ):
-        move = Move(before, now)
-        if before["sizes"] != now["sizes"] and move.fits(specs):
-            moves.append(move)
-            moved |= {key for part in now["parts"] for key in part}
-    for kind in ours["carried"]:
-        for before, now in itertools.zip_longest(
-            *(list(t["carried"].get(kind, {}).items()) for t in (theirs, ours))
-        ):
-            if now and now[0] in moved:
+    specs = Both(chosen.host["variables"], state.specs())
+    sources: dict[str, str] = {}
+    different: list[str] = []
+    embeddings = Both(*(t.get("embeddings", []) for t in (theirs, ours)))
+    moves = [
+        table
+        for table in embeddings.each(iter)
+        if table.fits(specs) and not table.are_equal("sizes")
+    ]
+    moved = {key for m in moves for part in m.ours["parts"] for key in part}
+    for kind, named in ours["carried"].items():
+        carried = Both(theirs["carried"].get(kind, {}), named)
+        for each in carried.each(dict.items):
+            (own, name), other = each.ours or each.theirs, each.theirs
+            if own in moved:
                 continue
-            if before and now and specs[0][before[0]] == specs[1][now[0]]:
-                sources[now[0]] = before[0]
+            if each.is_there and specs.ours[own] == specs.theirs[other[0]]:
+                sources[own] = other[0]
             else:
-                different.append((now or before)[1])
-    for before, now in itertools.zip_longest(
-        *(t["tables"] for t in (theirs, ours))
-    ):
-        if not (before and now and Move(before, now).fits(specs)):
-            different.append((now or before).get("name", "tables"))
+                different.append(name)
+    for table in Both(theirs["tables"], ours["tables"]).each(iter):
+        if not table.fits(specs):
+            named = table.ours or table.theirs
+            different.append(named.get("name", "tables"))
             continue
-        pairs = [
-            (own, other)
-            for parts in zip(now["parts"], before["parts"], strict=True)
-            for own, other in itertools.zip_longest(*parts)
-        ]
-        if all(before[k] == now[k] for k in ("sizes", "sharding")) and all(
-            None not in (own, other) and specs[0][other] == specs[1][own]
-            for own, other in pairs
+        parts = table.each(operator.itemgetter("parts"))
+        keys = [key for part in parts for key in part.each(iter)]
+        if table.are_equal("sizes", "sharding") and all(
+            key.is_there and specs.ours[key.ours] == specs.theirs[key.theirs]
+            for key in keys
         ):
-            sources |= dict(pairs)
+            sources |= {key.ours: key.theirs for key in keys}
         else:
-            moves.append(Move(before, now))
+            moves.append(table)
     if different:
         some = ", ".join(list(dict.fromkeys(different))[:5])
         raise _refused(chosen, f"differs from this training's in {some}")

@@ -232,8 +232,11 @@ class Cluster:
             task_type=task.get("type", "worker"),
             task_index=task.get("index", 0),
             spec=spec,
-            group=_number(environ, "TFDISTILL_GROUP", 0),
-            num_groups=_number(environ, "TFDISTILL_NUM_GROUPS", 1),
+            group=method_lib.number(environ, "TFDISTILL_GROUP", least=0) or 0,
+            num_groups=method_lib.number(
+                environ, "TFDISTILL_NUM_GROUPS", least=1
+            )
+            or 1,
             exchange=environ.get("TFDISTILL_EXCHANGE") or None,
             workdir=environ.get("TFDISTILL_WORKDIR") or None,
             method=method_lib.from_env(environ),
@@ -323,13 +326,3 @@ def _check_names(environ: Mapping[str, str]) -> None:
             f"{value}. Unset it or use one of: "
             f"{', '.join(sorted(KNOWN_VARIABLES))}."
         )
-
-
-def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name)
-    if not text:
-        return default
-    if not _NUMBER.fullmatch(text):
-        must = "be a whole number >= 0 in decimal digits"
-        raise error(name, must, text, "Write it as, say, 0 or 12.")
-    return int(text)

@@ -142,8 +142,8 @@ def from_env(environ: Mapping[str, str]) -> Method | None:
     return dataclasses.replace(
         found,
         weight_decay=decay,
-        seed=_number(environ, _SEED, least=0),
-        every_steps=_number(environ, _EVERY_STEPS, least=1),
+        seed=number(environ, _SEED, least=0),
+        every_steps=number(environ, _EVERY_STEPS, least=1),
         held_out=environ.get(_HELD_OUT) or None,
     )
 
@@ -161,7 +161,8 @@ def _decay(text: str) -> float:
     return found
 
 
-def _number(environ: Mapping[str, str], name: str, *, least: int) -> int | None:
+def number(environ: Mapping[str, str], name: str, *, least: int) -> int | None:
+    """Returns the whole number that a variable has; None if it isn't set."""
     text = environ.get(name)
     if not text:
         return None

@@ -30,8 +30,6 @@ from tfdistill.training import steps
 from tfdistill.training import uncertainty
 
 Logs = steps.Logs
-# What is logged of the loss besides `loss` itself.
-_PARTS = ("task_loss", "distillation_loss")
 
 
 def _check_preprocessor(student: keras.Model) -> None:
@@ -273,8 +271,9 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
         )
         # Attributes, by which Keras finds metrics; and keeps them, so once.
         if self._task_tracker is None:
-            self._task_tracker = keras.metrics.Mean("task_loss")
-            self._distillation_tracker = keras.metrics.Mean("distillation_loss")
+            self._task_tracker, self._distillation_tracker = map(
+                keras.metrics.Mean, steps.PARTS
+            )
 
     @property
     def _kind(self) -> type[distributed.DistributedModel]:
@@ -286,8 +285,10 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
 
     def _callbacks(self, arguments: Mapping[str, Any]) -> list[Any]:
         found = super()._callbacks(arguments)
-        self.teachers.validation_data = arguments.get("validation_data")
-        self.teachers.has_exporter = bool(steps.first(found, steps.Exporter))
+        self.teachers.begin(
+            validation_data=arguments.get("validation_data"),
+            has_exporter=steps.first(found, steps.Exporter) is not None,
+        )
         weight = self.teachers.weight
         kinds = auto_burn_in.AutoBurnIn, churn_budget.ChurnBudget
         if isinstance(weight, kinds) and weight not in found:
@@ -386,7 +387,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
     def test_step(self, data: Any) -> Logs:
         """Evaluates only the student on one replica's part of the batch."""
         logs = super().test_step(data)
-        return {k: v for k, v in logs.items() if k not in _PARTS}
+        return {k: v for k, v in logs.items() if k not in steps.PARTS}
 
     def get_config(self) -> dict[str, Any]:
         """Returns the student, serialized, if the model has no teachers.

@@ -213,10 +213,10 @@ class DistributedModel(replica_steps.ReplicaSteps):
         # or that over the workers of servers (`parameter_server.trainer`). The
         # order of callbacks, those in brackets only if they are needed:
         #
-        #     [same_data.Watch], [_Before], _DataWatch, TerminateOnNonFinite,
+        #     [same_data.Watch], [_Phases], _DataWatch, TerminateOnNonFinite,
         #     [FitBackup], [TensorBoardBatches], [TeachingWatch], yours,
         #     [RunLogger], [CodistillTensorBoard], [Backup], [AutoSteps],
-        #     [Together], [StepWatchdog], [_After]
+        #     [Together], [StepWatchdog], [_Phases]
         if self.model.built and not self.model.trainable_weights:
             warnings.warn(
                 f"{self.model.name!r} has no trainable weights. Set `trainable "

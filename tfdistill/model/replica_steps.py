@@ -52,14 +52,15 @@ class ReplicaSteps(around.ModelAround):
     def _maybe_symbolic_build(
         self, iterator: object = None, data_batch: object = None
     ) -> None:
-        spec = data_batch
+        spec, epochs = data_batch, None
         if iterator is not None:
-            spec = keras_internals.distributed_element_spec(iterator)
+            epochs = keras_internals.EpochData(iterator)
+            spec = epochs.element_spec
         self._own.spec = self.bare(spec)
         own_steps.mark_built(self.model)
         if self.model.built:
             self.built = True
-        self.trainer.build(spec, iterator)
+        self.trainer.build(spec, epochs)
 
     def _symbolic_build(
         self, iterator: object = None, data_batch: object = None

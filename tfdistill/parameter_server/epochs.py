@@ -203,7 +203,7 @@ class TrainingEpochs:
 
     @property
     def _wants_quiet(self) -> bool:
-        return self._backup is not None and self._backup.wants_quiet
+        return self._backup is not None and self._backup.is_due
 
     def back_up(self, epoch: int, done: int) -> None:
         """Takes a backup that is due, with `done` steps of the epoch done.

@@ -152,7 +152,7 @@ class ServerTrainer(trainer.Trainer):
     def build(
         self,
         element_spec: object,
-        iterator: object = None,
+        epochs: object = None,
         *,
         predicts: bool = False,
     ) -> None:

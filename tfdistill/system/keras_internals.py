@@ -81,23 +81,30 @@ def prepare() -> None:
     Whoever makes a strategy or a model calls it first.
     """
     _make_scalars_readable()
-    _pass_batches_on_without_autotune()
-    _copy_arrays_of_python()
-    _start_variables_of_all_dtypes()
-    _count_by_share()
-    _measure_all_rows()
-    _add_up_rows()
     base_optimizer.ops = _OpsThatMeet()
-    _shape_empty_convolutions()
-    _pass_data_sets_through()
-    replace(keras.Layer, "add_loss", _mark_losses)
     backend_nn._compute_moments_sync = _moments_of_replicas
-    for name in (
-        "scale_loss_for_distribution",
-        "unscale_loss_for_distribution",
-    ):
-        original = getattr(loss_module, name)
-        setattr(loss_module, name, _with_switch(original))
+    adapters = (
+        data_adapters.ArrayDataAdapter,
+        data_adapters.GeneratorDataAdapter,
+        data_adapters.PyDatasetAdapter,
+    )
+    changes: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+        (backend_nn, "conv", _shaped),
+        (backend_nn, "depthwise_conv", _shaped),
+        (collective_ops, "broadcast_recv", _received),
+        (collective_ops, "broadcast_send", _sent),
+        (keras.Layer, "add_loss", _mark_losses),
+        (keras.metrics.Mean, "update_state", _count_by_share),
+        (keras.metrics.MeanMetricWrapper, "update_state", _measure_all_rows),
+        (loss_module, "scale_loss_for_distribution", _with_switch),
+        (loss_module, "unscale_loss_for_distribution", _with_switch),
+        (multi_device_iterator_ops, "_create_device_dataset", _not_tuned),
+        (script_ops.FuncRegistry, "__call__", _copied),
+        (tf.GradientTape, "gradient", _add_up_rows),
+        *((adapter, "get_tf_dataset", _passed_on) for adapter in adapters),
+    )
+    for home, name, by in changes:
+        replace(home, name, by)
 
 
 def is_deterministic() -> bool:
@@ -238,33 +245,36 @@ def _build_in_step(optimizer: keras.Optimizer, variables: list[Any]) -> None:
     context.merge_call(build)
 
 
-class _Scaling(threading.local):
-    """Whether this thread's losses are left unscaled; its share of the rows.
+class _Here(threading.local):
+    """What Keras does otherwise in this thread.
 
-    And what gathers the rows of all replicas for functions as metrics.
+    Whether its losses are left unscaled, and its share of the rows; what
+    gathers the rows of all replicas for functions as metrics; and what data
+    sets that it makes go through.
     """
 
     is_off = False
     share: Any = None
     gather: Callable[[Any], Any] | None = None
+    change: Callable[[tf.data.Dataset], tf.data.Dataset] | None = None
 
 
-_scaling = _Scaling()
+_here = _Here()
 
 
 @contextlib.contextmanager
-def _holding(place: threading.local, **values: Any) -> Iterator[None]:
+def _holding(**values: Any) -> Iterator[None]:
     """Sets attributes of this thread, and afterwards as they were before."""
-    before = {name: getattr(place, name) for name in values}
-    vars(place).update(values)
+    before = {name: getattr(_here, name) for name in values}
+    vars(_here).update(values)
     try:
         yield
     finally:
-        vars(place).update(before)
+        vars(_here).update(before)
 
 
-def _with_switch(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: value if _scaling.is_off else original(value)
+def _with_switch(scale: Callable[[Any], Any], value: Any) -> Any:
+    return value if _here.is_off else scale(value)
 
 
 def losses_of_one_replica(
@@ -279,23 +289,20 @@ def losses_of_one_replica(
     what a `Mean` is given of all of them, one number without a weight; it is
     None where all replicas have all rows.
     """
-    return _holding(_scaling, is_off=True, share=share)
+    return _holding(is_off=True, share=share)
 
 
-def _count_by_share() -> None:
+def _count_by_share(
+    update: Callable[..., Any],
+    mean: keras.metrics.Mean,
+    values: Any,
+    sample_weight: Any = None,
+) -> None:
     """Makes a `Mean` weigh a replica's number by its share of the rows."""
-    original = keras.metrics.Mean.update_state
-
-    @functools.wraps(original)
-    def update_state(
-        self: object, values: Any, sample_weight: Any = None
-    ) -> None:
-        if sample_weight is None and _scaling.share is not None:
-            values = tf.convert_to_tensor(values)
-            sample_weight = _scaling.share if values.shape.rank == 0 else None
-        original(self, values, sample_weight)
-
-    keras.metrics.Mean.update_state = update_state
+    if sample_weight is None and _here.share is not None:
+        values = tf.convert_to_tensor(values)
+        sample_weight = _here.share if values.shape.rank == 0 else None
+    update(mean, values, sample_weight)
 
 
 def metrics_gather(
@@ -306,38 +313,35 @@ def metrics_gather(
     Such as the accuracy of the tokens that aren't padding: a mean of replicas'
     ratios is another number. There is no public hook, so `prepare` adds one.
     """
-    return _holding(_scaling, gather=gather)
+    return _holding(gather=gather)
 
 
-def _measure_all_rows() -> None:
+def _measure_all_rows(
+    update: Callable[..., Any],
+    metric: Any,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any = None,
+) -> Any:
     """Makes a function of one number a batch see the rows of all replicas."""
-    kind = keras.metrics.MeanMetricWrapper
-    original = kind.update_state
-
-    @functools.wraps(original)
-    def update_state(
-        self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
-    ) -> Any:
-        gather, function = _scaling.gather, self._fn
-        given = y_true, y_pred
-        is_over_rows = goes_over_rows(self)
-        is_rowwise = inspect.isfunction(function) and (
-            function.__module__.startswith("keras.") and not is_over_rows
-        )
-        if gather is None or is_rowwise or not all(map(_is_number, given)):
-            return original(self, y_true, y_pred, sample_weight)
-        with losses_of_one_replica(_scaling.share):
-            values = tf.convert_to_tensor(function(*given, **self._fn_kwargs))
-            if values.shape.rank != 0 and not is_over_rows:
-                return original(self, y_true, y_pred, sample_weight)
-            values = function(*gather(given), **self._fn_kwargs)
-        mask = backend.get_keras_mask(y_pred)
-        sample_weight = loss_module.apply_mask(
-            sample_weight, mask, dtype=self.dtype, reduction="sum"
-        )
-        return keras.metrics.Mean.update_state(self, values, sample_weight)
-
-    kind.update_state = update_state
+    gather, function = _here.gather, metric._fn
+    given = y_true, y_pred
+    is_over_rows = goes_over_rows(metric)
+    is_rowwise = inspect.isfunction(function) and (
+        function.__module__.startswith("keras.") and not is_over_rows
+    )
+    if gather is None or is_rowwise or not all(map(_is_number, given)):
+        return update(metric, y_true, y_pred, sample_weight)
+    with losses_of_one_replica(_here.share):
+        values = tf.convert_to_tensor(function(*given, **metric._fn_kwargs))
+        if values.shape.rank != 0 and not is_over_rows:
+            return update(metric, y_true, y_pred, sample_weight)
+        values = function(*gather(given), **metric._fn_kwargs)
+    mask = backend.get_keras_mask(y_pred)
+    sample_weight = loss_module.apply_mask(
+        sample_weight, mask, dtype=metric.dtype, reduction="sum"
+    )
+    return keras.metrics.Mean.update_state(metric, values, sample_weight)
 
 
 @typing.runtime_checkable
@@ -411,35 +415,28 @@ def _is_number(value: object) -> bool:
     return isinstance(value, tf.Tensor) and value.dtype != tf.string
 
 
-def _add_up_rows() -> None:
+def _add_up_rows(
+    gradient: Callable[..., Any],
+    tape: tf.GradientTape,
+    target: object,
+    sources: object,
+    output_gradients: object = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Makes gradients of losses by row add up over all replicas' rows.
 
     TensorFlow adds up a target that isn't a scalar. The gradients that one
     replica's step gives its optimizer are averaged by shares of the rows, so a
     loss of each row is divided by the share.
     """
-    original = tf.GradientTape.gradient
-
-    @functools.wraps(original)
-    def gradient(
-        self: object,
-        target: object,
-        sources: object,
-        output_gradients: object = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        is_update = _scaling.share is not None and any(
-            isinstance(source, keras.Variable | tf.Variable)
-            for source in tf.nest.flatten(sources)
-        )
-        if is_update and output_gradients is None:
-            output_gradients = tf.nest.map_structure(_over_share, target)
-        return original(
-            self, target, sources, output_gradients, *args, **kwargs
-        )
-
-    tf.GradientTape.gradient = gradient
+    is_update = _here.share is not None and any(
+        isinstance(source, keras.Variable | tf.Variable)
+        for source in tf.nest.flatten(sources)
+    )
+    if is_update and output_gradients is None:
+        output_gradients = tf.nest.map_structure(_over_share, target)
+    return gradient(tape, target, sources, output_gradients, *args, **kwargs)
 
 
 def _over_share(target: tf.Tensor) -> Any:
@@ -447,7 +444,7 @@ def _over_share(target: tf.Tensor) -> Any:
     ones = tf.ones_like(target)
     if not target.shape.rank or target.shape[0] == 1:
         return ones
-    return tf.math.divide_no_nan(ones, tf.cast(_scaling.share, ones.dtype))
+    return tf.math.divide_no_nan(ones, tf.cast(_here.share, ones.dtype))
 
 
 def in_replica() -> bool:
@@ -507,43 +504,26 @@ def copy_here(value: object) -> Any:
     return found._primary
 
 
-def _shape_empty_convolutions() -> None:
-    """Gives convolutions of no rows, as on a replica, their right shape.
+def _shaped(
+    convolve: Callable[..., Any], inputs: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Gives a convolution of no rows, as on a replica, its right shape.
 
     TensorFlow's convolutions by oneDNN return the shape of their input, and
     then a bias, a mean or a residual does not fit.
     """
-    for name in ("conv", "depthwise_conv"):
-        original = getattr(backend_nn, name)
-        setattr(backend_nn, name, _shaped(original))
-
-
-def _shaped(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def convolve(inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if inputs.shape[0] or not in_replica():
-            return original(inputs, *args, **kwargs)
-        # A row of zeros instead: what only gives the outputs another shape is
-        # left out by TensorFlow, which takes it to change nothing.
-        size = tf.shape(inputs)
-        rows = tf.cond(
-            size[0] > 0,
-            lambda: tf.identity(inputs),
-            lambda: tf.zeros(tf.concat([[1], size[1:]], 0), inputs.dtype),
-        )
-        rows.set_shape([None, *inputs.shape[1:]])
-        return original(rows, *args, **kwargs)[: size[0]]
-
-    return convolve
-
-
-class _Passing(threading.local):
-    """What data sets go through that Keras makes in this thread."""
-
-    change: Callable[[tf.data.Dataset], tf.data.Dataset] | None = None
-
-
-_passing = _Passing()
+    if inputs.shape[0] or not in_replica():
+        return convolve(inputs, *args, **kwargs)
+    # A row of zeros instead: what only gives the outputs another shape is
+    # left out by TensorFlow, which takes it to change nothing.
+    size = tf.shape(inputs)
+    rows = tf.cond(
+        size[0] > 0,
+        lambda: tf.identity(inputs),
+        lambda: tf.zeros(tf.concat([[1], size[1:]], 0), inputs.dtype),
+    )
+    rows.set_shape([None, *inputs.shape[1:]])
+    return convolve(rows, *args, **kwargs)[: size[0]]
 
 
 def data_sets_through(
@@ -554,24 +534,12 @@ def data_sets_through(
     It hands them to the strategy at once. There is no public hook for it, so
     `prepare` adds one.
     """
-    return _holding(_passing, change=change)
+    return _holding(change=change)
 
 
-def _pass_data_sets_through() -> None:
-    for kind in (
-        data_adapters.ArrayDataAdapter,
-        data_adapters.GeneratorDataAdapter,
-        data_adapters.PyDatasetAdapter,
-    ):
-        kind.get_tf_dataset = _passed_on(kind.get_tf_dataset)
-
-
-def _passed_on(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def get_tf_dataset(self: object) -> Any:
-        dataset = original(self)
-        return _passing.change(dataset) if _passing.change else dataset
-
-    return get_tf_dataset
+def _passed_on(make: Callable[[Any], Any], adapter: object) -> Any:
+    dataset = make(adapter)
+    return _here.change(dataset) if _here.change else dataset
 
 
 class _FunctionLoss(losses_module.LossFunctionWrapper):
@@ -1067,17 +1035,6 @@ def column_of_none(num_rows: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.zeros([num_rows], tf.int8), _NONE_DTYPE)
 
 
-def distributed_element_spec(
-    epoch_iterator: keras_trainer.TFEpochIterator,
-) -> Any:
-    """Returns the element spec of the data that `fit` is about to read.
-
-    `Trainer._maybe_symbolic_build` is handed Keras' private epoch iterator;
-    the distributed data set inside it is the only holder of the spec.
-    """
-    return epoch_iterator._distributed_dataset.element_spec
-
-
 def in_order_of_metrics(model: keras.Model, logs: dict[str, Any]) -> Any:
     """Returns what `evaluate` makes of its logs if it is to return a list."""
     return model._flatten_metrics_in_order(logs)
@@ -1188,7 +1145,9 @@ def tell_cluster(reason: str) -> None:
         )
 
 
-def _pass_batches_on_without_autotune() -> None:
+def _not_tuned(
+    make: Callable[..., tf.data.Dataset], *args: Any, **kwargs: Any
+) -> tf.data.Dataset:
     """Makes strategies pass batches to their devices without autotuning.
 
     An iterator that goes away waits for its autotuning thread, which may miss
@@ -1197,17 +1156,14 @@ def _pass_batches_on_without_autotune() -> None:
     autotuning. `tf.distribute` makes these data sets itself and has no option
     for it.
     """
-    original = multi_device_iterator_ops._create_device_dataset
-
-    def create(*args: Any, **kwargs: Any) -> tf.data.Dataset:
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        return original(*args, **kwargs).with_options(options)
-
-    multi_device_iterator_ops._create_device_dataset = create
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return make(*args, **kwargs).with_options(options)
 
 
-# What TensorFlow's broadcast takes, by the dtypes that it lacks.
+# What TensorFlow's broadcast takes, by the dtypes that it lacks: so workers
+# begin with the first one's values of any numeric dtype, such as a kernel in
+# int8. `MultiWorkerMirroredStrategy` broadcasts what a variable begins with.
 _SENT_AS = {
     tf.bfloat16: tf.float32,
     tf.int8: tf.int32,
@@ -1219,33 +1175,34 @@ _SENT_AS = {
 }
 
 
-def _start_variables_of_all_dtypes() -> None:
-    """Lets workers begin with the first one's values of any numeric dtype.
+def _sent(
+    send: Callable[..., Any],
+    value: object,
+    shape: object,
+    dtype: object,
+    *args: Any,
+    **more: Any,
+) -> Any:
+    sent_as = _SENT_AS.get(dtype, dtype)
+    return send(tf.cast(value, sent_as), shape, sent_as, *args, **more)
 
-    `MultiWorkerMirroredStrategy` broadcasts what a variable begins with, such
-    as a kernel in int8.
-    """
-    send, receive = collective_ops.broadcast_send, collective_ops.broadcast_recv
 
-    def sent(
-        value: object, shape: object, dtype: object, *args: Any, **more: Any
-    ) -> Any:
-        sent_as = _SENT_AS.get(dtype, dtype)
-        return send(tf.cast(value, sent_as), shape, sent_as, *args, **more)
-
-    def received(shape: object, dtype: object, *args: Any, **more: Any) -> Any:
-        found = receive(shape, _SENT_AS.get(dtype, dtype), *args, **more)
-        return tf.cast(found, dtype)
-
-    collective_ops.broadcast_send = sent
-    collective_ops.broadcast_recv = received
+def _received(
+    receive: Callable[..., Any],
+    shape: object,
+    dtype: object,
+    *args: Any,
+    **more: Any,
+) -> Any:
+    found = receive(shape, _SENT_AS.get(dtype, dtype), *args, **more)
+    return tf.cast(found, dtype)
 
 
 # EIGEN_MAX_ALIGN_BYTES, which `tf.sysconfig.get_compile_flags` has.
 _ALIGNMENT = 64
 
 
-def _copy_arrays_of_python() -> None:
+def _copied(call: Callable[..., Any], registry: object, *args: Any) -> Any:
     """Leaves the arrays that Python functions return as they are.
 
     `tf.numpy_function`, by which TensorFlow and Keras read generators and
@@ -1255,16 +1212,10 @@ def _copy_arrays_of_python() -> None:
     a user's labels. So aligned arrays are copied here: 38 MB took 12 ms. Others
     are not, and few that NumPy makes are aligned.
     """
-    registry = script_ops.FuncRegistry
-    original = registry.__call__
-
-    def call(self: object, *args: Any) -> Any:
-        result = original(self, *args)
-        if isinstance(result, list):
-            return list(map(_unshared, result))
-        return _unshared(result)
-
-    registry.__call__ = call
+    result = call(registry, *args)
+    if isinstance(result, list):
+        return list(map(_unshared, result))
+    return _unshared(result)
 
 
 def _unshared(value: np.ndarray) -> Any:
@@ -1362,17 +1313,26 @@ def draws_order(graph: tf.Tensor) -> bool:
     return any(op.encode() in graph.numpy() for op in _SEEDS)
 
 
-def is_shuffled(dataset: tf.data.Dataset, *, then_cut: bool) -> bool:
-    """Whether a pipeline shuffles; or does and then keeps a part by `shard`.
+def pipeline_of(dataset: tf.data.Dataset) -> Iterator[Any]:
+    """Yields a data set, and all that it is made of.
 
-    TensorFlow has no public way to look at one.
+    TensorFlow has no public way to look at a pipeline.
     """
-    kind = type(dataset).__name__
-    if kind == "_ShuffleDataset" and not then_cut:
-        return True
-    then_cut = then_cut and kind != "_ShardDataset"
+    yield dataset
+    for source in reversed(getattr(dataset, "_inputs", list)()):
+        yield from pipeline_of(source)
+
+
+def is_shuffled(dataset: tf.data.Dataset, *, then_cut: bool) -> bool:
+    """Whether a pipeline shuffles; or does and then keeps a part by `shard`."""
+    parts = [dataset]
+    if then_cut:
+        kind = "_ShardDataset"
+        parts = [p for p in pipeline_of(dataset) if type(p).__name__ == kind]
     return any(
-        is_shuffled(source, then_cut=then_cut) for source in dataset._inputs()
+        type(each).__name__ == "_ShuffleDataset"
+        for part in parts
+        for each in pipeline_of(part)
     )
 
 
@@ -1411,45 +1371,13 @@ def profiled_batches(board: keras.callbacks.TensorBoard) -> tuple[int, int]:
     return board._start_batch, board._stop_batch
 
 
-def group_steps(
-    epoch_iterator: keras_trainer.TFEpochIterator, next_count: Callable[[], int]
-) -> None:
-    """Makes a `TFEpochIterator` take other numbers of steps each time.
-
-    Keras' own number applies to a whole `fit`. It must be one, so that what
-    is left here are groups of single steps, which end with the epoch.
-    """
-    if "_enumerate_iterator" in vars(epoch_iterator):  # A kept one.
-        return
-    enumerate_singly = epoch_iterator._enumerate_iterator
-
-    def grouped() -> Iterator[Any]:
-        num_batches = epoch_iterator.num_batches
-        singly = enumerate_singly()
-        for begin, end, iterator in singly:
-            count = next_count()
-            # At its end Keras opens the data of the next epoch.
-            if num_batches:
-                count = min(count, num_batches - begin)
-            ends = [
-                end,
-                *(e for _, e, _ in itertools.islice(singly, count - 1)),
-            ]
-            yield begin, ends[-1], Steps(iterator, len(ends))
-
-    epoch_iterator._enumerate_iterator = grouped
-
-
 def shuffle_seeds(dataset: tf.data.Dataset) -> list[list[int]]:
     """Returns the seeds of all that shuffles a data set or draws in it.
 
     Two for each. Both are 0 if the order is another one each time.
     """
     found = []
-    left = [dataset]
-    while left:
-        one = left.pop()
-        left += getattr(one, "_inputs", list)()
+    for one in pipeline_of(dataset):
         if hasattr(one, "_seed2"):
             found.append([one._seed, one._seed2])
         if not hasattr(one, "_map_func"):
@@ -1463,20 +1391,54 @@ def shuffle_seeds(dataset: tf.data.Dataset) -> list[list[int]]:
 
 
 class EpochData:
-    """Knows how far `fit` has read its data, and resumes it there.
+    """The data of a `fit` or an `evaluate`, in Keras' iterator over epochs.
 
-    Keras keeps that in a private iterator over epochs, which always starts
-    at the first batch of an epoch.
+    Private, it is handed to `Trainer._maybe_symbolic_build`. It always starts
+    at the first batch of an epoch, and takes one number of steps each time.
     """
 
     def __init__(self, epoch_iterator: keras_trainer.TFEpochIterator) -> None:
-        """Counts the iterators that a `TFEpochIterator` makes from now on."""
+        """Changes nothing yet about a `TFEpochIterator`."""
         self._it = epoch_iterator
-        self._enumerate = epoch_iterator._enumerate_iterator
-        self._make = epoch_iterator._get_iterator
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of the data that are about to be read."""
+        return self._it._distributed_dataset.element_spec
+
+    def group(self, next_count: Callable[[], int]) -> None:
+        """Takes other numbers of steps each time.
+
+        Keras' own number applies to a whole `fit`. It must be one, so that what
+        is left here are groups of single steps, which end with the epoch.
+        """
+        if "_enumerate_iterator" in vars(self._it):  # A kept one.
+            return
+        enumerate_singly = self._it._enumerate_iterator
+
+        def grouped() -> Iterator[Any]:
+            num_batches = self._it.num_batches
+            singly = enumerate_singly()
+            for begin, end, iterator in singly:
+                count = next_count()
+                # At its end Keras opens the data of the next epoch.
+                if num_batches:
+                    count = min(count, num_batches - begin)
+                ends = [
+                    end,
+                    *(e for _, e, _ in itertools.islice(singly, count - 1)),
+                ]
+                yield begin, ends[-1], Steps(iterator, len(ends))
+
+        self._it._enumerate_iterator = grouped
+
+    def count(self) -> None:
+        """Counts, from now on, how far the data are read."""
+        self._enumerate = self._it._enumerate_iterator
+        self._make = self._it._get_iterator
         self._num_iterators = 0
-        epoch_iterator._get_iterator = self._counted
-        source = epoch_iterator.data_adapter.get_tf_dataset()
+        self._it._get_iterator = self._counted
+        source = self._it.data_adapter.get_tf_dataset()
         is_known = isinstance(source, tf.data.Dataset)
         self._seeds = shuffle_seeds(source) if is_known else []
 

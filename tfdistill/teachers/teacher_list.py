@@ -203,6 +203,11 @@ class TeacherList:
             loss, task_loss=task_loss, output_names=output_names, **options
         )
 
+    def begin(self, *, validation_data: object, has_exporter: bool) -> None:
+        """Takes what the `fit` that begins was given."""
+        self.validation_data = validation_data
+        self.has_exporter = has_exporter
+
     def forget(self) -> None:
         """Forgets an earlier training, whose versions are not of this one."""
         if self._student is None:

@@ -190,7 +190,7 @@ class AutoSteps(steps.SteppedCallback):
         self._count_with_keras()
         self._last: float | None = None
         self._workers = replicas.WorkerValues(self._strategy)
-        if self._is_alone:
+        if replicas.num_workers(self._strategy) == 1:
             return
         due = repr(sorted(self._due_after(self.step)))
         if len(set(self._workers.gathered(zlib.crc32(due.encode())))) > 1:
@@ -236,10 +236,6 @@ class AutoSteps(steps.SteppedCallback):
         if last is not None:
             self._add(self.step - before, self._last - last)
 
-    @property
-    def _is_alone(self) -> bool:
-        return replicas.num_workers(self._strategy) == 1
-
     def _try(self) -> None:
         """Begins to measure the newest number."""
         self._left = self._num_unsteady
@@ -257,7 +253,9 @@ class AutoSteps(steps.SteppedCallback):
         if length < self._window_length:
             return
         done = sum(steps for steps, _ in self._window)
-        spent = self._agreed(sum(secs for _, secs in self._window))
+        # The chief's time on all workers, above 0.
+        spent = max(1e-6, sum(secs for _, secs in self._window))
+        spent = self._workers.floats(spent)[0]
         self._window.clear()
         if spent < _LEAST_SECS:
             self._window_length *= 2
@@ -265,13 +263,6 @@ class AutoSteps(steps.SteppedCallback):
         self._windows.append((done / spent, spent / length))
         if len(self._windows) == _NUM_WINDOWS:
             self._judge(*max(self._windows))
-
-    def _agreed(self, secs: float) -> float:
-        """The chief's time on all workers, in whole microseconds above 0."""
-        micros = 1 + round(secs * 1e6)
-        if not self._is_alone:
-            micros = self._workers.gathered(micros)[0]
-        return micros / 1e6
 
     def _judge(self, rate: float, secs: float) -> None:
         """Grows, stays or goes back, by the best rate of the newest number."""

@@ -10,6 +10,7 @@ over the global divisor, so that the shares add up to the one-process loss.
 import contextlib
 import dataclasses
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -143,12 +144,6 @@ class GlobalBatch:
         """The batch in whose `scope` the code here runs, if there is one."""
         return _active.batch
 
-    @staticmethod
-    def alone_here() -> "GlobalBatch | None":
-        """The batch whose `alone` the code here runs in, if it does."""
-        batch = _active.batch
-        return batch if batch is not None and batch.is_alone else None
-
     def cleaned(self, values: Sequence[Any]) -> list[Any]:
         """Returns losses or gradients, 0 for NaN if this replica has no rows.
 
@@ -197,6 +192,21 @@ class GlobalBatch:
                 share * self.num_replicas,
                 sample_weight=self.total / self.num_replicas,
             )
+
+
+@contextlib.contextmanager
+def undone_unless(
+    stays: Callable[[tf.Tensor], tf.Tensor], variables: Sequence[Any]
+) -> Iterator[None]:
+    """Takes back what a step assigns to variables where it doesn't stay.
+
+    `stays` gets the new value; its booleans are one, or one for each element.
+    """
+    before = [tf.identity(variable.value) for variable in variables]
+    yield
+    for variable, value in zip(variables, before, strict=True):
+        now = tf.convert_to_tensor(variable.value)
+        variable.assign(tf.where(stays(now), now, value))
 
 
 def _times(value: tf.Tensor | None, share: tf.Tensor) -> Any:

@@ -6,6 +6,7 @@ all others and one after them: what lies between is the user's.
 
 import contextlib
 import faulthandler
+import functools
 import math
 import os
 import sys
@@ -14,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -257,9 +259,7 @@ def _stop_autologging(strategy: tf.distribute.Strategy) -> None:
             flavor.autolog(disable=True)
 
 
-def first_not_finite(
-    model: keras.Model, workers: replicas.WorkerValues | None = None
-) -> str | None:
+def first_not_finite(model: keras.Model) -> str | None:
     """Returns the path of a weight that holds NaN or infinity, if any.
 
     All workers of a group call it at the same step and get the same answer,
@@ -283,8 +283,7 @@ def first_not_finite(
     bad = np.flatnonzero([not is_fine for is_fine in tf.stack(found).numpy()])
     first = int(bad[0]) if bad.size else -1
     if replicas.num_workers(strategy) > 1:
-        workers = workers or replicas.WorkerValues(strategy)
-        first = max(workers.gathered(first))
+        first = max(replicas.WorkerValues(strategy).gathered(first))
     return None if first < 0 else floats[first].path
 
 
@@ -313,7 +312,6 @@ def _is_finite(variable: tf.Variable) -> tf.Tensor:
 
 # Asking for the loss waits for the device, so it is asked for now and then.
 _CHECK_EVERY_EXECUTIONS = 100
-_PARTS = ("task_loss", "distillation_loss", "distillation_weight")
 
 
 def _watches(
@@ -349,8 +347,7 @@ class TerminateOnNonFinite(keras.callbacks.Callback):
         self._epoch = self._num_executions = 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Prepares to look at the model's weights."""
-        self._workers = replicas.WorkerValues(self.model.distribute_strategy)
+        """Forgets what an earlier training came to."""
         self.model.trainer.not_finite = None
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
@@ -368,7 +365,7 @@ class TerminateOnNonFinite(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Looks at the loss and the weights."""
         self._check(logs, "at the end")
-        if found := first_not_finite(self.model, self._workers):
+        if found := first_not_finite(self.model):
             raise _weights_error(f"{found} at the end of epoch {epoch + 1}")
         _check_loss_scale(self.model.optimizer)
 
@@ -377,7 +374,11 @@ class TerminateOnNonFinite(keras.callbacks.Callback):
         loss = logs.get("loss")
         if loss is None or math.isfinite(float(loss)):
             return
-        parts = [f"{k} {float(logs[k]):g}" for k in _PARTS if k in logs]
+        parts = [
+            f"{name} {float(logs[name]):g}"
+            for name in (*steps.PARTS, "distillation_weight")
+            if name in logs
+        ]
         raise RuntimeError(
             f"The loss must be finite; received {float(loss):g} {where} of "
             f"epoch {self._epoch + 1}"
@@ -474,51 +475,43 @@ class _DataWatch(keras.callbacks.Callback):
             )
 
 
-class _Before(keras.callbacks.Callback):
-    """The first of all callbacks: a step is done, and theirs is the turn."""
+# What a task is at, by the hooks of the first of all callbacks: a step is done,
+# and theirs is the turn.
+_BEFORE = {
+    "on_train_batch_end": signs.CALLBACKS,
+    "on_epoch_end": signs.EPOCH_END,
+    "on_test_batch_end": signs.CALLBACKS,
+    "on_predict_batch_end": signs.CALLBACKS,
+}
+# And of the last of them: the next step is on its way.
+_AFTER = {
+    "on_epoch_begin": signs.FIRST_STEP,
+    "on_train_batch_end": signs.STEP,
+    "on_test_begin": signs.FIRST_EVALUATION_STEP,
+    "on_test_batch_end": signs.EVALUATION_STEP,
+    "on_test_end": signs.EPOCH_END,
+    "on_predict_begin": signs.FIRST_PREDICTION_STEP,
+    "on_predict_batch_end": signs.PREDICTION_STEP,
+    "on_predict_end": signs.EPOCH_END,
+}
+
+
+class _Phases(keras.callbacks.Callback):
+    """Reports a phase at each of some hooks."""
 
     async_safe = True  # Keras need not wait for a step's logs.
 
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        signs.own().say(signs.CALLBACKS)
+    def __init__(self, phases: Mapping[str, str]) -> None:
+        super().__init__()
+        for hook, phase in phases.items():
+            setattr(self, hook, functools.partial(self._report, phase))
 
-    on_test_batch_end = on_predict_batch_end = on_train_batch_end
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        signs.own().say(signs.EPOCH_END)
-
-
-class _After(keras.callbacks.Callback):
-    """The last of all callbacks: the next step is on its way."""
-
-    async_safe = True
-
-    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        signs.own().say(signs.FIRST_STEP)
-
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        steps = (self.params or {}).get("steps")
-        ends = steps is not None and batch + 1 >= steps
-        signs.own().say(signs.EPOCH_END if ends else signs.STEP)
-
-    def on_test_begin(self, logs: Logs | None = None) -> None:
-        signs.own().say(signs.FIRST_EVALUATION_STEP)
-
-    def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        signs.own().say(signs.EVALUATION_STEP)
-
-    def on_test_end(self, logs: Logs | None = None) -> None:
-        signs.own().say(signs.EPOCH_END)
-
-    on_predict_end = on_test_end
-
-    def on_predict_begin(self, logs: Logs | None = None) -> None:
-        signs.own().say(signs.FIRST_PREDICTION_STEP)
-
-    def on_predict_batch_end(
-        self, batch: int, logs: Logs | None = None
-    ) -> None:
-        signs.own().say(signs.PREDICTION_STEP)
+    def _report(self, phase: str, *given: Any, **logs: Any) -> None:
+        num_steps = (self.params or {}).get("steps")
+        # A step's hook is given its batch.
+        if phase == signs.STEP and num_steps and given[0] + 1 >= num_steps:
+            phase = signs.EPOCH_END
+        signs.own().say(phase)
 
 
 @contextlib.contextmanager
@@ -535,7 +528,11 @@ def reported(arguments: dict[str, Any]) -> Iterator[None]:
         return
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         given = keras.tree.flatten(callbacks or [])
-        arguments["callbacks"] = [_Before(), *given, _After()]
+        arguments["callbacks"] = [
+            _Phases(_BEFORE),
+            *given,
+            _Phases(_AFTER),
+        ]
     # One call may be made within another, and may end by an exception.
     with reporter.returning():
         yield

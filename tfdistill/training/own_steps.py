@@ -21,6 +21,7 @@ from tfdistill.cluster import replicas
 from tfdistill.embedding import tables
 from tfdistill.system import keras_internals
 from tfdistill.training import global_batch
+from tfdistill.training import metric_states
 from tfdistill.training import steps
 from tfdistill.training import whole_batch
 
@@ -274,14 +275,16 @@ class Own:
             if _weigh_rows(weights):
                 self._check_weights(weights)
             batch = global_batch.GlobalBatch.of(inputs)
-            variables = [v for m in model.metrics for v in m.variables]
-            before = [tf.identity(variable.value) for variable in variables]
-            with batch.alone():
+            variables = metric_states.variables_of(model)
+            if not batch.may_be_empty:
+                variables = []
+            with (
+                global_batch.undone_unless(
+                    lambda _: batch.local > 0, variables
+                ),
+                batch.alone(),
+            ):
                 logs = steps.flat(step(data))
-            if batch.may_be_empty:
-                for variable, value in zip(variables, before, strict=True):
-                    now = tf.convert_to_tensor(variable.value)
-                    variable.assign(tf.where(batch.local > 0, now, value))
             numbers = {
                 key: tf.convert_to_tensor(value)
                 for key, value in logs.items()
@@ -295,17 +298,14 @@ class Own:
             own = tf.distribute.get_replica_context().replica_id_in_sync_group
             sums = [
                 variable
-                for metric in model.metrics
-                for variable in metric.variables
+                for variable in metric_states.variables_of(model)
                 if variable.aggregation == "sum"
             ]
-            before = [tf.identity(variable.value) for variable in sums]
-            with batch.alone():
-                logs = steps.flat(step(data))
-            for variable, value in zip(sums, before, strict=True):
-                now = tf.convert_to_tensor(variable.value)
-                variable.assign(tf.where(tf.equal(own, 0), now, value))
-            return logs
+            with (
+                global_batch.undone_unless(lambda _: tf.equal(own, 0), sums),
+                batch.alone(),
+            ):
+                return steps.flat(step(data))
 
         return run
 
@@ -398,8 +398,8 @@ def optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
 
 
 def _averaged(gradients: list[Any]) -> list[Any]:
-    batch = global_batch.GlobalBatch.alone_here()
-    if batch is None or not replicas.in_replica():
+    batch = global_batch.GlobalBatch.here()
+    if batch is None or not batch.is_alone or not replicas.in_replica():
         return gradients
     return batch.averaged(gradients)
 

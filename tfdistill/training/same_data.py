@@ -55,7 +55,26 @@ class FirstBatches:
         self._python: Any = None
         self._is_due = True
 
-    def of_dataset(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def of(self, data: Any, y: object = None) -> Any:
+        """Returns data that note their first batches; arrays are read here.
+
+        Data are as for `fit`, or a tuple as for `validation_data`.
+        """
+        if isinstance(data, tf.data.Dataset):
+            return self._of_dataset(data)
+        if isinstance(data, types.GeneratorType):
+            return self._noting(data)
+        if isinstance(data, keras.utils.PyDataset):
+            self._python = data
+            self._numbers = [_of_arrays(self._compared(data[0]))]
+        elif not isinstance(data, tf.distribute.DistributedDataset):
+            given = data[:2] if isinstance(data, tuple) else (data,)
+            leaves = self._compared(given if y is None else (data, y))
+            rows = [leaf[:_NUM_ROWS] for leaf in leaves if np.ndim(leaf)]
+            self._numbers = [_of_arrays(rows)]
+        return data
+
+    def _of_dataset(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Returns a data set that notes its first batches, if all read all."""
         auto_shard = dataset.options().experimental_distribute.auto_shard_policy
         leaves = self._compared(dataset.element_spec)
@@ -96,19 +115,6 @@ class FirstBatches:
                 tf.data.experimental.assert_cardinality(size)
             )
         return data_lib.made_again_as(dataset, watched)
-
-    def of(self, x: object, y: object = None) -> Any:
-        """Returns data of Python that do; arrays are looked at here."""
-        if isinstance(x, types.GeneratorType):
-            return self._noting(x)
-        if isinstance(x, keras.utils.PyDataset):
-            self._python = x
-            self._numbers = [_of_arrays(self._compared(x[0]))]
-        elif not isinstance(x, tf.distribute.DistributedDataset):
-            leaves = self._compared((x,) if y is None else (x, y))
-            rows = [leaf[:_NUM_ROWS] for leaf in leaves if np.ndim(leaf)]
-            self._numbers = [_of_arrays(rows)]
-        return x
 
     def _noting(self, generator: Iterator[Any]) -> Iterator[Any]:
         for index, element in enumerate(generator):

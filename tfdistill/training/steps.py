@@ -176,7 +176,7 @@ class SteppedCallback(keras.callbacks.Callback):
     here. `fit` calls `meet` before it begins, where a callback finds others by
     their class: a role such as `Exporter`, so that no room imports another
     for it. Each version says the `manifest_extras` of all. A `Backup` keeps
-    `state` and `variables`, by the name of the class, and restores both.
+    `state` and `variables`, by `backup_key`, and restores both.
 
     A step is a batch, as for Keras' learning rate schedules, also with
     `gradient_accumulation_steps`. Reading the optimizer's counter waits for the
@@ -185,9 +185,12 @@ class SteppedCallback(keras.callbacks.Callback):
     Attributes:
         step: The global step: number of batches trained on.
         exchange: Where it publishes or looks for versions; None for nowhere.
+        backup_key: What a backup calls its state; None for the class's name. A
+            class that gets another name keeps its first one here.
     """
 
     exchange: Any = None
+    backup_key: str | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,6 +330,8 @@ def first(
 HIDDEN = "_tfdistill/"
 # Number of examples in the step's batch.
 EXAMPLES = "_examples"
+# What is logged of a student's loss besides `loss` itself.
+PARTS = ("task_loss", "distillation_loss")
 
 
 def hidden(name: str, values: Sequence[tf.Tensor]) -> Logs:

@@ -216,7 +216,11 @@ class ReplicaTrainer(Trainer):
             )
         keras_internals.leave_reduction_to_caller(self._model.optimizer)
 
-    def build(self, element_spec: object, iterator: object = None) -> None:
+    def build(
+        self,
+        element_spec: object,
+        epochs: keras_internals.EpochData | None = None,
+    ) -> None:
         """Builds from a spec: Keras' own way fails on several workers."""
         by_own_step = None
         if self._has_replicas:
@@ -243,10 +247,10 @@ class ReplicaTrainer(Trainer):
         if self._has_replicas:
             adopt_metrics(self._model)
             self._random_state = keras_internals.random_state(self._strategy)
-        if self.auto_steps is not None and iterator is not None:
-            keras_internals.group_steps(iterator, self.auto_steps.for_opened())
-        if self.backup is not None and iterator is not None:
-            self.backup.opened(iterator)
+        if epochs is not None and self.auto_steps is not None:
+            epochs.group(self.auto_steps.for_opened())
+        if epochs is not None and self.backup is not None:
+            self.backup.opened(epochs)
 
     def train_function(
         self, step: Step, keras_own: Callable[[Any], Any]
@@ -285,13 +289,11 @@ class ReplicaTrainer(Trainer):
             )
             if is_known or not variables or not replicas.in_replica():
                 return step(data)
-            before = [tf.identity(variable.value) for variable in variables]
-            logs = step(data)
-            for variable, value in zip(variables, before, strict=True):
-                moved = tf.convert_to_tensor(variable.value)
-                is_real = tf.logical_or(num_rows > 0, tf.math.is_finite(moved))
-                variable.assign(tf.where(is_real, moved, value))
-            return logs
+            with global_batch.undone_unless(
+                lambda moved: (num_rows > 0) | tf.math.is_finite(moved),
+                variables,
+            ):
+                return step(data)
 
         return run
 
@@ -580,14 +582,8 @@ class ReplicaTrainer(Trainer):
         first = same_data.FirstBatches(
             name, self._strategy, bare=self._model.bare
         )
-        if isinstance(given, tf.data.Dataset):
-            arguments[name] = first.of_dataset(given)
-        elif isinstance(given, tuple):
-            first.of(*given[:2])
-        else:
-            arguments[name] = first.of(
-                given, arguments.get("y") if name == "x" else None
-            )
+        y = arguments.get("y") if name == "x" else None
+        arguments[name] = first.of(given, y)
         return first
 
 
