@@ -95,6 +95,9 @@ def _asked_for(
         limit_secs,
         _SLOW_STORAGE,
     )
+    yield checks.Check(
+        checks.WORKERS, lambda: checks.of_workers(cluster), limit_secs
+    )
     if options.no_tensorflow:
         return
     yield checks.Check(checks.TENSORFLOW, checks.of_tensorflow, limit_secs)
