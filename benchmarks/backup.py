@@ -182,7 +182,7 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
     )
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     options.add(
         "model", "model to measure", "resnet50", enum_values=list(_MODELS)
     )

@@ -115,7 +115,7 @@ def _judged(kind: str, found: dict[str, Any]) -> dict[str, Any]:
     return measure.judge(cost, at_most=_MOST_WORSE)
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     options.add("recipe", "a recipe, or file.py", "digits")
     # The last one is of clicks.
     options.add(

@@ -386,7 +386,7 @@ def run(
     return counts
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     options.add("kills", "how often a writer is killed", 2000, quick=100)
     options.add("seed", "of the moments of the kills", 0)
     options.add("deltas", "four of five versions are deltas", False)

@@ -200,7 +200,7 @@ def program(
     name: str,
     about: str,
     *,
-    define: Callable[[programs.Flags], None],
+    define: Callable[[programs.Program], None],
     run: Callable[[programs.Options, dict[str, Any]], None],
 ) -> programs.Program:
     """Makes the program of a benchmark that prints one JSON line.

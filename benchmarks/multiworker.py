@@ -133,7 +133,7 @@ def _bound(name: str, batch_size: int) -> dict[str, Any]:
     }
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     for name, default, values, text, quick in (
         (
             "models",

@@ -213,7 +213,7 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
     record["machine"] = measure.machine()
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     for name, default, values, text, quick in (
         ("settings", ["mlp", "wide"], _COMPARED, "models to measure", ["mlp"]),
         (

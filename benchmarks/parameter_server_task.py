@@ -208,7 +208,7 @@ def _keras_loop(
     return _timed_epochs(run, options)
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     for name, text in (
         ("task", "<SIDE>: the side to measure, such as tfdistill_x10"),
         ("setting", "<NAME>: a setting of click_training"),

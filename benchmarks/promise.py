@@ -222,7 +222,7 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
     )
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     options.add(
         "data", "data sets, or recipes", [*promise_data.DATA], quick=["digits"]
     )

@@ -101,7 +101,7 @@ def _panel(axes: Any, methods: Mapping[str, Any], key: str, label: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     for name, default, text in (
         (
             "report",

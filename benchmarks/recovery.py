@@ -151,7 +151,7 @@ def _summary(kind: str, found: Sequence[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     options.add("rounds", "faults of each kind", 3, quick=1)
     options.add(
         "start",

@@ -158,7 +158,7 @@ def differences(
     return lines
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     options.add(
         "case",
         "<NAME>: a case; may be repeated; default all; criteo_small is left "

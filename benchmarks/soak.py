@@ -281,7 +281,7 @@ def _least_goodput(mtbf_secs: float) -> float:
     )
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     add = options.add
     add("workdir", "<DIR>: kept; default: a temporary directory, removed")
     add(

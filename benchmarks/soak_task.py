@@ -209,7 +209,7 @@ def _mixer(by: str) -> Any:
     )
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     options.add("num_steps", "of the run", kind=int, required=True)
     options.add("steps_per_second", "0: as fast as it can", 0.0)
     options.add(

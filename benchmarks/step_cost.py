@@ -259,7 +259,7 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
     )
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     options.add(
         "models",
         "models to measure",

@@ -1,11 +1,5 @@
 """`tfdistill run`, with the recipes of models/."""
 
-import dataclasses
+import launch
 
-from tfdistill.commands import run
-
-PROGRAM = dataclasses.replace(run.PROGRAM, name="python -m launch.local")
-main = PROGRAM.main
-
-if __name__ == "__main__":
-    PROGRAM.start()
+PROGRAM, main = launch.program("local", __name__, command="run")

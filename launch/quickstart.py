@@ -18,7 +18,6 @@ from absl import logging
 from launch import recipes
 from models import click_log
 from tfdistill.launcher import parent
-from tfdistill.system import extras
 from tfdistill.system import programs
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -89,7 +88,7 @@ def table(report: Mapping[str, Any], truth: float) -> rich.table.Table:
     return result
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     add = options.add
     add(
         "workdir",
@@ -114,19 +113,16 @@ def _jobs() -> int:
 
 def run(options: programs.Options) -> int:
     """Trains by each method, and prints what came out."""
-    extras.check("matplotlib", "scipy")
     from tfdistill.comparison import experiment
     from tfdistill.comparison import trials
 
-    try:  # Before the first run starts.
+    with programs.usage_errors():  # Before the first run starts.
         recipe = recipes.override(recipes.get(_RECIPE), options.override)
         if options.trials < 2:
             raise ValueError(
                 f"`trials` must be >= 2; received {options.trials}."
             )
         directory = _new_directory(pathlib.Path(options.workdir))
-    except ValueError as error:
-        raise programs.UsageError(str(error)) from error
     # TensorFlow's start-up messages would hide the results.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     compared = experiment.Experiment(
@@ -216,6 +212,7 @@ PROGRAM = programs.Program(
     "Earlier runs are kept.",
     define=_add_options,
     run=run,
+    needs=("matplotlib", "scipy"),
 )
 main = PROGRAM.main
 

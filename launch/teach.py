@@ -1,11 +1,5 @@
 """`tfdistill teach`, with the recipes of models/."""
 
-import dataclasses
+import launch
 
-from tfdistill.commands import teach
-
-PROGRAM = dataclasses.replace(teach.PROGRAM, name="python -m launch.teach")
-main = PROGRAM.main
-
-if __name__ == "__main__":
-    PROGRAM.start()
+PROGRAM, main = launch.program("teach", __name__)

@@ -9,6 +9,6 @@ if __name__ == "__main__":
     program = keras_script.PROGRAM
     try:
         # Not by `program.main`: what a script lacks is not ours to explain.
-        raise SystemExit(program.run(program.parse(sys.argv[1:])))
+        raise SystemExit(keras_script.run(program.parse(sys.argv[1:])))
     except programs.UsageError as error:
-        program.parser().error(str(error))
+        program.error(str(error))

@@ -208,8 +208,8 @@ def _command_page(name: str) -> str:
     own = [program.load(one) for one in getattr(program, "commands", ())]
     page, level = [], "#"
     for each in [program, *own]:
-        page.append(f"{level} {each.name}")
-        for part in each.help().strip().split("\n\n"):
+        page.append(f"{level} {each.prog}")
+        for part in each.format_help().strip().split("\n\n"):
             text = html.escape(part, quote=False)
             text = re.sub(
                 r"docs/(\w+)\.md", r'<a href="../\1.html">\1</a>', text

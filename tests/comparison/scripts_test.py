@@ -50,7 +50,7 @@ def test_an_ordinary_script_is_run_as_it_stands(tmp_path):
     made = compare._compared(options).changed({"seed": 2})
     made = made.by_method("codistill_shared")
     runner = ["-m", "tfdistill", "--teachers=own-past"]
-    assert made.program == [*runner, str(path), "--epochs=3"]
+    assert made.program(path) == [*runner, str(path), "--epochs=3"]
     assert made.environ["TFDISTILL_HELD_OUT"] == "validation"
     assert made.environ["TFDISTILL_SEED"] == "2"
     setup = trials.Setup(recipe=made, weight_decay=0.3)
@@ -91,7 +91,12 @@ def test_a_method_of_ones_own_is_options_on_top_of_another(tmp_path):
         ),
     ):
         (run,) = variant.trial(setup, 0).runs
-        assert run.recipe.program == ["-m", "tfdistill", *options, script]
+        assert run.recipe.program(script) == [
+            "-m",
+            "tfdistill",
+            *options,
+            script,
+        ]
         assert run.recipe.environ["TFDISTILL_METHOD"] == method
         assert run.recipe.environ["TFDISTILL_EVERY_STEPS"] == every
         # As a comparison that is resumed finds it.

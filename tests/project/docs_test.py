@@ -107,7 +107,7 @@ def _check_program(program, arguments, block):
         found, method = recipes.get(recipe), getattr(options, "method", None)
         found = found.by_method(method) if method else found
         recipes.override(found, changes)
-        if program.name.endswith("compare"):
+        if program.prog.endswith("compare"):
             setup = compare._setup(options)
             assert compare._variants(options, setup.recipe)
 

@@ -52,7 +52,7 @@ def test_options_take_dashes_repeats_and_several_words(text, expected):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "missing:\n  --dir=DIR: where"),
+        ("", "the following arguments are required: --dir"),
         (
             "--dir=x --num-round=2",
             "unknown arguments: --num-round=2. Did you mean --num-rounds?",

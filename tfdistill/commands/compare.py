@@ -14,8 +14,6 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from absl import logging
-
 from tfdistill.cluster import method
 from tfdistill.commands import keras_script
 from tfdistill.commands import recipe_options
@@ -24,7 +22,6 @@ from tfdistill.comparison import trials
 from tfdistill.launcher import fields
 from tfdistill.launcher import parent
 from tfdistill.recipes import recipes
-from tfdistill.system import extras
 from tfdistill.system import programs
 
 _METHODS = "independent,codistill_shared"
@@ -35,7 +32,7 @@ _BASE = "codistill_shared"
 _OF_OWN = ("distillation_loss", "distillation_weight", "every_steps")
 # Where comparisons without --workdir go, and the link to the newest of them.
 _HERE, _LAST = "comparisons", "last_comparison"
-EXIT_FAILURE, EXIT_OPTIONS, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_INTERRUPTED = 130
 
 
 def _notes() -> str:
@@ -50,7 +47,7 @@ def _notes() -> str:
     )
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     options.section("what is compared")
     _add_what(options.add)
     recipes.add_override(options, "the recipe for all methods")
@@ -60,7 +57,7 @@ def _add_options(options: programs.Flags) -> None:
         "jobs",
         "<N>: runs at a time; more than one distorts wall times",
         1,
-        kind=recipe_options.count,
+        kind=programs.count,
     )
     options.add(
         "report_only", "train nothing; report the finished trials", False
@@ -108,7 +105,7 @@ def _add_what(add: Callable[..., None]) -> None:
         "<N>: retrains of each method, with different seeds; default "
         f"{trials.LEAST_TRIALS}, the fewest that allow a verdict",
         trials.LEAST_TRIALS,
-        kind=recipe_options.count,
+        kind=programs.count,
     )
     add(
         "tune",
@@ -119,7 +116,7 @@ def _add_what(add: Callable[..., None]) -> None:
         "tune_trials",
         "<N>: retrains with each value of --tune",
         2,
-        kind=recipe_options.count,
+        kind=programs.count,
     )
     add(
         "tune_override",
@@ -271,12 +268,11 @@ def _interrupt(number: int, frame: Any) -> None:
 
 def _run(options: programs.Options) -> int:
     """Returns 0 if all runs are done and reported, 1 if some failed."""
-    extras.check("matplotlib", "scipy")
     # Only here: --help is answered without NumPy.
     from tfdistill.comparison import experiment
     from tfdistill.comparison import markdown
 
-    try:
+    with programs.usage_errors():
         setup = _setup(options)
         planned: dict[str, Any] = {
             "setup": setup,
@@ -288,8 +284,6 @@ def _run(options: programs.Options) -> int:
             experiment.Experiment(pathlib.Path(_HERE, "0"), **planned)
         workdir = _workdir(options, setup)
         compared = experiment.Experiment(workdir, **planned)
-    except (OSError, ValueError) as error:
-        raise programs.UsageError(str(error)) from error
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     _say(f"comparison in {compared.workdir}")
     failures: dict[str, str] = {}
@@ -302,16 +296,13 @@ def _run(options: programs.Options) -> int:
     except KeyboardInterrupt:
         _say("interrupted; run the same command again to resume")
         return EXIT_INTERRUPTED
-    except (OSError, ValueError) as error:
-        logging.error("%s", error)
-        return EXIT_FAILURE
     finally:
         signal.signal(signal.SIGTERM, earlier)
     for note in report["notes"]:
         _say(f"note: {note}")
     print(f"\n{markdown.first_screen(report)}\n")
     print(f"report  {compared.workdir / experiment.MARKDOWN}")
-    return EXIT_FAILURE if failures else 0
+    return programs.EXIT_FAILURE if failures else 0
 
 
 def _say(text: str) -> None:
@@ -331,5 +322,7 @@ PROGRAM = programs.Program(
     define=_add_options,
     run=_run,
     takes_file="a training script, or a file with a function workload",
+    needs=("matplotlib", "scipy"),
+    reports=(OSError, ValueError),
 )
 main = PROGRAM.main

@@ -30,14 +30,6 @@ _SLOW_STORAGE = (
     "The storage does not answer: check the mount (mount, nfsstat, dmesg) and "
     "the network. If it is just slow, raise --limit-secs."
 )
-# Makes a check of what the library does not know, such as a recipe.
-More = Callable[[identity.Cluster], checks.Check]
-
-
-def _check_of(recipe: recipes.Recipe, limit_secs: float) -> More:
-    return lambda cluster: checks.Check(
-        DATA, lambda: _data(recipe, cluster), limit_secs, _REMEDY
-    )
 
 
 def _data(
@@ -80,7 +72,7 @@ def _first_batch(dataset: Iterable[Any], student: Callable[..., Any]) -> str:
 
 
 def _asked_for(
-    options: programs.Options, more: More | None = None
+    options: programs.Options, recipe: recipes.Recipe | None
 ) -> Iterator[checks.Check]:
     limit_secs = options.limit_secs
     environ = dict(os.environ)
@@ -103,11 +95,16 @@ def _asked_for(
         limit_secs,
         _SLOW_STORAGE,
     )
+    yield checks.Check(
+        checks.WORKERS, lambda: checks.of_workers(cluster), limit_secs
+    )
     if options.no_tensorflow:
         return
     yield checks.Check(checks.TENSORFLOW, checks.of_tensorflow, limit_secs)
-    if more is not None:
-        yield more(cluster)
+    if recipe is not None:
+        yield checks.Check(
+            DATA, lambda: _data(recipe, cluster), limit_secs, _REMEDY
+        )
     yield checks.Check(
         checks.TEACHERS, lambda: _teachers(cluster), limit_secs, _SLOW_STORAGE
     )
@@ -135,7 +132,7 @@ Exit code: 0 if no check has failed, 1 if one has, 2 for wrong options.
 """
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     add = options.add
     add(
         "no_tensorflow",
@@ -155,15 +152,12 @@ def _add_options(options: programs.Flags) -> None:
 
 
 def _run(options: programs.Options) -> int:
-    try:
+    with programs.usage_errors():
         recipe = recipe_options.recipe(options)
-    except ValueError as error:
-        raise programs.UsageError(str(error)) from error
-    more = _check_of(recipe, options.limit_secs) if recipe else None
     # TensorFlow's messages at its start aren't findings.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     counts: collections.Counter[str] = collections.Counter()
-    for asked in _asked_for(options, more):
+    for asked in _asked_for(options, recipe):
         for result in checks.run(asked):
             checks.show(result)
             counts[result.status] += 1

@@ -36,7 +36,7 @@ as Keras does. A script that imports tfdistill chooses for itself.
 """
 
 
-def add(options: programs.Flags) -> None:
+def add(options: programs.Program) -> None:
     """Adds the options of how an ordinary script is trained."""
     options.section("ordinary Keras scripts, which do not import tfdistill")
     options.add(
@@ -123,7 +123,7 @@ def command(
     ]
 
 
-def _run(options: programs.Options) -> int:
+def run(options: programs.Options) -> int:
     """Becomes the script; returns at its end."""
     if options.command[:1] != [programs.PYTHON]:
         raise programs.UsageError(
@@ -230,6 +230,6 @@ PROGRAM = programs.Program(
     about="Trains an ordinary Keras script as the run of its task asks.",
     notes=_NOTES,
     define=add,
-    run=_run,
+    run=run,
     takes_command=True,
 )

@@ -21,7 +21,6 @@ from tfdistill.kubernetes import objects
 from tfdistill.kubernetes import run
 from tfdistill.launcher import fields
 from tfdistill.recipes import recipes
-from tfdistill.system import extras
 from tfdistill.system import programs
 
 _NOTES = """\
@@ -34,7 +33,7 @@ Exit code: 0, or 2 for wrong options.
 """
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     fields.add(options, run.Run)
     keras_script.add(options)
     recipe_options.add(options)
@@ -71,16 +70,13 @@ def _dump(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _run(options: programs.Options) -> int:
-    extras.check("yaml")
-    try:
+    with programs.usage_errors():
         made = run.Run(
             command=_command(options), **fields.chosen(run.Run, options)
         )
         text = _dump(objects.objects(made))
         if options.output is not None:
             pathlib.Path(options.output).write_text(text, "utf-8")
-    except (ValueError, OSError) as error:
-        raise programs.UsageError(str(error)) from error
     if options.output is None:
         print(text, end="")
     if made.volume_claim is None:
@@ -100,5 +96,6 @@ PROGRAM = programs.Program(
     define=_add_options,
     run=_run,
     takes_command=True,
+    needs=("yaml",),
 )
 main = PROGRAM.main

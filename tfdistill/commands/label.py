@@ -12,11 +12,9 @@ import time
 from absl import logging
 
 import tfdistill
-from tfdistill.commands import recipe_options
 from tfdistill.recipes import recipes
 from tfdistill.system import programs
 
-EXIT_FAILURE = 1
 _REPORT_SECS = 10.0
 _NOTES = """\
 The examples are the ones that the group will train on, in the same order (set
@@ -28,7 +26,7 @@ Exit code: 0 if the labels were written, 1 if not, 2 for wrong options.
 """
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     add = options.add
     add("teacher", "<DIR>: a SavedModel", required=True)
     add("recipe", "<NAME>: a recipe, or a config.json", required=True)
@@ -39,7 +37,7 @@ def _add_options(options: programs.Flags) -> None:
     add(
         "num_steps",
         "<N>: steps to label; default: all steps of the recipe",
-        kind=recipe_options.count,
+        kind=programs.count,
     )
     add("top_k", "keep only this many of the likeliest classes", kind=int)
     add(
@@ -52,15 +50,12 @@ def _add_options(options: programs.Flags) -> None:
 
 
 def _run(options: programs.Options) -> int:
-    try:
+    with programs.usage_errors():
         recipe = recipes.override(recipes.get(options.recipe), options.override)
         cluster = tfdistill.Cluster(
             group=options.group, num_groups=options.num_groups
         )
-    except ValueError as error:
-        raise programs.UsageError(str(error)) from error
     # Only here: wrong options are reported before seconds of imports.
-    from tfdistill import data
     from tfdistill import labels
     from tfdistill.recipes import task
 
@@ -72,27 +67,18 @@ def _run(options: programs.Options) -> int:
             said = time.monotonic()
             logging.info("%s of %s examples", f"{done:,}", f"{total:,}")
 
-    try:
-        workload = recipe.workload()
-        steps = options.num_steps or workload.num_steps
-        total = steps * workload.batch_size
-        num_rows = labels.write(
-            # The batches that the group's chief will train on.
-            task.open_data(workload, cluster)[0].take(steps),
-            options.teacher,
-            options.output,
-            form=labels.Form(top_k=options.top_k, dtype=options.dtype),
-            trust=options.trust_graph,
-            progress=report,
-        )
-    except (
-        data.DataError,
-        recipes.OptionsError,
-        OSError,
-        ValueError,
-    ) as error:
-        logging.error("%s", error)
-        return EXIT_FAILURE
+    workload = recipe.workload()
+    steps = options.num_steps or workload.num_steps
+    total = steps * workload.batch_size
+    num_rows = labels.write(
+        # The batches that the group's chief will train on.
+        task.open_data(workload, cluster)[0].take(steps),
+        options.teacher,
+        options.output,
+        form=labels.Form(top_k=options.top_k, dtype=options.dtype),
+        trust=options.trust_graph,
+        progress=report,
+    )
     print(f"{options.output}: labels of {num_rows:,} examples")
     return 0
 
@@ -104,5 +90,6 @@ PROGRAM = programs.Program(
     notes=_NOTES,
     define=_add_options,
     run=_run,
+    reports=(OSError, ValueError),
 )
 main = PROGRAM.main

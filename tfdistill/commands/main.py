@@ -1,10 +1,13 @@
 """The command `tfdistill`: chooses the program that its first word names."""
 
+import functools
 import importlib
 import sys
+from collections.abc import Callable
+
+from absl import logging
 
 from tfdistill import _version
-from tfdistill.commands import contributed
 from tfdistill.system import programs
 
 # In the order of their use.
@@ -33,15 +36,59 @@ A Keras script runs as it stands:
 """
 
 
+_EXIT_INTERRUPTED = 130
+
+
 def load(name: str) -> programs.Program | programs.Commands:
     """Returns the program of a command."""
     if name in _OF_CONTRIB:
-        return contributed.program(_OF_CONTRIB[name], name)
+        return _contributed(_OF_CONTRIB[name], name)
     return importlib.import_module(f"tfdistill.commands.{name}").PROGRAM
 
 
+def _contributed(module: str, name: str) -> programs.Commands:
+    """Returns the program of a module that has commands.
+
+    It has the texts `ABOUT` and `NOTES`, and `COMMANDS`: by name what has the
+    texts `about`, `usage` and `notes`, the packages that it `needs`, and the
+    functions `define` and `run` of a `Program`.
+    """
+    found = importlib.import_module(module)
+
+    def load_word(word: str) -> programs.Program:
+        command = found.COMMANDS[word]
+        return programs.Program(
+            name=f"tfdistill {name} {word}",
+            usage=command.usage,
+            about=f"{command.about[0].upper()}{command.about[1:]}.",
+            notes=command.notes,
+            define=command.define,
+            run=functools.partial(_resumable, command.run),
+            needs=command.needs,
+            reports=(OSError, RuntimeError, ValueError),
+        )
+
+    return programs.Commands(
+        prog=f"tfdistill {name}",
+        about=found.ABOUT,
+        commands={word: one.about for word, one in found.COMMANDS.items()},
+        load=load_word,
+        notes=found.NOTES,
+    )
+
+
+def _resumable(
+    run: Callable[[programs.Options], int], options: programs.Options
+) -> int:
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        logging.error("Interrupted. The same command resumes.")
+        return _EXIT_INTERRUPTED
+
+
 _PROGRAM = programs.Commands(
-    name="tfdistill",
+    prog="tfdistill",
     about="Distributed training and codistillation for Keras 3.",
     commands=COMMANDS,
     load=load,

@@ -17,7 +17,6 @@ from tfdistill.exports import promotion
 from tfdistill.status import directory
 from tfdistill.system import programs
 
-EXIT_REFUSED = 1
 _NOTES = """\
 DIR is the model_base_path of tensorflow_model_server. If DIR already has
 another model with that version number, nothing is copied. docs/serving.md
@@ -28,7 +27,7 @@ be copied, 2 for wrong options.
 """
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     options.add_argument("run", help="workdir of the run")
     add = options.add
     add("to", "<DIR>: directory of the served model", required=True)
@@ -83,7 +82,8 @@ def _target(
 
 
 def _run(options: programs.Options) -> int:
-    try:
+    missing = versions.VersionNotFoundError
+    with programs.usage_errors(OSError, ValueError, missing):
         exchange, version = promotion.choose(
             options.run,
             group=options.group,
@@ -93,22 +93,13 @@ def _run(options: programs.Options) -> int:
         target = _target(options, version)
         run, name = pathlib.Path(options.run), target.parent.name
         card = promotion.card_text(run, version, name=name)
-    except (ValueError, OSError, versions.VersionNotFoundError) as error:
-        raise programs.UsageError(str(error)) from error
-    except versions.CorruptVersionError as error:
-        logging.error("%s", error)
-        return EXIT_REFUSED
-    try:
-        is_new = promotion.promote(
-            exchange,
-            version,
-            str(target),
-            card=card,
-            trust_graph=options.trust_graph,
-        )
-    except promotion.ERRORS as error:
-        logging.error("%s", error)
-        return EXIT_REFUSED
+    is_new = promotion.promote(
+        exchange,
+        version,
+        str(target),
+        card=card,
+        trust_graph=options.trust_graph,
+    )
     print(f"{target}" + ("" if is_new else " (already there)"))
     return 0
 
@@ -120,5 +111,6 @@ PROGRAM = programs.Program(
     notes=_NOTES,
     define=_add_options,
     run=_run,
+    reports=promotion.ERRORS,
 )
 main = PROGRAM.main

@@ -3,7 +3,6 @@
 Imports neither TensorFlow nor Keras.
 """
 
-import argparse
 import textwrap
 from collections.abc import Mapping
 
@@ -18,7 +17,7 @@ _WHAT = (
 )
 
 
-def add(options: programs.Flags, *, what: str = _WHAT) -> None:
+def add(options: programs.Program, *, what: str = _WHAT) -> None:
     """Adds the options; `what` describes --recipe."""
     options.section("recipe")
     options.add("recipe", f"<NAME>: {what}")
@@ -76,13 +75,6 @@ def command(
         *([f"--method={options.method}"] if options.method else []),
         *(f"--override={override}" for override in options.override),
     ]
-
-
-def count(text: str) -> int:
-    """Reads an option that must be a number of things, at least 1."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be >= 1; received {text}")
-    return int(text)
 
 
 def listing(title: str, items: Mapping[str, str]) -> str:

@@ -54,7 +54,7 @@ EITHER = (
 )
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     options.section("groups")
     options.add(
         "workdir",
@@ -154,10 +154,8 @@ def _launch(options: programs.Options) -> "local_run.RunResult":
     # Only here: --help and wrong options are answered at once.
     from tfdistill.launcher import local_run
 
-    try:
+    with programs.usage_errors():
         started = local_run.LocalRun(_topology(options, options.workdir))
-    except ValueError as cause:
-        raise programs.UsageError(str(cause)) from cause
     return started.supervise(_commands(options))
 
 
@@ -201,11 +199,9 @@ def run(
     If a group of a recipe fails, the results of the others are put together
     here, as no group can know that it is the last.
     """
-    try:
+    with programs.usage_errors():
         _topology(options, options.workdir or RUNS)  # All else is right.
         options.workdir = _workdir(options)
-    except (OSError, ValueError) as error:
-        raise programs.UsageError(str(error)) from error
     result = launch(options)
     if options.recipe and result.exit_code:
         written = outputs.write_results_so_far(options.workdir, result.groups)

@@ -7,8 +7,6 @@ tfdistill slurm --num-groups=2 --workdir=DIR --submit -- python train.py
 import os
 import pathlib
 
-from absl import logging
-
 from tfdistill.commands import keras_script
 from tfdistill.commands import recipe_options
 from tfdistill.commands import run as run_command
@@ -18,7 +16,6 @@ from tfdistill.slurm import commands
 from tfdistill.slurm import job
 from tfdistill.system import programs
 
-EXIT_FAILURE = 1
 _SUBMITTED = "slurm.sh"
 _NOTES = """\
 DIR must be on storage that all nodes share. The command creates it, with logs/
@@ -35,7 +32,7 @@ example:
 """
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     fields.add(options, job.Script)
     keras_script.add(options)
     recipe_options.add(options)
@@ -68,7 +65,7 @@ def _prepare(script: job.Script) -> None:
 
 def _run(options: programs.Options) -> int:
     path = options.output
-    try:
+    with programs.usage_errors():
         script = _make_script(options)
         text = script.text
         _prepare(script)
@@ -76,17 +73,10 @@ def _run(options: programs.Options) -> int:
             path = str(pathlib.Path(script.workdir, _SUBMITTED))
         if path is not None:
             pathlib.Path(path).write_text(text, "utf-8")
-    except (OSError, ValueError) as error:
-        raise programs.UsageError(str(error)) from error
     if path is None:
         print(text, end="")
-    if not options.submit:
-        return 0
-    try:
+    if options.submit:
         print(commands.submit(path))
-    except RuntimeError as error:
-        logging.error("%s", error)
-        return EXIT_FAILURE
     return 0
 
 
@@ -98,5 +88,6 @@ PROGRAM = programs.Program(
     define=_add_options,
     run=_run,
     takes_command=True,
+    reports=(RuntimeError,),
 )
 main = PROGRAM.main

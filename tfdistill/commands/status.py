@@ -1,8 +1,6 @@
 """The command `tfdistill status`: how a run is that was started elsewhere."""
 
-import sys
 import time
-from collections.abc import Callable
 
 from tfdistill.status import group
 from tfdistill.status import observed_run
@@ -10,7 +8,6 @@ from tfdistill.status import tables
 from tfdistill.system import programs
 from tfdistill.system import run_files
 
-EXIT_CHECK, EXIT_PIPE = 1, 141
 _INTERVAL_SECS = 2.0
 BAD_STATES = ("failed", "silent")
 _NOTES = """\
@@ -30,7 +27,7 @@ example:
 """
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     options.add_argument(
         "workdir",
         nargs="?",
@@ -49,50 +46,34 @@ def _add_options(options: programs.Flags) -> None:
     )
 
 
-def _show(run: group.RunStatus) -> None:
-    console = tables.console()
-    console.print(tables.view(run, console))
+def _show(run: observed_run.ObservedRun) -> group.RunStatus:
+    seen, console = run.look(), tables.console()
+    console.print(tables.view(seen, console))
+    return seen
 
 
 def _watch(run: observed_run.ObservedRun) -> group.RunStatus:
     """Shows the run until it is over: by lines, if not on a terminal."""
     with tables.display(alone=True) as display:
-        return _follow(run, display.show)
-
-
-def _follow(
-    run: observed_run.ObservedRun, show: Callable[[group.RunStatus], None]
-) -> group.RunStatus:
-    while True:
-        seen = run.look()
-        show(seen)
-        if seen.over:
-            return seen
-        time.sleep(_INTERVAL_SECS)
+        while True:
+            seen = run.look()
+            display.show(seen)
+            if seen.over:
+                return seen
+            time.sleep(_INTERVAL_SECS)
 
 
 def _run(options: programs.Options) -> int:
-    try:
+    with programs.usage_errors():
         run = observed_run.ObservedRun(
             options.workdir, silent_secs=options.silent_secs
         )
-    except observed_run.NoRunError as error:
-        raise programs.UsageError(str(error)) from error
     try:
-        if options.watch:
-            seen = _watch(run)
-        else:
-            seen = run.look()
-            _show(seen)
-        sys.stdout.flush()
+        seen = _watch(run) if options.watch else _show(run)
     except KeyboardInterrupt:
         return 0 if options.watch else 130
-    except BrokenPipeError:
-        # The reader has seen enough, as `head` has.
-        programs.forget_output()
-        return EXIT_PIPE
     bad = any(status.state in BAD_STATES for status in seen.groups)
-    return EXIT_CHECK if options.check and bad else 0
+    return programs.EXIT_FAILURE if options.check and bad else 0
 
 
 PROGRAM = programs.Program(
@@ -102,5 +83,6 @@ PROGRAM = programs.Program(
     notes=_NOTES,
     define=_add_options,
     run=_run,
+    reports=(BrokenPipeError,),
 )
 main = PROGRAM.main

@@ -24,7 +24,7 @@ docs/labels.md.
 """
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     add = options.add
     add("exchange", "<DIR>: exchange of the run, or its URL", required=True)
     add("group", "group whose student is served", 0)
@@ -62,7 +62,7 @@ def _run(options: programs.Options) -> int:
     from tfdistill.exchange import publisher
     from tfdistill.serving import server as server_lib
 
-    try:
+    with programs.usage_errors():
         followed = server_lib.Followed(
             publisher.Exchange(options.exchange),
             options.group,
@@ -75,8 +75,6 @@ def _run(options: programs.Options) -> int:
             port=options.port,
             credentials=_credentials(options),
         )
-    except (OSError, ValueError) as error:
-        raise programs.UsageError(str(error)) from error
     begin = time.process_time()
 
     def report() -> None:

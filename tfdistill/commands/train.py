@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from typing import Any
+from typing import NoReturn
 
 from absl import logging
 
@@ -28,7 +29,7 @@ _WHAT = (
     "a recipe, a file or module with a function workload, or the config.json "
     "of an earlier run"
 )
-EXIT_FAILURE, EXIT_OPTIONS, EXIT_DATA = 1, 2, 65
+EXIT_DATA = 65
 
 
 def _notes() -> str:
@@ -44,7 +45,7 @@ def _notes() -> str:
     )
 
 
-def _add_options(options: programs.Flags) -> None:
+def _add_options(options: programs.Program) -> None:
     recipe_options.add(options, what=_WHAT)
     add = options.add
     add("workdir", "<DIR>: directory of the run; default TFDISTILL_WORKDIR")
@@ -94,13 +95,13 @@ def exit_code_of(error: Exception) -> int:
 
     if isinstance(error, (recipes.OptionsError, claim.GroupClaimedError)):
         logging.error("wrong options: %s", error)
-        return EXIT_OPTIONS
+        return programs.EXIT_OPTIONS
     if isinstance(error, data.DataError):
         logging.error("wrong data: %s", error)
         return EXIT_DATA
     traceback.print_exception(error)
     if not (lost := ending.lost_task(error)):
-        return EXIT_FAILURE
+        return programs.EXIT_FAILURE
     logging.error("lost another task of the group: %s", lost)
     return signs.EXIT_RETRY
 
@@ -118,7 +119,7 @@ def _tell(result: Mapping[str, Any]) -> None:
 
 
 def _run(options: programs.Options) -> int:
-    try:
+    with programs.usage_errors(ValueError):
         recipe = recipe_options.recipe(options)
         if recipe is None:
             raise ValueError("--recipe=NAME is missing")
@@ -127,8 +128,6 @@ def _run(options: programs.Options) -> int:
             return 0
         cluster = _cluster(options.workdir)
         outputs.check_new(recipe, cluster)
-    except ValueError as error:
-        raise programs.UsageError(str(error)) from error
     if outputs.is_complete(cluster):
         print(
             f"group {cluster.group}: complete, nothing to do; its results are "
@@ -139,7 +138,24 @@ def _run(options: programs.Options) -> int:
     return _train(recipe, cluster, options)
 
 
-PROGRAM = programs.Program(
+class _Task(programs.Program):
+    """Ends its process at once if it has failed."""
+
+    def start(self) -> NoReturn:
+        """Runs the task, and exits."""
+        try:
+            super().start()
+        except SystemExit as end:
+            if not end.code:
+                raise
+            # At a normal exit a worker waits for the others of its group; after
+            # a failure they are not coming.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(int(end.code))
+
+
+PROGRAM = _Task(
     name="python -m tfdistill.commands.train",
     usage="--recipe=NAME [options]",
     about="Runs one task of one group with a recipe.",
@@ -150,19 +166,5 @@ PROGRAM = programs.Program(
 main = PROGRAM.main
 
 
-def start(program: programs.Program) -> None:
-    """Runs the task and ends the process, at once if it has failed."""
-    try:
-        program.start()
-    except SystemExit as end:
-        if not end.code:
-            raise
-        # At a normal exit a worker waits for the others of its group; after a
-        # failure they are not coming.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(int(end.code))
-
-
 if __name__ == "__main__":
-    start(PROGRAM)
+    PROGRAM.start()

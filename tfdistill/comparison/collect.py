@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,8 +69,7 @@ class Curve:
         return found[0] if found else None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, order=True)
-class Taught:
+class Taught(NamedTuple):
     """In what share of the steps with a weight a group had a teacher, and why.
 
     With several teachers, the share is from the teacher used longest.
@@ -79,29 +79,20 @@ class Taught:
     group: int
     why: str
 
-    @classmethod
-    def of(cls, result: Mapping[str, Any]) -> "Taught | None":
-        """Reads it in a group's results; None without teachers."""
-        return max(
-            (
-                cls(
-                    share=_num_taught(each) / max(_num_due(each), 1),
-                    group=result["group"],
-                    why=_why(each),
-                )
-                for each in result["teachers"]
-            ),
-            default=None,
-        )
 
-
-def _num_taught(teacher: Mapping[str, Any]) -> int:
-    # Results of before these were counted have versions, or none.
-    return int(teacher.get("num_taught", teacher.get("swaps", 1)))
-
-
-def _num_due(teacher: Mapping[str, Any]) -> int:
-    return int(teacher.get("num_due", teacher.get("swaps", 1)))
+def _taught_of(results: Iterable[Mapping[str, Any]]) -> list[Taught]:
+    """Reads it in the results of groups, except for those without teachers."""
+    found = []
+    for result in results:
+        of_each = []
+        for teacher in result["teachers"]:
+            # Results of before these were counted have versions, or none.
+            swaps = teacher.get("swaps", 1)
+            due = max(teacher.get("num_due", swaps), 1)
+            share = teacher.get("num_taught", swaps) / due
+            of_each.append(Taught(share, result["group"], _why(teacher)))
+        found += [max(of_each)] if of_each else []
+    return found
 
 
 def _why(teacher: Mapping[str, Any]) -> str:
@@ -245,11 +236,6 @@ def collect(
     )
 
 
-def _taught_of(results: Iterable[Mapping[str, Any]]) -> list[Taught]:
-    """Returns the records of groups that have teachers."""
-    return [each for r in results if (each := Taught.of(r)) is not None]
-
-
 def churn_matrices(trials: Sequence[Finished]) -> dict[str, np.ndarray]:
     """Returns how far each pair of retrains is apart, by measure.
 
@@ -349,22 +335,20 @@ def _exchanged(
     steps, size = results[0]["steps"], results[0]["parameter_bytes"]
     if run.part == trials_lib.LARGE_GROUP:
         return {"slow_bytes_per_step": float(size)}
-    teaches = any(result["teachers"] for result in results)
+    teachers = [teacher for result in results for teacher in result["teachers"]]
     mixing = [result["mixing"] for result in results if "mixing" in result]
     if run.recipe.method in ("own_past", "ema_teacher"):
         return _shares(results)
-    if others or run.num_groups < 2 or not (teaches or mixing):
+    if others or run.num_groups < 2 or not (teachers or mixing):
         return {}
     sent, received = (
-        _mean(
-            sum(t.get(name, 0) for t in result["teachers"])
-            for result in results
-        )
+        sum(t.get(name, 0) for t in teachers) / len(results)
         for name in ("sent_bytes", "bytes")
     )
-    if run.recipe.method != "predictions":
+    sends_predictions = any("sent_bytes" in teacher for teacher in teachers)
+    if not sends_predictions:
         sent += _mean(result["exports"]["bytes"] for result in results)
-    found = _taught(results, run.recipe.method) if teaches else {}
+    found = _taught(results, sends_predictions) if teachers else {}
     if mixing:
         received += _mean(mixed["bytes"] for mixed in mixing)
         found["mixes"] = _mean(mixed["mixes"] for mixed in mixing)
@@ -384,14 +368,14 @@ def _exchanged(
 
 
 def _taught(
-    results: Sequence[dict[str, Any]], method: str | None
+    results: Sequence[dict[str, Any]], sends_predictions: bool
 ) -> dict[str, float]:
     """What groups heard of their teachers: versions, or answers on batches."""
 
     def totals(name: str) -> list[int]:
         return [sum(t[name] for t in r["teachers"]) for r in results]
 
-    if method == "predictions":
+    if sends_predictions:
         answers, missed = sum(totals("num_answers")), sum(totals("num_missed"))
         return {
             "answered": answers / max(1, answers + missed),

@@ -22,7 +22,6 @@ from tfdistill.comparison import markdown
 from tfdistill.comparison import plots
 from tfdistill.comparison import report
 from tfdistill.comparison import runs
-from tfdistill.comparison import scripts
 from tfdistill.comparison import trials as trials_lib
 from tfdistill.comparison import tuning
 from tfdistill.recipes import outputs
@@ -189,9 +188,8 @@ class Experiment:
                 f"there is no finished trial in {self.workdir}"
                 + ": the reason is above" * bool(failures)
             )
-        recipe, own = self._setup.recipe, {}
-        if isinstance(recipe, scripts.Script):
-            own["budget"] = "the script's own"
+        recipe = self._setup.recipe
+        own = {"budget": "the script's own"} if recipe.is_script else {}
         found = report.make(
             done,
             target=target,
@@ -249,12 +247,9 @@ class Experiment:
 
     def _write_record(self) -> None:
         record = {
-            "recipe": dataclasses.asdict(self._setup.recipe),
-            "setup": _described(self._setup),
-            _SOURCE: _source(self._setup.recipe),
+            **_settings(self._setup, self._tune),
             "variants": [dataclasses.asdict(v) for v in self._variants],
             "num_trials": self._num_trials,
-            "tune": _tree(self._tune),
         }
         self._write(RECORD, json.dumps(record, indent=1))
 
@@ -309,17 +304,27 @@ def _changed(
     changed = recipes.changed_names(
         recipes.Recipe(**record["recipe"]), setup.recipe
     )
-    own = {
-        **_described(setup),
-        "tune": _tree(tune),
+    now = _settings(setup, tune)
+    before = {"tune": None, **record}
+    names = [name for name in ("tune", _SOURCE) if name in before]
+    return [
+        *changed,
+        *(n for n, x in before["setup"].items() if now["setup"][n] != x),
+        *(name for name in names if now[name] != before[name]),
+    ]
+
+
+def _settings(
+    setup: trials_lib.Setup, tune: tuning.Tuning | None
+) -> dict[str, Any]:
+    """Returns what all runs of a comparison share, as JSON has it."""
+    found = {
+        "recipe": dataclasses.asdict(setup.recipe),
+        "setup": _described(setup),
         _SOURCE: _source(setup.recipe),
+        "tune": tune and dataclasses.asdict(tune),
     }
-    before = {
-        **record["setup"],
-        "tune": record.get("tune"),
-        _SOURCE: record.get(_SOURCE, own[_SOURCE]),
-    }
-    return changed + [name for name in before if own[name] != before[name]]
+    return json.loads(json.dumps(found))
 
 
 def _source(recipe: recipes.Recipe) -> str | None:
@@ -332,11 +337,6 @@ def _source(recipe: recipes.Recipe) -> str | None:
 
 def _described(setup: trials_lib.Setup) -> dict[str, Any]:
     return {n: value for n, value in vars(setup).items() if n != "recipe"}
-
-
-def _tree(tune: tuning.Tuning | None) -> dict[str, Any] | None:
-    """What JSON has of it."""
-    return json.loads(json.dumps(dataclasses.asdict(tune))) if tune else None
 
 
 @contextlib.contextmanager

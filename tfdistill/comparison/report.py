@@ -518,7 +518,7 @@ def _versus_churn(
     ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in ours.keys() & theirs.keys():
+    for name in filter(theirs.__contains__, ours):
         value, interval = estimates.ratio_of_pairs(ours[name], theirs[name])
         # Where retrains of independent agree, there is no multiple of that.
         found[name] = {

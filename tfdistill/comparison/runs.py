@@ -16,11 +16,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfdistill.cluster import signs
-from tfdistill.comparison import scripts
 from tfdistill.comparison import trials
 from tfdistill.launcher import local_cluster
 from tfdistill.recipes import outputs
-from tfdistill.recipes import recipes
 from tfdistill.system import untrusted
 
 if TYPE_CHECKING:
@@ -146,15 +144,9 @@ class Runner:
             teacher = outputs.last_export(self.directory(run.teacher), 0)
             chosen = chosen.changed({"method.saved_model": str(teacher)})
         path.write_text(chosen.to_json())
-        command = ["-m", recipes.train_module()]
-        command += [f"--recipe={path}", f"--workdir={directory}"]
-        env: dict[str, str] = {}
-        if isinstance(chosen, scripts.Script):
-            command = chosen.program
-            env = chosen.environ
         topology = local_cluster.LocalCluster(
-            command=[sys.executable, *command],
-            env=env,
+            command=[sys.executable, *chosen.program(path)],
+            env=chosen.environ,
             workdir=str(directory),
             num_groups=run.num_groups,
             workers_per_group=run.workers_per_group,
@@ -169,10 +161,9 @@ class Runner:
         run, result = active.run, active.process.result()
         active.process.close()
         self._active.remove(active)
-        code, script, why = result.exit_code, run.recipe, ""
-        is_script = isinstance(script, scripts.Script)
-        if code == 0 and isinstance(script, scripts.Script):
-            why = script.finish(self.directory(run), run.num_groups)
+        code, why = result.exit_code, ""
+        if code == 0:
+            why = run.recipe.finish(self.directory(run), run.num_groups)
         if code == 0 and self.is_done(run):
             self._seconds.append(time.monotonic() - active.start)
             self._num_done += 1
@@ -180,7 +171,7 @@ class Runner:
             self._say(f"{run.key} lost a task; it starts again")
             self._start(run, tries=active.tries + 1)
         else:
-            of_all = is_script or code in _EXITS_OF_ALL
+            of_all = run.recipe.is_script or code in _EXITS_OF_ALL
             self._refused |= not self._num_done and of_all
             reasons = "; ".join(g.reason for g in result.groups if g.reason)
             why = why or f"exit code {code}: {reasons}"

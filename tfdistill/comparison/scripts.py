@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+from typing import ClassVar
 
 from tfdistill.cluster import method as method_lib
 from tfdistill.held_out import predictions
@@ -36,6 +37,8 @@ class Script(recipes.Recipe):
     not import tfdistill, has no name for predictions: those for its validation
     data are compared.
     """
+
+    is_script: ClassVar[bool] = True
 
     @classmethod
     def of(
@@ -116,9 +119,8 @@ class Script(recipes.Recipe):
             "sets its own number of steps. Leave out --budget=total."
         )
 
-    @property
-    def program(self) -> list[str]:
-        """What Python runs."""
+    def program(self, config: pathlib.Path) -> list[str]:
+        """Returns what Python runs: the script itself."""
         own = [self.recipe, *self.arguments["command"]]
         if self.arguments["held_out"]:
             return own
@@ -130,7 +132,7 @@ class Script(recipes.Recipe):
         return self.arguments["held_out"] or method_lib.VALIDATION
 
     @property
-    def environ(self) -> dict[str, str]:
+    def environ(self) -> Mapping[str, str]:
         """The variables that say by which method it trains."""
         changes: dict[str, Any] = {
             "seed": self.settings["seed"],

@@ -278,7 +278,7 @@ def _meet_at_each_address(
 
 
 def of_storage(cluster: identity.Cluster) -> Iterator[Result]:
-    """Checks exchange and workdir, and what is there of slow workers."""
+    """Checks exchange and workdir."""
     for name, root in (
         (EXCHANGE, cluster.exchange),
         (WORKDIR, cluster.workdir),
@@ -287,6 +287,10 @@ def of_storage(cluster: identity.Cluster) -> Iterator[Result]:
             yield skipped(name, f"no {name} is set")
         else:
             yield of_root(root, name=name)
+
+
+def of_workers(cluster: identity.Cluster) -> Iterator[Result]:
+    """Yields what the group's log has of slow workers."""
     path = pathlib.Path(cluster.group_dir or os.curdir, run_files.METRICS)
     if cluster.group_dir is None or not path.is_file():
         return

@@ -22,6 +22,7 @@ from tfdistill.system import fits
 from tfdistill.system import keras_internals
 from tfdistill.system import run_files
 from tfdistill.training import steps
+from tfdistill.training import wait_for_groups
 
 _BATCH_SIZE = 256
 
@@ -33,7 +34,8 @@ class Measuring(steps.SteppedCallback):
         """Finds the callbacks whose doing it measures."""
         self._exporter: Any = steps.first(callbacks, steps.Exporter)
         self._mixer = steps.first(callbacks, steps.Mixer)
-        self._waits = [c for c in callbacks if hasattr(c, "waited_secs")]
+        kind = wait_for_groups.WaitForGroups
+        self._waits = [c for c in callbacks if isinstance(c, kind)]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the clocks."""

@@ -34,7 +34,7 @@ def option(
     """Returns a field that is also an option; one without default is required.
 
     Args:
-        text: As of `programs.Flags.add`.
+        text: As of `programs.Program.add`.
         default: A tuple is for an option that may be repeated.
         section: A new heading of `--help`, for this field and those after it.
         least: The smallest number that it may be.
@@ -55,7 +55,7 @@ def _options(
 
 
 def add(
-    options: programs.Flags, of: type, *, without: Sequence[str] = ()
+    options: programs.Program, of: type, *, without: Sequence[str] = ()
 ) -> None:
     """Adds the options of a dataclass to a program's, without some."""
     for field in _options(of, without):

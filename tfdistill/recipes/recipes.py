@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
+from typing import ClassVar
 
 from tfdistill import workload as workload_lib
 from tfdistill.recipes import methods
@@ -61,6 +62,8 @@ class Recipe:
         method: A method of `launch.methods`, and its arguments. None: the
             recipe unchanged.
     """
+
+    is_script: ClassVar[bool] = False
 
     recipe: str
     arguments: Mapping[str, Any]
@@ -174,6 +177,20 @@ class Recipe:
         except (TypeError, ValueError) as cause:
             raise OptionsError(f"{self.recipe}: {cause}") from cause
 
+    def program(self, config: pathlib.Path) -> list[str]:
+        """Returns what Python runs in each task, for a file of the recipe."""
+        workdir = f"--workdir={config.parent}"
+        return ["-m", train_module(), f"--recipe={config}", workdir]
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The variables that each task needs."""
+        return {}
+
+    def finish(self, directory: pathlib.Path, num_groups: int) -> str:
+        """Completes a run that has ended; returns why it failed, if it did."""
+        return ""
+
     def to_json(self) -> str:
         """Returns JSON text from which `read` makes an equal recipe."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -273,7 +290,7 @@ def values(changes: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def add_override(options: programs.Flags, of: str) -> None:
+def add_override(options: programs.Program, of: str) -> None:
     """Adds the option --override, whose values `override` takes."""
     options.add("override", f"<NAME=VALUE>: change one argument of {of}", [])
 

@@ -17,6 +17,7 @@ These lines are never rewritten; the lines of `metrics.jsonl` are, at a resume.
 
 import collections
 import dataclasses
+import itertools
 import os
 import pathlib
 import time
@@ -32,7 +33,14 @@ from tfdistill.system import run_files
 # Causes of time without new steps, in the order in which they come.
 CAUSES = ("detection", "waiting", "start", "restore", "repeated")
 _GOOD = "good"
-_OVER = ("ended", *run_events.ENDED, "end")
+# What a group is at after an event or a mark, whatever it was at before. A
+# failure is an end only if no other start follows.
+_AFTER = {
+    **dict.fromkeys(("ended", *run_events.ENDED, "end")),
+    "failed": "waiting",
+    "advancing": _GOOD,
+    "repeating": "repeated",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,42 +85,32 @@ def measure(lines: Sequence[Mapping[str, Any]], *, until: float) -> Goodput:
         lines: Its marks and its launcher's events, of any order.
         until: In Unix seconds; when the group was seen last, or before.
     """
-    timeline = [*lines]
-    launched = [x["time"] for x in timeline if x["event"] == "start"]
-    for line in lines:
-        if line["event"] == "resumed" and line["last_time"] is not None:
-            timeline.append({"event": "lost", "time": line["last_time"]})
+    lost = [
+        {"event": "lost", "time": line["last_time"]}
+        for line in lines
+        if line["event"] == "resumed" and line["last_time"] is not None
+    ]
     # Marks continue where an earlier launch ended.
+    launched = (x["time"] for x in lines if x["event"] == "start")
     first = min(launched, default=0.0)
-    timeline = [line for line in timeline if first <= line["time"] <= until]
-    secs = collections.defaultdict[str, float](float)
+    timeline = [x for x in [*lines, *lost] if first <= x["time"] <= until]
+    timeline.sort(key=lambda line: line["time"])
+    timeline.append({"event": "until", "time": until})
+    secs = collections.defaultdict[str | None, float](float)
     state: str | None = None
-    since = 0.0
-    for line in sorted(timeline, key=lambda line: line["time"]):
-        following = _next(state, line)
-        if state is None:
-            state, since = following, line["time"]
-            continue
+    for line, following in itertools.pairwise(timeline):
+        state = _next(state, line)
         # Until the last task has connected, it was still the start.
-        late = state == "restore" and line["event"] == "ready"
-        secs["start" if late else state] += line["time"] - since
-        state, since = following, line["time"]
-    if state:
-        secs[state] += max(0.0, until - since)
+        late = state == "restore" and following["event"] == "ready"
+        secs["start" if late else state] += following["time"] - line["time"]
     return Goodput(secs[_GOOD], {cause: secs[cause] for cause in CAUSES})
 
 
 def _next(state: str | None, line: Mapping[str, Any]) -> str | None:
     """Returns what a group is at after an event or a mark."""
     event = line["event"]
-    if event == "failed":
-        return "waiting"
-    if event in _OVER:
-        return None
-    if event == "advancing":
-        return _GOOD
-    if event == "repeating":
-        return "repeated"
+    if event in _AFTER:
+        return _AFTER[event]
     trains = state in (_GOOD, "repeated")
     if event == "lost" and trains:
         return "detection"

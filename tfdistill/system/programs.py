@@ -1,6 +1,8 @@
-"""A command-line program: options by argparse, absl's own, run by absl.app."""
+"""A command-line program: argparse with absl's options, and exit codes."""
 
 import argparse
+import contextlib
+import copy
 import dataclasses
 import difflib
 import faulthandler
@@ -12,10 +14,12 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import NoReturn
+from typing import Self
 
 from absl import app
 from absl import flags
@@ -24,7 +28,7 @@ from absl.flags import argparse_flags
 
 from tfdistill.system import extras
 
-EXIT_OPTIONS = 2
+EXIT_FAILURE, EXIT_OPTIONS, EXIT_PIPE = 1, 2, 141
 _WIDTH = 80
 # The first word of a script's command: whatever Python its tasks have.
 PYTHON = ""
@@ -34,6 +38,16 @@ Options = argparse.Namespace
 UsageError = app.UsageError
 
 
+@contextlib.contextmanager
+def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Makes a UsageError of these errors; default: OSError and ValueError."""
+    kinds = kinds or (OSError, ValueError)
+    try:
+        yield
+    except kinds as error:
+        raise UsageError(str(error)) from error
+
+
 def positive(text: str) -> float:
     """Reads an option that must be finite and above zero."""
     if not 0 < float(text) < math.inf:
@@ -41,27 +55,75 @@ def positive(text: str) -> float:
     return float(text)
 
 
+def count(text: str) -> int:
+    """Reads an option that must be a number of things, at least 1."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be >= 1; received {text}")
+    return int(text)
+
+
 _NUMBERS: Mapping[Any, str] = {int: "N", float: "X", positive: "X"}
 
 
-class Flags(argparse_flags.ArgumentParser):
-    """A parser whose options have one line each, and their default's type."""
+class Program(argparse_flags.ArgumentParser):
+    """The parser of a program's options, and what the program runs.
 
-    def __init__(self, **kwargs: Any) -> None:
-        shape = functools.partial(
-            argparse.RawDescriptionHelpFormatter,
-            width=_WIDTH,
-            max_help_position=27,
-        )
+    Args:
+        name: As it is called, such as `tfdistill run`.
+        about: What it does.
+        define: Adds its options.
+        run: Returns the exit code.
+        usage: Arguments after the name, a line for each form.
+        notes: The end of `--help`, printed as it is.
+        takes_command: Whether a script, or what follows the first `--`, is a
+            command: it becomes the option `command`.
+        takes_file: The meaning of a .py file among the options. It becomes the
+            option `file`, and what follows the first `--` its arguments,
+            `command`.
+        needs: Packages of an extra, without which it doesn't begin.
+        reports: Errors that are one line and exit code 1, not a traceback. An
+            output that is closed early, as by `head`, is 141 then.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        about: str,
+        define: Callable[["Program"], None],
+        run: Callable[[Options], int],
+        usage: str = "[options]",
+        notes: str = "",
+        takes_command: bool = False,
+        takes_file: str = "",
+        needs: Sequence[str] = (),
+        reports: tuple[type[Exception], ...] = (),
+    ) -> None:
+        forms = usage.replace("%", "%%").replace("\n", "\n       %(prog)s ")
         super().__init__(
+            prog=name,
+            usage=f"%(prog)s {forms}",
+            description=inspect.cleandoc(about),
+            epilog=notes,
             allow_abbrev=False,
             conflict_handler="resolve",  # TensorFlow's options and absl's.
-            formatter_class=shape,
-            **kwargs,
+            formatter_class=functools.partial(
+                argparse.RawDescriptionHelpFormatter,
+                width=_WIDTH,
+                max_help_position=27,
+            ),
         )
-        self.quick: dict[str, Any] = {}
-        self._required: dict[str, str] = {}
+        self._run, self._needs, self._reports = run, needs, reports
+        self._takes_command, self._takes_file = takes_command, bool(takes_file)
+        self._quick: dict[str, Any] = {}
         self._section: Any = self
+        if takes_file:
+            self.add_argument(
+                "file", nargs="?", metavar="FILE.py", help=takes_file
+            )
+        define(self)
+        if self._quick:
+            self.add("quick", "faster and less exact", False)
 
     def section(self, title: str) -> None:
         """Puts what is added from now on under a heading of `--help`."""
@@ -78,7 +140,7 @@ class Flags(argparse_flags.ArgumentParser):
         required: bool = False,
         quick: object = None,
     ) -> None:
-        """Adds an option, one that may be repeated if its default is a list.
+        """Adds an option, one that may be repeated if its default is `[]`.
 
         A text that begins with `<DIR>: ` gives the value a name. With `quick`
         values the program has `--quick`, for which these are the defaults.
@@ -97,12 +159,10 @@ class Flags(argparse_flags.ArgumentParser):
                 "type": kind,
                 "choices": enum_values,
                 "metavar": named[1] if named else number,
+                "required": required,
             }
         if isinstance(default, list):
-            more |= {"action": _Several, "nargs": "+"}
-        if required:
-            value = more["metavar"] or name.upper()
-            self._required[name] = f"--{dashed(name)}={value}: {text}"
+            more |= {"nargs": "+", "action": "store" if default else "extend"}
         self._section.add_argument(
             f"--{dashed(name)}",
             default=default,
@@ -110,81 +170,13 @@ class Flags(argparse_flags.ArgumentParser):
             **more,
         )
         if quick is not None:
-            self.quick[name] = quick
+            self._quick[name] = quick
 
-    def spelled(self, argument: str) -> str:
-        """Returns an option with the dashes or underscores that it has."""
-        name, equals, value = argument.partition("=")
-        if not name.startswith("--"):
-            return argument
-        plain = name[2:]
-        # With underscores, as absl's own are.
-        spellings = f"--{dashed(plain)}", f"--{plain.replace('-', '_')}"
-        known = self._option_string_actions
-        found = next((x for x in (name, *spellings) if x in known), name)
-        return f"{found}{equals}{value}"
-
-    def meant(self, unknown: Sequence[str]) -> str:
-        """Returns the option that the first unknown one is close to, if any."""
-        options = [x.partition("=")[0] for x in unknown if x.startswith("--")]
-        wanted = dashed(options[0]) if options else ""
-        known = [dashed(x) for x in self._option_string_actions]
-        near = [x for x in known if wanted.strip("-") and x.startswith(wanted)]
-        near += difflib.get_close_matches(wanted, known, n=1)
-        return f". Did you mean {near[0]}?" if near else ""
-
-    def takes_value(self, argument: str) -> bool:
-        """Returns whether the argument is an option whose value comes next."""
-        action = self._option_string_actions.get(self.spelled(argument))
-        return action is not None and action.nargs != 0
-
-    def missing(self, options: "Options") -> str:
-        """Returns what is required and was not given; empty if all is."""
-        lines = [
-            text
-            for name, text in self._required.items()
-            if getattr(options, name) is None
-        ]
-        return "\n  ".join(["missing:", *lines]) if lines else ""
-
-
-class _Several(argparse.Action):
-    """Takes `--models a b` and `--models=a --models=b`, not the default."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        before = getattr(namespace, self.dest)
-        before = [] if before is self.default else before
-        setattr(namespace, self.dest, [*before, *values])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Program:
-    """A program: its options, what it runs, and what `--help` says."""
-
-    # As it is called, such as `tfdistill run`.
-    name: str
-    about: str
-    # Adds its options.
-    define: Callable[[Flags], None]
-    # Returns the exit code, which is 2 after a `UsageError`, and without the
-    # extra that it needs.
-    run: Callable[[Options], int]
-    # Arguments after the name, a line for each form.
-    usage: str = "[options]"
-    # The end of `--help`, printed as it is.
-    notes: str = ""
-    # Whether a script, or what follows the first `--`, is a command: it becomes
-    # the option `command`.
-    takes_command: bool = False
-    # The meaning of a .py file among the options. It becomes the option
-    # `file`, and what follows the first `--` its arguments, `command`.
-    takes_file: str = ""
+    def named(self, name: str) -> Self:
+        """Returns the same program, called by another name."""
+        made = copy.copy(self)
+        made.prog = name
+        return made
 
     def start(self) -> NoReturn:
         """Runs the program with the arguments of this process, and exits."""
@@ -204,7 +196,7 @@ class Program:
                 # Programs report their progress, libraries only what is wrong.
                 logging.get_absl_logger().setLevel(python_logging.INFO)
                 python_logging.getLogger().setLevel(python_logging.WARNING)
-            return self._run(options)
+            return self.run(options)
 
         app.run(run, flags_parser=parse)
         raise SystemExit(0)
@@ -216,74 +208,90 @@ class Program:
             argv: Arguments without the program's name. Default
                 `sys.argv[1:]`.
         """
-        return self._run(self.parse(sys.argv[1:] if argv is None else argv))
+        return self.run(self.parse(sys.argv[1:] if argv is None else argv))
 
-    def _run(self, options: Options) -> int:
+    def run(self, options: Options) -> int:
+        """Returns the exit code: 2 after a `UsageError`, or without an extra.
+
+        `options` are what `parse` returns.
+        """
         try:
-            with extras.needed_by(self.name):
-                return self.run(options)
+            with extras.needed_by(self.prog):
+                extras.check(*self._needs)
+                code = self._run(options)
+            if self._reports:
+                sys.stdout.flush()
+            return code
         except extras.MissingError as error:
             print(error, file=sys.stderr)
             return EXIT_OPTIONS
         except UsageError as error:
-            self.parser().error(str(error))
-
-    def help(self) -> str:
-        """Returns the text of `--help`."""
-        return self.parser().format_help()
-
-    def parser(self) -> Flags:
-        """Returns the parser of its options."""
-        forms = self.usage.replace("\n", f"\n       {self.name} ")
-        made = Flags(
-            prog=self.name,
-            usage=f"{self.name} {forms}".replace("%", "%%"),
-            description=inspect.cleandoc(self.about),
-            epilog=self.notes,
-        )
-        if self.takes_file:
-            made.add_argument(
-                "file", nargs="?", metavar="FILE.py", help=self.takes_file
-            )
-        self.define(made)
-        if made.quick:
-            made.add("quick", "faster and less exact", False)
-        return made
+            self.error(str(error))
+        except self._reports as error:
+            if isinstance(error, BrokenPipeError):
+                forget_output()
+                return EXIT_PIPE
+            logging.error("%s", error)
+            return EXIT_FAILURE
 
     def parse(self, argv: Sequence[str]) -> Options:
         """Returns the options; exits with code 2 if an argument is wrong."""
-        before: Sequence[str] = argv
-        command: Sequence[str] = []
-        parser = self.parser()
-        if self.takes_command:
-            before, command = _split(before, parser)
-        elif self.takes_file and "--" in before:
-            at = before.index("--")
-            before, command = before[:at], before[at + 1 :]
-        before = [parser.spelled(argument) for argument in before]
-        if "--quick" in before:
-            parser.set_defaults(**parser.quick)
-        options, unknown = parser.parse_known_args(before)
+        takes_more = self._takes_command or self._takes_file
+        own, command = self._split(argv) if takes_more else (argv, [])
+        own = [self._spelled(argument) for argument in own]
+        if "--quick" in own:
+            self.set_defaults(**self._quick)
+        options, unknown = self.parse_known_args(own)
         if unknown:
-            hint = (
-                ". Pass a script without `python`, or put a command after `--`"
-            )
-            hint = hint if self.takes_command else ""
-            hint = parser.meant(unknown) or hint
-            parser.error(f"unknown arguments: {' '.join(unknown)}{hint}")
-        if missing := parser.missing(options):
-            parser.error(missing)
-        if self.takes_command or self.takes_file:
+            hint = self._meant(unknown)
+            if self._takes_command and not hint:
+                hint = (
+                    ". Pass a script without `python`, or put a command after "
+                    "`--`"
+                )
+            self.error(f"unknown arguments: {' '.join(unknown)}{hint}")
+        if takes_more:
             options.command = list(command)
-            options.program, options.given = self.name, list(argv)
+            options.program, options.given = self.prog, list(argv)
         return options
+
+    def _split(
+        self, arguments: Sequence[str]
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """Splits its own arguments from what it runs, or what that takes."""
+        for at, argument in enumerate(arguments):
+            if argument == "--":
+                return arguments[:at], arguments[at + 1 :]
+            is_script = argument.endswith(".py") and argument[0] != "-"
+            if not is_script or not self._takes_command:
+                continue
+            before = self._spelled(arguments[at - 1]) if at else ""
+            action = self._option_string_actions.get(before)
+            if action is None or action.nargs == 0:
+                return arguments[:at], [PYTHON, *arguments[at:]]
+        return arguments, []
+
+    def _spelled(self, argument: str) -> str:
+        """Returns an option with dashes, unless only absl's own is known."""
+        name, equals, value = argument.partition("=")
+        known = dashed(name) in self._option_string_actions
+        return f"{dashed(name)}{equals}{value}" if known else argument
+
+    def _meant(self, unknown: Sequence[str]) -> str:
+        """Returns the option that the first unknown one is close to, if any."""
+        options = [x.partition("=")[0] for x in unknown if x.startswith("--")]
+        wanted = dashed(options[0]) if options else ""
+        known = [dashed(x) for x in self._option_string_actions]
+        near = [x for x in known if wanted.strip("-") and x.startswith(wanted)]
+        near += difflib.get_close_matches(wanted, known, n=1)
+        return f". Did you mean {near[0]}?" if near else ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Commands:
     """A program whose first word chooses another one."""
 
-    name: str
+    prog: str
     about: str
     # What each program does, in the order of use.
     commands: Mapping[str, str]
@@ -291,6 +299,10 @@ class Commands:
     load: Callable[[str], "Program | Commands"]
     # The end of `--help`, printed as it is.
     notes: str = ""
+
+    def named(self, name: str) -> "Commands":
+        """Returns the same program, called by another name."""
+        return dataclasses.replace(self, prog=name)
 
     def start(self) -> NoReturn:
         """Runs the program that this process' arguments name, and exits."""
@@ -307,16 +319,16 @@ class Commands:
         """Returns the options of the program that the first argument names."""
         return self._chosen(argv).parse(argv[1:])
 
-    def help(self) -> str:
+    def format_help(self) -> str:
         """Returns the text of `--help`."""
         width = max(map(len, self.commands))
         rows = [f"  {n:<{width}}  {text}" for n, text in self.commands.items()]
         return "\n".join(
             [
-                f"usage: {self.name} COMMAND [options]\n",
+                f"usage: {self.prog} COMMAND [options]\n",
                 f"{self.about}\n",
                 *rows,
-                f"\n{self.name} COMMAND --help lists a command's options.\n",
+                f"\n{self.prog} COMMAND --help lists a command's options.\n",
                 self.notes,
             ]
         )
@@ -324,35 +336,21 @@ class Commands:
     def _chosen(self, argv: Sequence[str]) -> "Program | Commands":
         first = argv[0] if argv else "--help"
         if first in ("--help", "-h", "help"):
-            print(self.help(), end="")
+            print(self.format_help(), end="")
             raise SystemExit(0)
         if first in self.commands:
-            name = f"{self.name} {first}"
-            return dataclasses.replace(self.load(first), name=name)
+            return self.load(first).named(f"{self.prog} {first}")
         near = difflib.get_close_matches(first, self.commands, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         if first.endswith(".py") and "run" in self.commands:
-            hint = f" Did you mean `{self.name} run {first}`?"
-        print(self.help(), file=sys.stderr)
+            hint = f" Did you mean `{self.prog} run {first}`?"
+        print(self.format_help(), file=sys.stderr)
         print(
-            f"{self.name}: the first argument must be a command; received "
+            f"{self.prog}: the first argument must be a command; received "
             f"{first!r}.{hint}",
             file=sys.stderr,
         )
         raise SystemExit(EXIT_OPTIONS)
-
-
-def _split(
-    arguments: Sequence[str], parser: Flags
-) -> tuple[Sequence[str], Sequence[str]]:
-    """Splits a program's own arguments from the script or command it runs."""
-    for at, argument in enumerate(arguments):
-        if argument == "--":
-            return arguments[:at], arguments[at + 1 :]
-        is_script = argument.endswith(".py") and not argument.startswith("-")
-        if is_script and not (at and parser.takes_value(arguments[at - 1])):
-            return arguments[:at], [PYTHON, *arguments[at:]]
-    return arguments, []
 
 
 def dashed(name: str) -> str:

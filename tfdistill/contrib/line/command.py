@@ -1,6 +1,6 @@
 """The command `tfdistill line`: a served model that is retrained again.
 
-`commands.contributed` makes programs of what is listed here.
+`commands.main` makes programs of what is listed here.
 """
 
 import argparse
