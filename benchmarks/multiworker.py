@@ -182,7 +182,6 @@ PROGRAM = programs.Program(
     define=_add_options,
     run=_run,
 )
-main = PROGRAM.main
 
 if __name__ == "__main__":
     PROGRAM.start()

@@ -224,7 +224,6 @@ PROGRAM = programs.Program(
     define=_add_options,
     run=_work,
 )
-main = PROGRAM.main
 
 if __name__ == "__main__":
     PROGRAM.start()

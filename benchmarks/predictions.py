@@ -263,7 +263,6 @@ def _add_options(options: programs.Program) -> None:
 
 
 PROGRAM = measure.program("predictions", __doc__, define=_add_options, run=run)
-main = PROGRAM.main
 
 if __name__ == "__main__":
     PROGRAM.start()

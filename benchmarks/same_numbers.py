@@ -222,7 +222,6 @@ PROGRAM = programs.Program(
     define=_add_options,
     run=_run_all,
 )
-main = PROGRAM.main
 
 if __name__ == "__main__":
     PROGRAM.start()

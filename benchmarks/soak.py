@@ -350,7 +350,6 @@ def _run(options: programs.Options, record: dict[str, Any]) -> None:
 
 
 PROGRAM = measure.program("soak", __doc__, define=_add_options, run=_run)
-main = PROGRAM.main
 
 if __name__ == "__main__":
     PROGRAM.start()

@@ -160,10 +160,7 @@ def _train(options: programs.Options) -> int:
             keras.optimizers.Adam(1e-3),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
-            # Squares make one wrong row an infinite loss.
-            distillation_loss=tfdistill.losses.LogitsMeanSquaredError()
-            if by_predictions
-            else tfdistill.losses.SoftTargetCrossEntropy(),
+            distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(),
             distillation_weight=tfdistill.schedules.BurnIn(
                 steps=1 if by_predictions else 200
             ),
@@ -227,7 +224,6 @@ PROGRAM = programs.Program(
     define=_add_options,
     run=_train,
 )
-main = PROGRAM.main
 
 if __name__ == "__main__":
     PROGRAM.start()

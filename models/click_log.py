@@ -24,7 +24,6 @@ Imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -82,7 +81,6 @@ def generate(
     seed: int = 0,
     rows_per_day: int = 8000,
     drift: float = 0.15,
-    num_days: int = NUM_DAYS,
 ) -> Log:
     """Returns a whole log.
 
@@ -90,15 +88,14 @@ def generate(
         seed: Another one gives another world, not only other rows of it.
         rows_per_day: Number of rows of each day.
         drift: Standard deviation of a day's step of all random walks.
-        num_days: Another number gives another world, too.
     """
     rng = np.random.default_rng(seed)
-    shape = (num_days, 1)
+    shape = (NUM_DAYS, 1)
 
     def walk(size: int) -> np.ndarray:
-        return drift * rng.normal(size=(num_days, size)).cumsum(axis=0)
+        return drift * rng.normal(size=(NUM_DAYS, size)).cumsum(axis=0)
 
-    days = np.repeat(np.arange(num_days), rows_per_day)
+    days = np.repeat(np.arange(NUM_DAYS), rows_per_day)
     popularity = {
         name: np.tile(-rng.permutation(np.log1p(np.arange(size))), shape)
         for name, size in NUM_IDS.items()
@@ -175,32 +172,6 @@ def split(log: Log) -> tuple[Log, Log]:
     """Returns the days to train on, and the last day."""
     is_last = log.days == NUM_DAYS - 1
     return log.where(~is_last), log.where(is_last)
-
-
-def of_days(
-    log: Log, days: Sequence[int], *, held_out_share: float = 0.2
-) -> tuple[Log, Log]:
-    """Returns the rows of some days to train on, and those held out.
-
-    Every nth row of each day is held out; the last day's are returned.
-    """
-    in_its_day = np.arange(len(log.days)) - np.searchsorted(log.days, log.days)
-    is_held_out = in_its_day % round(1 / held_out_share) == 0
-    return (
-        log.where(np.isin(log.days, days) & ~is_held_out),
-        log.where((log.days == days[-1]) & is_held_out),
-    )
-
-
-def day_of(span: str, num_days: int) -> int:
-    """Returns the number of a day by the name of its span, such as day_07."""
-    number = span.removeprefix("day_")
-    if not number.isdecimal() or int(number) >= num_days:
-        raise ValueError(
-            f"`spans` must be days from day_0 to day_{num_days - 1}; received "
-            f"{span!r}."
-        )
-    return int(number)
 
 
 def truth(log_seed: int = 0, rows_per_day: int = 8000) -> float:

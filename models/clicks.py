@@ -42,15 +42,22 @@ def workload(
     train, held_out = click_log.split(
         click_log.generate(log_seed, rows_per_day)
     )
-    return _workload(
-        train,
-        held_out,
-        learning_rate=learning_rate,
-        embedding_dim=embedding_dim,
-        hidden_units=hidden_units,
+    rate = keras.optimizers.schedules.CosineDecay(learning_rate, num_steps)
+    return tfdistill.Workload(
+        model=lambda: build_model(
+            embedding_dim=embedding_dim, hidden_units=hidden_units
+        ),
+        data=((train.inputs, train.labels), (held_out.inputs, held_out.labels)),
+        schema=make_schema,
         batch_size=batch_size,
         num_steps=num_steps,
         evaluate_every_steps=evaluate_every_steps,
+        optimizer=lambda: keras.optimizers.Adam(rate),
+        loss=keras.losses.BinaryCrossentropy(from_logits=True),
+        metrics=lambda: [keras.metrics.AUC(from_logits=True, name="auc")],
+        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(
+            from_logits=True
+        ),
         distillation_weight=tfdistill.schedules.BurnIn(
             steps=burn_in_steps, weight=weight
         ),
@@ -114,59 +121,6 @@ def two_tasks(
     )
 
 
-def daily(
-    spans: Sequence[str] = (),
-    continues: bool = False,
-    log_seed: int = 0,
-    rows_per_day: int = 8000,
-    num_days: int = 30,
-    learning_rate: float = 2e-3,
-    fresh_learning_rate: float = 1e-3,
-    batch_size: int = 512,
-    epochs: int = 2,
-    fresh_epochs: int = 5,
-    num_steps: int = 0,
-    embedding_dim: int = 8,
-    hidden_units: Sequence[int] = (64, 32),
-    churn_budget: float = 0.0,
-    teacher_weight: float = 0.5,
-    every_steps: int = 20,
-    refresh_every_steps: int = 5,
-) -> tfdistill.Workload:
-    """Returns a retrain on days of a generated click log, for a model line.
-
-    `spans` are days, such as day_00; a fifth of the last day's rows are held
-    out. `num_steps` of 0 are `epochs` passes over their rows if training
-    continues from a promoted version, and `fresh_epochs` from new weights,
-    with `fresh_learning_rate`.
-    """
-    log = click_log.generate(log_seed, rows_per_day, num_days=num_days)
-    days = [click_log.day_of(name, num_days) for name in spans or ["day_0"]]
-    train, held_out = click_log.of_days(log, days)
-    passes = epochs if continues else fresh_epochs
-    steps = num_steps or max(1, passes * len(train.labels) // batch_size)
-    return _workload(
-        train,
-        held_out,
-        learning_rate=learning_rate if continues else fresh_learning_rate,
-        embedding_dim=embedding_dim,
-        hidden_units=hidden_units,
-        batch_size=batch_size,
-        num_steps=steps,
-        evaluate_every_steps=steps,
-        distillation_weight=teacher_weight,
-        line=tfdistill.contrib.line.LineSettings(
-            churn_budget=churn_budget,
-            slices=lambda inputs: {
-                f"place_{place}": inputs["numbers"][:, 0] == (place - 3) / 2
-                for place in (1, 2, 3, 4, 5)
-            },
-        ),
-        every_steps=min(every_steps, steps),
-        refresh_every_steps=refresh_every_steps,
-    )
-
-
 def dcn(
     # Rows of few examples see tiny gradients.
     initial_accumulator_value: float = 1e-6,
@@ -204,35 +158,6 @@ def dcn(
         optimizer=lambda: keras.optimizers.Adagrad(
             rate, initial_accumulator_value=initial_accumulator_value
         ),
-    )
-
-
-def _workload(
-    train: click_log.Log,
-    held_out: click_log.Log,
-    *,
-    learning_rate: float,
-    num_steps: int,
-    embedding_dim: int,
-    hidden_units: Sequence[int],
-    **fields: Any,
-) -> tfdistill.Workload:
-    """Returns what runs on this model have in common, with further fields."""
-    rate = keras.optimizers.schedules.CosineDecay(learning_rate, num_steps)
-    return tfdistill.Workload(
-        model=lambda: build_model(
-            embedding_dim=embedding_dim, hidden_units=hidden_units
-        ),
-        data=((train.inputs, train.labels), (held_out.inputs, held_out.labels)),
-        schema=make_schema,
-        num_steps=num_steps,
-        optimizer=lambda: keras.optimizers.Adam(rate),
-        loss=keras.losses.BinaryCrossentropy(from_logits=True),
-        metrics=lambda: [keras.metrics.AUC(from_logits=True, name="auc")],
-        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(
-            from_logits=True
-        ),
-        **fields,
     )
 
 

@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -14,18 +12,14 @@ from typing import Any
 
 import psutil
 
-from benchmarks.punish import messages
 from benchmarks.punish import run_view
 from tfdistill.exchange import filesystem
-from tfdistill.exchange import signing
 from tfdistill.exchange import versions
 from tfdistill.system import run_files
 
 # A frozen task is the launcher's to find; one it has not found by then is
 # woken up, and told of.
 _FROZEN_LIMIT_SECS = 60.0
-# TensorFlow alone takes seconds to import, many more on a busy machine.
-_DUPLICATE_LIMIT_SECS = 150.0
 _TERM_LIMIT_SECS = 15.0
 _DISK_FULL_SECS = 5.0
 # Less than any export or backup, and more than a semaphore: Python's are files
@@ -33,7 +27,6 @@ _DISK_FULL_SECS = 5.0
 _DISK_FULL_BYTES = 4096
 # Shorter than the time after which the launcher takes a task for stuck.
 _PAUSE_SECS = 1.0
-_MESSAGES_SECS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +104,6 @@ class Outcome:
         violation: What should not have happened; empty if nothing.
         suspicion: A violation, unless another fault hit the group meanwhile.
         damaged: The version whose files were damaged: group and step.
-        refused: Whether the group must count messages that it has refused.
     """
 
     target: str = ""
@@ -119,7 +111,6 @@ class Outcome:
     violation: str = ""
     suspicion: str = ""
     damaged: tuple[int, int] | None = None
-    refused: bool = False
 
 
 _View = run_view.RunView
@@ -225,65 +216,6 @@ def _corrupt(view: _View, injection: Injection) -> Outcome:
     return Outcome(target=f"{kind} {path}", damaged=(injection.group, step))
 
 
-def _duplicate(view: _View, injection: Injection) -> Outcome:
-    """Starts the group a second time, as one task of another run."""
-    if view.chief(injection.group) is None:
-        return Outcome()
-    environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
-    environment |= view.topology["env"]
-    environment |= {
-        "TFDISTILL_EXCHANGE": view.exchange,
-        "TFDISTILL_GROUP": str(injection.group),
-        "TFDISTILL_NUM_GROUPS": str(view.num_groups),
-        # Of the same run it would rightly take the group over.
-        "TFDISTILL_WORKDIR": str(view.workdir / "punish" / "another_run"),
-    }
-    if not signing.has_key(environment):
-        environment[signing.FILE_VARIABLE] = str(view.workdir / "exchange.key")
-    log = view.workdir / "punish" / f"duplicate_{injection.number}.log"
-    outcome = Outcome(target=f"a second group {injection.group}")
-    with log.open("wb") as output:
-        second = subprocess.Popen(
-            view.topology["command"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        if second.wait(timeout=_DUPLICATE_LIMIT_SECS) == 0:
-            outcome.violation = f"{outcome.target} ended as if all were well"
-    except subprocess.TimeoutExpired:
-        outcome.violation = (
-            f"{outcome.target} ran for {_DUPLICATE_LIMIT_SECS:g} s beside the "
-            f"first, see {log}"
-        )
-        os.killpg(second.pid, signal.SIGKILL)
-        second.wait()
-    return outcome
-
-
-def _forged(view: _View, injection: Injection) -> Outcome:
-    target = messages.Target.find(view, injection.group)
-    if target is None:
-        return Outcome()
-    admitted = messages.forged(target)
-    return Outcome(
-        target=f"in the name of group {target.peer}",
-        refused=True,
-        violation=admitted and f"a mailbox let in a stream {admitted}",
-    )
-
-
-def _wrong(view: _View, injection: Injection) -> Outcome:
-    target = messages.Target.find(view, injection.group)
-    if target is None:
-        return Outcome()
-    messages.wrong(target, secs=_MESSAGES_SECS)
-    return Outcome(target=f"in the name of group {target.peer}", refused=True)
-
-
 FAULTS: Mapping[str, Callable[[_View, Injection], Outcome]] = {
     "kill": _kill,
     "kill_group": _kill_group,
@@ -292,8 +224,4 @@ FAULTS: Mapping[str, Callable[[_View, Injection], Outcome]] = {
     "pause": _pause,
     "disk_full": _disk_full,
     "corrupt": _corrupt,
-    "duplicate": _duplicate,
-    # To groups that learn from predictions; others have no mailbox.
-    "forged": _forged,
-    "wrong": _wrong,
 }

@@ -31,8 +31,6 @@ _TARGET_LIMIT_SECS = 10.0
 _RECOVERY_LIMIT_SECS = 180.0
 _ANSWERS_LIMIT_SECS = 600.0
 _LEFT_BEHIND_SECS = 15.0
-# Groups log what they have refused every few steps.
-_COUNTED_LIMIT_SECS = 30.0
 
 
 class Round:
@@ -160,7 +158,6 @@ class Round:
     def _inject(self, injection: faults.Injection) -> None:
         group, start = injection.group, time.time()
         step = self._steps[group]
-        num_refused = self._watch.num_refused(group)
         if injection.fault == "disk_full":
             self._watch.filled(group)
         outcome = self._outcome(injection)
@@ -184,16 +181,6 @@ class Round:
             other["time"] > start - _RECOVERY_LIMIT_SECS for other in others
         ):
             self._watch.tell(outcome.suspicion)
-        if outcome.refused:
-            entry["refused"] = self._wait_for(
-                lambda: self._watch.num_refused(group) - num_refused,
-                _COUNTED_LIMIT_SECS,
-            )
-            if not entry["refused"]:
-                self._watch.tell(
-                    f"group {group} did not count any of the messages that it "
-                    "must refuse"
-                )
         with (self._directory / "log.jsonl").open("a") as file:
             file.write(json.dumps(entry) + "\n")
         self._say(_in_words(entry))
@@ -262,10 +249,7 @@ class Round:
 
 
 def _in_words(entry: Mapping[str, Any]) -> str:
-    text = (
+    return (
         f"{entry['number']}: {entry['fault']} of group {entry['group']} at "
         f"step {entry['step']}: {entry['target'] or 'nothing to hit'}"
     )
-    if "refused" in entry:
-        text += f"; {entry['refused']} messages refused"
-    return text

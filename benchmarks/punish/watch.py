@@ -79,13 +79,6 @@ class Watch:
         """Takes in that a group's disk is full from now on for a while."""
         self._filled.add(group)
 
-    def num_refused(self, group: int) -> int:
-        """Returns how many messages a group says that it has refused."""
-        return sum(
-            peer["num_quarantined"] + peer["num_forged"]
-            for peer in self._peers.get(group, ())
-        )
-
     def num_answers(self, group: int) -> list[int] | None:
         """Returns how often each peer of a group has sent predictions.
 

@@ -1,4 +1,4 @@
-"""Quasi-global momentum against its paper's algorithm, and skewed data."""
+"""Quasi-global momentum against its paper's algorithm."""
 
 import keras
 import numpy as np
@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from tests.cases import codistillation as cases
-from tests.cases import datasets
 from tests.cases import tiers
 from tests.optimizers_test import decayed
 from tests.optimizers_test import falling
@@ -151,31 +150,3 @@ def test_files_keep_buffers_last_weights_and_a_changed_rate(tmp_path):
 def test_a_momentum_of_one_is_refused():
     with pytest.raises(ValueError, match=r"`momentum` must be in \[0, 1\)"):
         quasi_global.QuasiGlobalMomentum(momentum=1.0)
-
-
-LABELS = np.random.default_rng(0).integers(0, 10, 1000)
-
-
-def skewed(labels, num_groups, **kwargs):
-    """The positions that each group gets."""
-    return [
-        quasi_global.dirichlet_shard(
-            np.arange(len(labels)),
-            labels,
-            datasets.cluster(group, num_groups),
-            **kwargs,
-        )
-        for group in range(num_groups)
-    ]
-
-
-def test_dirichlet_parts_cover_all_once_in_drawn_proportions():
-    parts = skewed(LABELS, 4, alpha=0.1, seed=0)
-    assert sorted(np.concatenate(parts)) == list(range(1000))
-    counts = np.stack([np.bincount(LABELS[p], minlength=10) for p in parts])
-    drawn = np.random.default_rng(0).dirichlet([0.1] * 4, size=10)
-    np.testing.assert_allclose(
-        counts, (drawn * counts.sum(axis=0)[:, None]).T, atol=1.5
-    )
-    # By far most of a label's examples are one group's.
-    assert (counts.max(axis=0) / counts.sum(axis=0)).mean() > 0.7

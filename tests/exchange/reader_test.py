@@ -283,29 +283,6 @@ def test_tensorflow_reads_what_was_verified(tmp_path, in_store):
         pass
 
 
-def test_the_root_is_deleted_and_made_again(tmp_path):
-    root = tmp_path / "exchange"
-    hub = publisher.Exchange(root)
-    follower = _Follower(filesystem.LocalFileSystem())
-    reader = publisher.Exchange(root)
-    follower.reader._exchange = reader
-    _publish(hub, 5)
-    follower.poll()
-    shutil.rmtree(root)
-    follower.poll()
-    assert follower.reader.current == 5
-    assert reader.latest(0) is None
-    # The highest step wins: a run that starts anew is followed once it has
-    # passed what is in use.
-    _publish(hub, 3)
-    follower.poll()
-    assert reader.latest(0).step == 3
-    assert follower.reader.current == 5
-    _publish(hub, 6)
-    follower.poll()
-    assert follower.reader.current == 6
-
-
 # ---- what else may lie there, and whose clocks are wrong ----
 
 

@@ -7,6 +7,7 @@ import stat
 
 import pytest
 
+from tests.exchange import manifest_test
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
 from tfdistill.exchange import signing
@@ -15,19 +16,12 @@ from tfdistill.follow import follower
 
 KEY = b"0123456789abcdef0123456789abcdef"
 OTHER = b"fedcba9876543210fedcba9876543210"
-SHA = "0123456789abcdef" * 4
+SHA = manifest_test.SHA
 
 
 def make(**changes):
-    fields = dict(
-        group=1,
-        step=20,
-        created=1700000000.5,
-        incarnation="5f0c",
-        files={"saved_model.pb": manifest.FileEntry(3, SHA)},
-        extras={"labels": ["a", "\ud800"], "loss": -0.0},
-    )
-    return manifest.Manifest(**{**fields, **changes})
+    extras = {"labels": ["a", "\ud800"], "loss": -0.0}
+    return manifest_test.make(extras=extras, **changes)
 
 
 def write(directory):

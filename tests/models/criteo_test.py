@@ -121,13 +121,6 @@ def test_data_sets_can_be_sent_to_other_processes(places):
         assert_same(read(rebuilt, 3), read(dataset, 3))
 
 
-def test_a_path_of_no_log_is_refused(places):
-    with pytest.raises(ValueError, match="matches no file"):
-        criteo.make_datasets(
-            cluster(), batch_size=4, **{**places, "path": "nowhere.tsv"}
-        )
-
-
 def test_columns_have_tables_of_their_own():
     model = criteo.build_model(field_sizes=9, embedding_dim=4, hidden_units=())
     inputs = {

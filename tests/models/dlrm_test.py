@@ -40,24 +40,19 @@ def test_a_cross_is_that_of_the_equation(layer):
     np.testing.assert_array_equal(layer(x_0, x), x)
 
 
-@pytest.mark.parametrize("num_crosses", [tiers.deep(0), 1])
-def test_one_cross_learns_a_product_that_a_sum_cannot(num_crosses):
+def test_one_cross_learns_a_product():
     keras.utils.set_random_seed(0)
     x = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]], "float32")
     y = (x[:, :1] * x[:, 1:] > 0).astype("float32")
     bottom, rows = keras.Input((1,)), keras.Input((1, 1))
-    crossed = dlrm.crossed(bottom, rows, num_crosses=num_crosses, rank=2)
+    crossed = dlrm.crossed(bottom, rows, num_crosses=1, rank=2)
     model = keras.Model([bottom, rows], dlrm.logit(crossed, ()))
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.1), loss)
     inputs = [x[:, :1], x[:, 1:, np.newaxis]]
     for _ in range(150):
         model.train_on_batch(inputs, y)
-    found = model.evaluate(inputs, y, verbose=0)
-    if num_crosses:
-        assert found < 0.01
-    else:  # Nothing is better than to guess.
-        assert found > 0.99 * np.log(2)
+    assert model.evaluate(inputs, y, verbose=0) < 0.01
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Tests of ImageNet's input and network, on a few made-up photographs."""
 
 import io
-import json
 import pathlib
 
 import keras
@@ -12,7 +11,6 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from launch import recipes
-from launch import train
 from models import imagenet
 from models.imagenet import files
 from models.imagenet import images
@@ -267,19 +265,3 @@ def test_the_recipe_s_parts_fit(folders):
             optimizer.iterations.assign(step)
             rates.append(float(optimizer.learning_rate))
         assert rates == pytest.approx(expected)
-
-
-@pytest.mark.deep
-@pytest.mark.usefixtures("one_device")
-def test_the_recipe_trains(folders, tmp_path, capsys):
-    workdir = tmp_path / "run"
-    overrides = [f"--override={change}" for change in small(folders)]
-    argv = ["--recipe=imagenet", f"--workdir={workdir}", *overrides]
-    assert train.main(argv) == 0
-    assert "group 0: 2 steps, accuracy 0." in capsys.readouterr().out
-    results = json.loads((workdir / "results.json").read_text())
-    metrics = results["groups"][0]["metrics"]
-    assert sorted(metrics) == ["accuracy", "log_loss"]
-    student = keras.models.load_model(workdir / "group_0" / "student.keras")
-    assert student.input_shape == (None, 32, 32, 3)
-    assert student.output_shape == (None, 3)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from launch import recipes
 from models import language_model
 from models.language_model import batches
 from models.language_model import tokens as tokens_lib
@@ -143,3 +144,26 @@ def test_no_logit_sees_a_later_token():
     after = model(tokens).numpy()
     np.testing.assert_allclose(after[:, :5], before[:, :5], atol=1e-6)
     assert np.abs(after[:, 5:] - before[:, 5:]).max(axis=(0, 2)).min() > 1e-6
+
+
+def test_the_recipe_s_parts_fit(text):
+    changes = {
+        "data.path": text["path"],
+        "data.arguments.cache_dir": text["cache_dir"],
+        "data.arguments.vocabulary_size": 330,
+        "data.arguments.sequence_length": LENGTH,
+        "data.arguments.num_train_tokens": 3000,
+        "data.arguments.num_validation_tokens": 300,
+        "model.arguments.units": 16,
+        "batch_size": 8,
+    }
+    recipe = recipes.override(
+        recipes.get("language_model_small"),
+        [f"{name}={value}" for name, value in changes.items()],
+    )
+    workload = recipe.workload()
+    train, _ = workload.datasets(group(0, 1))
+    ((tokens, labels),) = dataset_cases.read(train, 1)
+    logits = workload.model()(tokens)
+    assert logits.shape == (8, LENGTH, 330)
+    assert np.isfinite(workload.loss(labels, logits))

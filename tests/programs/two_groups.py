@@ -2,10 +2,11 @@
 
 Usage: python -m tests.programs.two_groups. Mixing groups take their shares of
 every batch of eight, and average after each step: all together are one training
-with batches of eight.
+with batches of eight. A group's second worker ends late.
 """
 
 import pathlib
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +18,8 @@ from tests.cases import mutual_learning
 from tfdistill import mixing
 
 NUM_EPOCHS = 2
+# Of some, TensorFlow itself broadcasts no variable.
+DTYPES = ("int8", "uint16", "uint32", "bfloat16")
 
 
 def _mixed(cluster: tfdistill.Cluster) -> dict:
@@ -71,8 +74,13 @@ def main() -> None:
     with tfdistill.make_strategy(cluster).scope():
         found = _mixed(cluster) | _in_fragments(cluster)
         found |= _swapped(cluster)
+        for dtype in DTYPES:
+            begin = tf.Variable(tf.cast([3 + cluster.task_index, 0], dtype))
+            found[f"begin_{dtype}"] = tf.cast(begin, "float32").numpy()
     name = f"group_{cluster.group}_{cluster.task_index}.npz"
     np.savez(pathlib.Path(cluster.workdir, name), **found)
+    if cluster.task_index:
+        time.sleep(2)  # A slow last export, say.
 
 
 if __name__ == "__main__":

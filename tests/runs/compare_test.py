@@ -190,20 +190,3 @@ def test_an_ordinary_script_is_compared_as_it_stands(
 
 def _digits():
     return datasets.load_digits().target
-
-
-@pytest.mark.deep
-@pytest.mark.multiprocess
-@pytest.mark.usefixtures("no_process_left")
-def test_a_file_with_a_workload_is_compared(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    _page("my_workload.py")
-    methods = "--methods=independent,own_past"
-    assert compare.main(["my_workload.py", methods, "--trials=1"]) == 0
-    report = json.loads(pathlib.Path("comparisons/1/report.json").read_text())
-    (trial,) = report["methods"]["own_past"]["trials"]
-    (run,) = trial["runs"]
-    log = runs.records(tmp_path / "comparisons" / "1" / run / "group_0")
-    assert trial["curve"]["steps"][-1] == log[-1]["step"] == 20
-    text = pathlib.Path("comparisons/1/report.md").read_text()
-    assert text.startswith("# my_workload.py: 2 methods\n\n- own past: 1 trial")

@@ -1,6 +1,7 @@
-"""Workers of one group that end at different times.
+"""A worker of a group that fails alone.
 
-`callbacks_test.py` has a chief that goes on alone.
+`callbacks_test.py` has a chief that goes on alone, and `two_groups_test.py`
+workers that end at different times.
 """
 
 import json
@@ -14,36 +15,6 @@ pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.usefixtures("no_process_left"),
 ]
-CODE = """
-import time
-import tensorflow as tf
-import tfdistill
-cluster = tfdistill.Cluster.from_env()
-strategy = tfdistill.make_strategy(cluster)
-with strategy.scope():  # Of dtypes that TensorFlow does not broadcast.
-    for dtype in (tf.int8, tf.uint16, tf.uint32, tf.bfloat16):
-        begin = tf.cast([3 + cluster.task_index, 0], dtype)
-        print("begins with", dtype.name, tf.Variable(begin).numpy().tolist())
-if cluster.task_index:
-    time.sleep(2)  # A slow last export, say.
-print("done", cluster.task_index, flush=True)
-"""
-
-
-@pytest.mark.slow("two workers, one of them late")
-def test_a_worker_that_is_done_early_does_not_fail_the_others(tmp_path):
-    run = commands.launched(tmp_path, "-c", CODE, workers_per_group=2)
-    assert set(run.result().groups[0].exit_codes.values()) == {0}
-    for index in range(2):
-        log = tmp_path / "logs" / f"group_0_worker_{index}.log"
-        said = log.read_text(errors="replace")
-        assert f"done {index}" in said
-        for begin in ("int8 [3, 0]", "uint16 [3, 0]", "uint32 [3, 0]"):
-            assert f"begins with {begin}" in said
-        assert "begins with bfloat16 [3.0, 0.0]" in said
-        assert "ended before this worker was done" not in said
-
-
 _FAILS = """
 import keras
 import numpy as np

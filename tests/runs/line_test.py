@@ -16,7 +16,6 @@ from tests.programs import commands
 from tfdistill.commands import main
 from tfdistill.contrib.line import store
 from tfdistill.held_out import predictions
-from tfdistill.recipes import outputs
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -84,17 +83,13 @@ def test_a_model_is_retrained_from_the_one_that_serves(
     candidate = predictions.read("clicks/candidates/2/run/group_0")
     assert 0 < candidate.churn(tested)["churn"] < 1.2 * 0.005
 
-    # The controls took as many examples, but for one of all spans.
+    # The controls took as many examples.
     controls = json.loads(
         (tmp_path / "clicks/candidates/2/controls.json").read_text()
     )
     for name in ("fresh", "warm_start", "pair", "ensemble"):
         rest = lineage["examples"] - controls[name]["examples"]
         assert 0 <= rest <= 128, name
-    assert controls["fresh_full"]["examples"] > lineage["examples"]
-    # Evaluated often enough to tell when it was as good.
-    full = outputs.group_dir("clicks/candidates/2/controls/fresh_full_0", 0)
-    assert sum("val_log_loss" in r for r in outputs.read_records(full)) >= 20
     assert controls["warm_start"]["churn"] < controls["fresh"]["churn"]
 
     assert _line("judge") == 0

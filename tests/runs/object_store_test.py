@@ -1,4 +1,4 @@
-"""Runs whose exchange is in an object store: moto's S3 server, over HTTP."""
+"""Runs with an exchange in an object store, moto's S3 server; and kills."""
 
 import json
 import pathlib
@@ -87,12 +87,19 @@ def test_groups_teach_each_other_through_a_store_that_fails_for_a_while(
 
 @pytest.mark.deep
 @pytest.mark.multiprocess
-def test_writers_killed_at_random_show_no_bad_version(s3, no_process_left):
+@pytest.mark.parametrize("place", ["disk", "store"])
+def test_writers_killed_at_random_show_no_bad_version(
+    place, request, no_process_left
+):
     """`benchmarks.exchange_kills` has the full number."""
-    command = [sys.executable, "-m", "benchmarks.exchange_kills"]
-    command += ["--kills=4", "--seed=7", f"--exchange={s3.url}"]
+    kills = {"disk": 60, "store": 4}[place]
+    command = [sys.executable, "-m", "benchmarks.exchange_kills", "--seed=7"]
+    command.append(f"--kills={kills}")
+    if place == "store":
+        command.append(f"--exchange={request.getfixturevalue('s3').url}")
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert (found["kills"], found["bad"]) == (4, 0), found
+    assert (found["kills"], found["bad"]) == (kills, 0), found
     assert found["versions"] > 0 and found["reads"] > 0, found
+    assert place == "store" or found["interrupted"] > 5, found

@@ -46,3 +46,8 @@ def test_groups_that_mix_are_one_and_those_that_swap_are_two_models(tmp_path):
             assert found["mixes"] == 4 * epochs and not found["skipped"]
             assert found["versions"].tolist() == [4 * epochs]
             assert not found["missed"]
+            for dtype in program.DTYPES:
+                assert found[f"begin_{dtype}"].tolist() == [3, 0]
+            log = tmp_path / "logs" / f"group_{group}_worker_{worker}.log"
+            said = log.read_text(errors="replace")
+            assert "ended before this worker was done" not in said

@@ -12,7 +12,6 @@ from tensorflow_serving.apis import get_model_metadata_pb2
 from tensorflow_serving.apis import predict_pb2
 from tensorflow_serving.apis import prediction_service_pb2_grpc
 
-import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import prediction_servers as server_cases
 from tests.cases import waits
@@ -202,13 +201,3 @@ def test_a_version_that_fails_its_checks_is_never_served(exchange):
             waits.until(lambda n=number: server.followed.num_refused > n)
             assert server.followed.version == 10
         _serve(exchange, server, cases.linear(6), 50)
-
-
-def test_only_versions_of_the_key_are_served(tmp_path):
-    root = tmp_path / "exchange"
-    ours = tfdistill.Exchange(root, key=b"k" * 32)
-    theirs = tfdistill.Exchange(root, key=b"f" * 32)
-    cases.publish(ours, cases.linear(5), step=10)
-    cases.publish(theirs, cases.linear(6), step=20)
-    with server_cases.serving(ours) as server:
-        assert server.followed.version == 10

@@ -18,9 +18,6 @@ if typing.TYPE_CHECKING:
     from tfdistill.contrib.quasi_global import (
         QuasiGlobalMomentum as QuasiGlobalMomentum,
     )
-    from tfdistill.contrib.quasi_global import (
-        dirichlet_shard as dirichlet_shard,
-    )
     from tfdistill.contrib.sampled import SampledOutput as SampledOutput
 
 __getattr__, __dir__, __all__ = lazy.attach(
@@ -31,7 +28,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "line": (),
         "merge_barrier": ["MergeBarrier"],
         "mutual_learning": ["OtherStudents"],
-        "quasi_global": ["QuasiGlobalMomentum", "dirichlet_shard"],
+        "quasi_global": ["QuasiGlobalMomentum"],
         "sampled": ["SampledOutput"],
     },
 )

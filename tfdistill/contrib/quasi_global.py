@@ -1,4 +1,4 @@
-"""Quasi-global momentum, and data that differ between groups to try it on.
+"""Quasi-global momentum, for groups whose data differ.
 
 Lin et al. 2021, arXiv:2102.04761: momentum of what a mix left of the steps.
 """
@@ -7,12 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
-import tfdistill
-from tfdistill import data
 from tfdistill import optimizers
 
 
@@ -150,69 +146,3 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
             "nesterov": self.nesterov,
             "every_steps": self.every_steps,
         }
-
-
-def dirichlet_shard(
-    arrays: object,
-    labels: npt.ArrayLike,
-    cluster: tfdistill.Cluster | None = None,
-    *,
-    alpha: float,
-    seed: int,
-) -> Any:
-    """Returns this group's examples of arrays, with skewed labels.
-
-    For each label, the groups' proportions are drawn from a Dirichlet
-    distribution whose parameters are all `alpha` (Hsu et al. 2019,
-    arXiv:1909.06335, by label as in Yurochkin et al. 2019, arXiv:1905.12022).
-    With `alpha=0.1` most examples of a label are one group's; with 100 the
-    parts are nearly alike. Parts are disjoint and cover all of the data; their
-    sizes differ. Lin et al. 2021 draw until each part is half of an equal part
-    or more: choose a seed by which it is.
-
-    Args:
-        arrays: An array `[examples, ...]` or a nested structure of them, in the
-            same order in every group.
-        labels: Their labels, whole numbers `[examples]`.
-        cluster: Says which group this is. Default: `Cluster.from_env()`.
-        alpha: > 0.
-        seed: Seed of the proportions, the same in all groups.
-
-    Raises:
-        ValueError: `alpha` or the labels are not as above.
-        DataError: This group would have no example.
-
-    Example:
-        >>> cluster = tfdistill.Cluster(group=1, num_groups=2)
-        >>> x = np.arange(8)
-        >>> dirichlet_shard(x, x % 2, cluster, alpha=0.5, seed=2).tolist()
-        [0, 2, 4, 6]
-    """
-    cluster = cluster or tfdistill.Cluster.from_env()
-    of_examples = np.asarray(labels)
-    if not alpha > 0:
-        raise ValueError(f"`alpha` must be > 0; received {alpha}.")
-    if of_examples.ndim != 1 or of_examples.dtype.kind not in "iu":
-        raise ValueError(
-            "`labels` must be one whole number for each example; received "
-            f"{of_examples.dtype} of shape {of_examples.shape}. One-hot "
-            "labels: pass their argmax."
-        )
-    kinds = np.unique(of_examples)
-    shares = np.random.default_rng(seed).dirichlet(
-        [alpha] * cluster.num_groups, size=len(kinds)
-    )
-    parts = []
-    for kind, share in zip(kinds, shares, strict=True):
-        places = np.flatnonzero(of_examples == kind)
-        ends = np.rint(np.cumsum(share)[:-1] * len(places)).astype(int)
-        parts.append(np.split(places, ends)[cluster.group])
-    mine = np.sort(np.concatenate(parts)) if parts else of_examples
-    if not len(mine):
-        raise data.DataError(
-            "Each group must get at least one example; received "
-            f"{len(of_examples)} of {len(kinds)} labels for "
-            f"{cluster.num_groups} groups and alpha={alpha}. Use fewer groups, "
-            "a larger `alpha`, or another seed."
-        )
-    return keras.tree.map_structure(lambda array: array[mine], arrays)

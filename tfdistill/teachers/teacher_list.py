@@ -160,8 +160,7 @@ class TeacherList:
     @property
     def are_trained(self) -> bool:
         """Whether some change while the student trains."""
-        kinds = own_past.OwnPast, predictions.PredictedPeer
-        return self.follows_peers or self._has(*kinds)
+        return self.follows_peers or self._has(own_past.OwnPast)
 
     @property
     def read_secs(self) -> float:
@@ -179,8 +178,8 @@ class TeacherList:
         """Whether refreshes, not exports, move the student's own past."""
         return self._has(own_past.OwnPast) and not self.has_exporter
 
-    def _has(self, *kinds: type[teacher_lib.Teacher]) -> bool:
-        return any(isinstance(each, kinds) for each in self._teachers)
+    def _has(self, kind: type[teacher_lib.Teacher]) -> bool:
+        return any(isinstance(each, kind) for each in self._teachers)
 
     @property
     def holders(self) -> list[teacher_lib.Teacher]:

@@ -4,11 +4,9 @@ import gzip
 import lzma
 import pathlib
 
-import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from models import language_model
 from models.language_model import text as text_lib
 from tests.cases import language_model as cases
 
@@ -47,18 +45,6 @@ def test_broken_files_are_refused_by_name(tmp_path, name):
             read(path)
 
 
-def test_directories_and_patterns_in_natural_order(tmp_path):
-    for number in (10, 9, 1):
-        cases.write(tmp_path / f"part-{number}.txt", [f"of {number}"])
-    (tmp_path / "README.md").write_text("no text")
-    (tmp_path / "folder.txt").mkdir()
-    expected = ["of 1", "of 9", "of 10"]
-    assert read(tmp_path) == expected
-    assert read(f"{tmp_path}/part-*") == expected
-    last = tmp_path / "part-10.txt"
-    assert read([last, str(tmp_path / "part-1.txt")]) == ["of 10", "of 1"]
-
-
 def test_paths_of_no_text_are_refused(tmp_path):
     (tmp_path / "words.csv").touch()
     for name in ("none.txt", "words.csv"):
@@ -70,21 +56,16 @@ TFDS_TEXTS = cases.documents(30)
 
 
 class TinyText(tfds.core.GeneratorBasedBuilder):
-    """Documents made up, in a field named as the configuration."""
+    """Documents made up."""
 
     VERSION = tfds.core.Version("1.0.0")
-    BUILDER_CONFIGS = [
-        tfds.core.BuilderConfig(name="text"),
-        tfds.core.BuilderConfig(name="words"),
-    ]
     # Else tensorflow_datasets 4.9.10 imports what it does not install.
     code_path = pathlib.Path(__file__)
 
     def _info(self):
-        features = {self.builder_config.name: tfds.features.Text()}
         return tfds.core.DatasetInfo(
             builder=self,
-            features=tfds.features.FeaturesDict(features),
+            features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
             disable_shuffling=True,
         )
 
@@ -96,69 +77,13 @@ class TinyText(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self, texts):
         for number, text in enumerate(texts):
-            yield number, {self.builder_config.name: text}
+            yield number, {"text": text}
 
 
-@pytest.fixture(scope="module")
-def prepared_dir(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tfds")
-    for config in ("text", "words"):
-        TinyText(data_dir=path, config=config).download_and_prepare()
-    return path
-
-
-@pytest.fixture
-def prepared(prepared_dir, monkeypatch):
-    """The data set, where the environment says."""
-    monkeypatch.setenv("TFDS_DATA_DIR", str(prepared_dir))
-
-
-def read_tfds(path):
-    (source,) = text_lib.sources(path)
-    return list(source.documents())
-
-
-@pytest.mark.usefixtures("prepared")
-def test_documents_of_a_split_in_order():
-    assert read_tfds("tfds:tiny_text/text") == TFDS_TEXTS
-    assert (
-        read_tfds("tfds:tiny_text/text:1.0.0[train[:50%]]") == TFDS_TEXTS[:15]
-    )
-    # A document has no line of its own here; blank ones are skipped.
-    assert read_tfds("tfds:tiny_text/text[test]") == ["a b", "c"]
-
-
-@pytest.mark.usefixtures("prepared")
-def test_it_becomes_tokens_as_files_do(tmp_path):
-    cases.write(tmp_path / "a.txt", TFDS_TEXTS)
-    found = [
-        language_model.open_tokens(
-            path=path, vocabulary_size=320, cache_dir=tmp_path / "cache"
-        )
-        for path in ("tfds:tiny_text/text", tmp_path / "a.txt")
-    ]
-    assert found[0].directory != found[1].directory
-    np.testing.assert_array_equal(*(each.array("train") for each in found))
-
-
-@pytest.mark.usefixtures("prepared")
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("tfds:no_such_text", "Dataset no_such_text not found"),
-        ("tfds:tiny_text/words", "must have a feature 'text'"),
-    ],
-)
-def test_what_is_no_text_is_refused(path, words):
-    with pytest.raises(ValueError) as caught:
-        text_lib.sources(path)
-    assert words in str(caught.value)
-
-
-def test_what_was_not_prepared_is_not_downloaded(tmp_path, monkeypatch):
+def test_documents_of_a_split_in_order(tmp_path, monkeypatch):
+    TinyText(data_dir=tmp_path).download_and_prepare()
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    with pytest.raises(
-        ValueError, match=r"Run tfds.builder\('tiny_text/text'\)"
-    ):
-        text_lib.sources("tfds:tiny_text/text")
-    assert not list(tmp_path.iterdir())
+    assert read("tfds:tiny_text") == TFDS_TEXTS
+    assert read("tfds:tiny_text:1.0.0[train[:50%]]") == TFDS_TEXTS[:15]
+    # A document has no line of its own here; blank ones are skipped.
+    assert read("tfds:tiny_text[test]") == ["a b", "c"]

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -226,7 +227,12 @@ def verdict(
             )
     losses = np.mean([one.means["log_loss"] for one in models], axis=0)
     failed = [] if before else _unskilled(labels, float(losses.mean()))
-    failed += _beyond(gate, estimates, lacked)
+    failed += [
+        why
+        for limit in _limits(gate, estimates, lacked)
+        if limit.name in estimates
+        and (why := limit.fault(estimates[limit.name]))
+    ]
     context = Context(
         gate=gate,
         candidate=candidate,
@@ -286,47 +292,64 @@ def _of_all_rows(
     return {"value": value, "interval": [value - reach, value + reach]}, lacked
 
 
-def _beyond(
+class Limit(NamedTuple):
+    """How far the interval of an estimate may reach.
+
+    Its low end may not exceed the limit, so that the estimate is only held if
+    it is surely beyond; or its high end, which must be shown to pass.
+
+    Attributes:
+        name: The estimate's name.
+        what: The estimate in words.
+        most: The limit; None for none.
+        end: "low" or "high".
+        sign: -1 for an estimate that may not fall so far.
+    """
+
+    name: str
+    what: str
+    most: float | None
+    end: str = "low"
+    sign: int = 1
+
+    def fault(self, found: Mapping[str, Any]) -> str | None:
+        """Returns a sentence on an estimate that is beyond the limit."""
+        if self.most is None:
+            return None
+        low, high = sorted(self.sign * end for end in found["interval"])
+        if (high if self.end == "high" else low) <= self.most:
+            return None
+        unsure = ", and the held-out rows are too few to tell"
+        return (
+            f"{self.what} {report_lib.estimate(found)}; the limit is "
+            f"{self.sign * self.most:+.4f}{unsure * (low <= self.most)}."
+        )
+
+
+def _limits(
     gate: Gate, estimates: Mapping[str, Any], lacked: float
-) -> list[str]:
-    """Returns which limits are exceeded, a sentence each."""
-    # For each figure: its description, its limit, and the direction.
+) -> list[Limit]:
+    """Returns the limits of the gate, of all slices, too."""
+    moved = "The mean prediction of a row has changed by"
     limits = [
-        ("The log loss has changed by", "log_loss", gate.log_loss, 1),
-        ("The AUC has changed by", "auc", gate.auc, -1),
-        ("The mean prediction of a row has changed by", "churn", gate.churn, 1),
-        (
-            "The error rate has changed by",
-            *("net_flips", gate.net_flips, 1),
-        ),
+        Limit("log_loss", "The log loss has changed by", gate.log_loss, "high"),
+        Limit("auc", "The AUC has changed by", gate.auc, sign=-1),
+        Limit("churn", moved, gate.churn),
+        Limit("net_flips", "The error rate has changed by", gate.net_flips),
     ]
     for name in estimates:
         if name.startswith(figures.SLICE):
             what = f"In {name} the log loss has changed by"
-            limits.append((what, name, gate.slice_log_loss, 1))
+            limits.append(Limit(name, what, gate.slice_log_loss))
     if gate.calibration is not None:
         beside = f" (promoted version: {lacked:+.4f})" if lacked else ""
         what = f"The mean prediction needs a shift of all logits{beside} of"
         most, least = max(lacked, 0), min(lacked, 0)
         limits += [
-            (what, "offset", gate.calibration + most, 1),
-            (what, "offset", gate.calibration - least, -1),
+            Limit("offset", what, gate.calibration + most),
+            Limit("offset", what, gate.calibration - least, sign=-1),
         ]
-    found = []
-    for what, name, limit, sign in limits:
-        if name not in estimates or limit is None:
-            continue
-        near, far = sorted(sign * end for end in estimates[name]["interval"])
-        # The log loss must be shown to pass; others must not be shown to fail.
-        if not (far if name == "log_loss" else near) <= limit:
-            is_unsure = near <= limit
-            found.append(
-                f"{what} {report_lib.estimate(estimates[name])}; the limit is "
-                f"{sign * limit:+.4f}"
-                + is_unsure * ", and the held-out rows are too few to tell"
-                + "."
-            )
-    return found
+    return limits
 
 
 def _unskilled(labels: np.ndarray, loss: float) -> list[str]:

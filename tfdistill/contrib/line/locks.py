@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdistill.exchange import filesystem
+from tfdistill.exchange import notes
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 # In a store: how long a lock lasts whose holder has died, and how long another
 # may take from finding none to writing its own.
 _LEASE_SECS, _SETTLE_SECS = 20.0, 0.25
-_MAX_BYTES = 4096
+_NAME = "owner"
 
 
 class BusyError(RuntimeError):
@@ -73,26 +74,18 @@ def in_store(
     after a while, longer than a request should take, and right before they
     write anything: the one that finds the other's ends.
     """
-    path, deadline = f"{root}/owner.json", time.monotonic() + 2 * _LEASE_SECS
-
-    def holder() -> dict[str, Any]:
-        try:
-            text = filesystem.read(files, path, max_bytes=_MAX_BYTES)
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        return (untrusted.json_object(text) or {}).get("fields") or {}
-
-    while (found := holder()) and _is_alive(found):
+    note = notes.Notes(files, root, group=0, signer=None)
+    path, deadline = note.path(_NAME), time.monotonic() + 2 * _LEASE_SECS
+    while (found := note.read(_NAME)) and _is_alive(found):
         if time.monotonic() >= deadline:
             raise _busy(path, found, what)
         time.sleep(_SETTLE_SECS)
     own = {**_own(what), "token": uuid.uuid4().hex}
     own["until"] = time.time() + _LEASE_SECS
-    text = json.dumps({"fields": own, "signature": None})
-    files.write(path, [text.encode()])
+    note.write(_NAME, own)
 
     def confirm() -> None:
-        found = holder()
+        found = note.read(_NAME) or {}
         if found != own or not time.time() < own["until"]:
             raise _busy(path, found, what)
 
@@ -103,7 +96,7 @@ def in_store(
     finally:
         with contextlib.suppress(OSError, BusyError):
             confirm()
-            files.remove(path)
+            note.remove(_NAME)
 
 
 def _is_alive(holder: Mapping[str, Any]) -> bool:

@@ -109,21 +109,20 @@ def render(report: Mapping[str, Any]) -> str:
             f"{gate['least_slice_rows']} rows is not judged.",
         ]
     if "controls" in report:
-        blocks += ["## Controls", *_controls(report)]
+        blocks += ["## Controls", _controls(report)]
     return "\n\n".join(blocks) + "\n"
 
 
 # What `retrain.train_controls` trains.
 _CONTROLS = {
     "fresh": "new weights, all spans",
-    "fresh_full": "the same, for the recipe's full number of steps",
     "warm_start": "the promoted version's weights, without a teacher",
     "pair": "two groups that teach each other, too",
     "ensemble": "the mean of two warm starts",
 }
 
 
-def _controls(report: Mapping[str, Any]) -> list[str]:
+def _controls(report: Mapping[str, Any]) -> str:
     found = report["controls"]
     own = report["figures"]["candidate"]
     examples = found["warm_start"]["examples"]
@@ -140,14 +139,7 @@ def _controls(report: Mapping[str, Any]) -> list[str]:
         for told, one in named.items()
     ]
     head = ["", "log loss", "churn to the promoted", "examples"]
-    saved = found["steps_saved"]
-    return [
-        tables.table(head, rows),
-        "Training from new weights never became as good."
-        if saved is None
-        else "Training from new weights, evaluated 20 times, became as good "
-        f"{abs(saved):,} steps {'later' if saved >= 0 else 'earlier'}.",
-    ]
+    return tables.table(head, rows)
 
 
 def estimate(found: Mapping[str, Any] | None) -> str:

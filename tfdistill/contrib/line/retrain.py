@@ -302,8 +302,7 @@ def train_controls(
 ) -> dict[str, Any]:
     """Trains what a candidate is compared with, each on as many examples.
 
-    `fresh`: from new weights, on all spans. `fresh_full`: the same in as many
-    steps as the recipe takes for all spans. `warm_start`: with the promoted
+    `fresh`: from new weights, on all spans. `warm_start`: with the promoted
     version's weights alone. `pair`: two groups that teach each other beside
     it. `ensemble`: the mean of two warm starts. The last two take half of the
     steps for each group.
@@ -341,7 +340,6 @@ def train_controls(
     # For each control, its trainings, and their number of groups.
     planned: dict[str, tuple[list[recipes.Recipe], int]] = {
         "fresh": ([_in_steps(fresh, lineage["steps"])], 1),
-        "fresh_full": ([_in_steps(fresh, fresh.workload().num_steps, 20)], 1),
         "warm_start": ([taught(teacher_weight=0.0)], 1),
         "pair": ([taught(2, with_peers=True)], 2),
         "ensemble": ([half, other], 1),
@@ -363,37 +361,19 @@ def train_controls(
             "examples": sum(group["examples"] for group in groups),
             "steps": groups[0]["steps"],
         }
-    found["steps_saved"] = _steps_saved(
-        directory / "controls" / "fresh_full_0", lineage
-    )
     outputs.write(path, _json(found))
     return found
 
 
-def _in_steps(
-    recipe: recipes.Recipe, num_steps: int, num_evaluations: int = 1
-) -> recipes.Recipe:
-    """Returns a recipe of these steps, less a remainder after evaluations."""
-    every = max(1, num_steps // num_evaluations)
+def _in_steps(recipe: recipes.Recipe, num_steps: int) -> recipes.Recipe:
+    """Returns a recipe of so many steps."""
     return recipe.changed(
         {
-            "num_steps": max(1, num_steps // every) * every,
-            "evaluate_every_steps": every,
+            "num_steps": num_steps,
+            "evaluate_every_steps": num_steps,
             "steps_per_execution": 1,
         }
     )
-
-
-def _steps_saved(fresh: pathlib.Path, lineage: Mapping[str, Any]) -> int | None:
-    """Returns how many more steps a fresh training took to be as good.
-
-    By its evaluations; None if it never was.
-    """
-    for record in outputs.read_records(outputs.group_dir(fresh, 0)):
-        loss = record.get("val_log_loss")
-        if loss is not None and loss <= lineage["metrics"]["log_loss"]:
-            return int(record["step"]) - lineage["steps"]
-    return None
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
