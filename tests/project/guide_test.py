@@ -185,7 +185,7 @@ def test_the_script_of_the_readme_runs_as_it_stands(
     monkeypatch.chdir(tmp_path)
     script, command = docs_blocks.blocks("README.md")[1:3]
     assert "epochs=40" in script.text
-    shorter = script.text.replace("epochs=40", "epochs=10")
+    shorter = script.text.replace("epochs=40", "epochs=20")
     pathlib.Path("my_train.py").write_text(shorter)
     assert "accuracy: 0.8" in _by_a_fork(["python", "my_train.py"])
 

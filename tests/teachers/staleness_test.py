@@ -1,10 +1,14 @@
 """What the version of a peer still counts."""
 
+import logging
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.cases import codistillation as cases
+from tfdistill import callbacks as callbacks_lib
 from tfdistill import schedules
 from tfdistill import teachers as kinds
 from tfdistill.teachers import staleness
@@ -166,3 +170,47 @@ def test_the_own_past_begins_after_the_burn_in():
     for step, held in ((10, -1), (19, -1), (20, 20)):
         model.teachers.note_export(step, {})
         assert model.teachers.status()[0]["step"] == held
+
+
+def test_a_version_beyond_its_bound_has_no_weight_at_the_very_step(
+    exchange, caplog
+):
+    x, y = cases.data()
+    num_traced = []
+
+    def weight(step):
+        if not tf.executing_eagerly():
+            num_traced.append(step)
+        return tf.constant(0.5)
+
+    model = cases.codistill(
+        cases.linear(0),
+        cases.peers(exchange, max_staleness_steps=3),
+        distillation_weight=weight,
+    )
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16).repeat()
+    steps = {"steps_per_epoch": 1}
+    cases.prepare(model, data, **steps)
+    # Rarer than the steps: the step itself sees the age.
+    callbacks = [callbacks_lib.TeacherLoader(every_steps=5)]
+    cases.publish(exchange, cases.linear(1), step=0)
+    cases.load(model, 0)
+    with caplog.at_level(logging.WARNING):
+        logs = cases.fit(model, data, epochs=6, callbacks=callbacks, **steps)
+    assert logs["distillation_weight"] == [0.5] * 4 + [0] * 2
+    expected = np.add(
+        logs["task_loss"],
+        np.multiply(logs["distillation_weight"], logs["distillation_loss"]),
+    )
+    np.testing.assert_allclose(logs["loss"], expected, rtol=1e-5)
+    (status,) = model.teachers.status()
+    found = [status[key] for key in ("health", "share", "age_steps")]
+    assert found == ["too_stale", 0, 5]
+    assert caplog.text.count("max_staleness_steps=3") == 1
+    # The peer is back: at once all counts again, and nothing was retraced.
+    cases.publish(exchange, cases.linear(2), step=6)
+    cases.load(model, 6)
+    logs = cases.fit(model, data, epochs=2, callbacks=callbacks, **steps)
+    np.testing.assert_allclose(logs["distillation_weight"], [0.5, 0.5])
+    assert model.teachers.status()[0]["health"] == "good"
+    assert len(num_traced) == 1
