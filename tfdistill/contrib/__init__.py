@@ -21,6 +21,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.contrib.quasi_global import (
         dirichlet_shard as dirichlet_shard,
     )
+    from tfdistill.contrib.rows_ahead import RowsAhead as RowsAhead
     from tfdistill.contrib.sampled import SampledOutput as SampledOutput
 
 __getattr__, __dir__, __all__ = lazy.attach(
@@ -32,6 +33,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "merge_barrier": ["MergeBarrier"],
         "mutual_learning": ["OtherStudents"],
         "quasi_global": ["QuasiGlobalMomentum", "dirichlet_shard"],
+        "rows_ahead": ["RowsAhead"],
         "sampled": ["SampledOutput"],
     },
 )
