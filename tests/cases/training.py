@@ -555,7 +555,9 @@ CASES: dict[str, Case] = {
         student=click_student,
         data=clicks,
         # On servers alone; elsewhere it changes nothing.
-        compiled=_signs(metrics=["mae"], rows_ahead=2),
+        compiled=_signs(
+            metrics=["mae"], rows_ahead=tfdistill.contrib.RowsAhead(2)
+        ),
         is_plain=False,
         steps_per_execution=5,
         steps_per_epoch=10,

@@ -63,47 +63,6 @@ def test_gradients_are_summed_per_id(sharding, num_shards):
 
 
 BAGS = [[5, 7, 5], [], [1], [2, 7]]
-DIVISOR = {
-    "sum": lambda k: 1,
-    "mean": lambda k: max(k, 1),
-    "sqrtn": lambda k: max(k, 1) ** 0.5,
-}
-
-
-@pytest.mark.parametrize("combiner", DIVISOR)
-def test_ragged_bags_are_combined(combiner):
-    layer = _layer(combiner=combiner, num_shards=3)
-    with tf.GradientTape() as tape:
-        found = layer(tf.ragged.constant(BAGS, dtype=tf.int64))
-        loss = tf.reduce_sum(found)
-    expected, dense = [], np.zeros((20, 3), "float32")
-    for bag in BAGS:
-        divisor = DIVISOR[combiner](len(bag))
-        expected.append(_by_id(layer)[bag].sum(axis=0) / divisor)
-        np.add.at(dense, bag, 1 / divisor)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
-    np.testing.assert_array_equal(found[1], np.zeros(3))
-    gradients = tape.gradient(loss, layer.shards)
-    stored = np.zeros((20, 3), "float32")
-    for start, slices in zip(layer.layout.starts, gradients, strict=False):
-        stored[slices.indices.numpy() + start] = slices.values
-    order = layer.layout.storage_rows(tf.range(20)).numpy()
-    np.testing.assert_allclose(stored[order], dense, rtol=1e-6)
-
-
-@pytest.mark.parametrize("combiner", DIVISOR)
-def test_the_last_axis_of_dense_ids_is_combined(combiner):
-    ids = np.array([[1, 2, 2], [0, 19, 3]])
-    layer = _layer(combiner=combiner)
-    expected = _by_id(layer)[ids].sum(axis=1) / DIVISOR[combiner](3)
-    np.testing.assert_allclose(layer(ids), expected, rtol=1e-6)
-    fields = _layer([5, 6], combiner=combiner)
-    ids = np.array([[[1, 2, 2], [5, 4, 5]]])
-    expected = _by_id(fields)[ids + [[0], [5]]].sum(axis=2)
-    expected /= DIVISOR[combiner](3)
-    np.testing.assert_allclose(fields(ids), expected, rtol=1e-6)
-    empty = layer(np.zeros([2, 0], "int32"))
-    np.testing.assert_array_equal(empty, np.zeros([2, 3]))
 
 
 def test_ragged_inputs_of_a_functional_model():

@@ -6,8 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.data.ops import iterator_ops
 
 import tfdistill
+from tests.cases import embedding as embedding_cases
 from tests.cases import servers as cases
 from tests.cases import tiers
 from tests.cases import training as training_cases
@@ -40,8 +42,9 @@ FIT = {"epochs": 2, "steps_per_epoch": 7, "verbose": 0}
 
 
 def _model(*more, **kwargs):
+    rate = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.9)
     return cases.model(
-        optimizer=keras.optimizers.Adam(0.05),
+        optimizer=keras.optimizers.Adam(rate, global_clipnorm=0.1),
         metrics=[
             keras.metrics.BinaryAccuracy(threshold=0.0, name="accuracy"),
             *more,
@@ -88,16 +91,28 @@ def test_a_layer_of_an_exported_model_must_be_frozen(monkeypatch, tmp_path):
     np.testing.assert_allclose(model.predict(x, verbose=0), exported(x))
 
 
+def _layers():
+    """With a loss, with statistics of its batches, with a random state."""
+    dense = keras.layers.Dense(
+        4,
+        use_bias=False,
+        kernel_initializer=keras.initializers.GlorotUniform(seed=2),
+        kernel_regularizer=keras.regularizers.L2(0.1),
+    )
+    norm = keras.layers.BatchNormalization()
+    return dense, norm, keras.layers.Dropout(0.5, seed=1)
+
+
 def test_two_workers_in_turn_train_as_one_process(monkeypatch):
     train = cases.batches().repeat()
     validation = {"validation_data": _validation(), "validation_steps": 4}
-    plain = _model(training_cases.Extremes())
+    plain = _model(training_cases.Extremes(), built=cases.student(*_layers()))
     expected = plain.fit(train, **validation, **FIT).history
     answers = plain.predict(_validation(), verbose=0)
     metrics = plain.evaluate(_validation(), verbose=0)
 
     cases.pretend(monkeypatch, 2)
-    model = _model(training_cases.Extremes())
+    model = _model(training_cases.Extremes(), built=cases.student(*_layers()))
     history = model.fit(train, **validation, **FIT).history
     cases.assert_same(cases.weights(model), cases.weights(plain), rtol=1e-4)
     assert model.optimizer.iterations.numpy() == 14
@@ -112,6 +127,50 @@ def test_two_workers_in_turn_train_as_one_process(monkeypatch):
     assert model.evaluate(_validation()) == pytest.approx(metrics, rel=1e-4)
     with pytest.raises(ValueError, match="at least one batch"):
         model.predict(_validation().skip(9))
+
+
+def test_a_table_that_a_step_uses_twice_is_updated_once(monkeypatch):
+    def train():
+        model = cases.tfdistill.CodistillModel(
+            embedding_cases.model(num_shards=2)
+        )
+        optimizer = keras.optimizers.Adagrad(0.1, global_clipnorm=0.3)
+        model.compile(optimizer, "mse", steps_per_execution=3)
+        data = tf.data.Dataset.from_tensor_slices(embedding_cases.data())
+        model.fit(data.batch(8), epochs=2, verbose=0, shuffle=False)
+        return cases.weights(model)
+
+    expected = train()
+    cases.pretend(monkeypatch)
+    cases.assert_same(train(), expected, atol=1e-5)
+
+
+def test_each_execution_takes_the_learning_rate_of_its_time(monkeypatch):
+    cases.pretend(monkeypatch)
+    model, kept = cases.model(), []
+
+    def stop(batch, logs):
+        if batch == 2:
+            kept.extend(cases.weights(model))
+            model.optimizer.learning_rate = 0.0
+
+    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=stop)]
+    model.fit(cases.batches(), verbose=0, callbacks=callbacks)
+    cases.assert_same(cases.weights(model), kept, rtol=0, atol=0)
+
+
+def test_an_execution_may_have_many_steps(monkeypatch):
+    """TensorFlow takes many `get_next` in a graph for a mistake."""
+    monkeypatch.setattr(iterator_ops, "GET_NEXT_CALL_ERROR_THRESHOLD", 3)
+    built = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model = cases.model(built, kind=cases.OnServers, steps_per_execution=4)
+    data = tf.data.Dataset.from_tensor_slices(
+        (np.ones([8, 2]), np.ones([8, 1]))
+    )
+    data = data.batch(4).repeat()
+    history = model.fit(data, steps_per_epoch=4, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    assert model.optimizer.iterations.numpy() == 4
 
 
 @pytest.mark.parametrize(

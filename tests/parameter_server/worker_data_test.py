@@ -172,11 +172,3 @@ def test_an_order_is_one_for_all_workers_and_new_in_each_epoch(source, seed):
 
     parts = [evaluate(tf.constant(i, tf.int64)) for i in range(2)]
     assert sorted(np.concatenate(parts).tolist()) == list(range(40))
-
-
-@pytest.mark.parametrize("repeated", [False, True])
-def test_it_knows_data_that_never_end(repeated, monkeypatch):
-    coordinator = cases.Coordinator(monkeypatch)
-    dataset = _ten().repeat() if repeated else _ten()
-    found = worker_data.WorkerData(coordinator, dataset, num_workers=1)
-    assert found.is_endless() is repeated

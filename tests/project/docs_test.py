@@ -239,7 +239,7 @@ def _check_copies(copies):
         for name in copies
     }
     assert copies == {
-        name: 1 + len(rules.rule_for(optimizer).slots)
+        name: 1 + len(rules.UpdateRule(optimizer).slots)
         for name, optimizer in made.items()
     }
 

@@ -18,6 +18,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.contrib.quasi_global import (
         QuasiGlobalMomentum as QuasiGlobalMomentum,
     )
+    from tfdistill.contrib.rows_ahead import RowsAhead as RowsAhead
     from tfdistill.contrib.sampled import SampledOutput as SampledOutput
 
 __getattr__, __dir__, __all__ = lazy.attach(
@@ -29,6 +30,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "merge_barrier": ["MergeBarrier"],
         "mutual_learning": ["OtherStudents"],
         "quasi_global": ["QuasiGlobalMomentum"],
+        "rows_ahead": ["RowsAhead"],
         "sampled": ["SampledOutput"],
     },
 )

@@ -71,7 +71,7 @@ class TableLookup(keras.layers.Layer):
             ValueError: The optimizer can't; the message names the optimizers
                 that can.
         """
-        rules.rule_for(optimizer)
+        rules.check(optimizer)
 
     @property
     def layout(self) -> table_rows.RowLayout:

@@ -24,15 +24,10 @@ def sums(
 ) -> tf.Tensor:
     """Returns the sum of each bag's rows, `[num_bags, dim]`.
 
-    Args:
-        table: What has the rows.
-        storage_rows: int64 `[num_ids]`.
-        bags: int32 `[num_ids]` in [0, num_bags), the bag of each, in order.
-        num_bags: int32 scalar.
-        squares: Whether a last column has the sum of the rows' squared norms,
-            `[num_bags, dim + 1]`.
-        differentiable: Whether the tape sees the shards. Their gradients are
-            `tf.IndexedSlices` with distinct rows, on the shards' devices.
+    `storage_rows` are int64 `[num_ids]`, and `bags`, int32 `[num_ids]`, in
+    order. With `squares`, a last column has the sum of the rows' squared norms.
+    If it is `differentiable`, the tape sees the shards; their gradients are
+    `tf.IndexedSlices` with distinct rows, on the shards' devices.
     """
     by_shard = table.layout.partition(storage_rows, bags)
     return tf.add_n(

@@ -2,8 +2,8 @@
 
 Keras' optimizers update an `IndexedSlices` gradient at a cost that grows with
 the table. Here the gradients of `ShardedEmbedding` are summed per id over all
-replicas, clipped together with the others, and applied by one fused operation
-for each shard on each replica. All other variables are left to Keras.
+replicas, clipped together with the others, and applied to the rows of each
+shard on each replica. All other variables are left to Keras.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class TableUpdates:
     def __init__(self, model: keras.Model) -> None:
         """Makes the slots, each beside its shard."""
         self.optimizer = model.optimizer
-        self._rule = rules.rule_for(model.optimizer)
+        self._rule = rules.UpdateRule(model.optimizer)
         changing = [
             table
             for table in tables.tables_of(model)
@@ -118,8 +118,7 @@ def make_shards(
     for table in changing:
         slots: Sequence[tables.Slots] = table.slots
         if table.is_trained:
-            shards = [shard.value for shard in table.shards]
-            slots = rules.make_slots(rule, shards, strategy)
+            slots = [rule.make_slots(s.value, strategy) for s in table.shards]
         if table.trained_by is not None:
             table.trained_by(optimizer, slots, rule.slots)
         found += [

@@ -92,17 +92,16 @@ class DistributedModel(replica_steps.ReplicaSteps):
 
     # ---- Keras' methods ----
 
-    def compile(self, *args: Any, rows_ahead: int = 0, **kwargs: Any) -> None:
+    def compile(
+        self, *args: Any, rows_ahead: Any = None, **kwargs: Any
+    ) -> None:
         """Configures training; accepts the arguments of the model's `compile`.
 
         Args:
             *args: As for the model's `compile`.
-            rows_ahead: On parameter servers with slow links, how many batches
-                ahead of its step a worker fetches rows and variables: 1 or 2.
-                The results of one worker stay the same; with several, each sees
-                the others' updates that many steps later. It needs data that
-                repeat and several steps per execution, starts again with each
-                execution, and fetches the optimizer's slots, too. Default 0.
+            rows_ahead: For parameter servers with slow links, a
+                `contrib.RowsAhead`, which fetches what steps read some batches
+                ahead. Default None.
             **kwargs: As for the model's `compile`. `steps_per_execution` may
                 be `"auto"` besides: `fit` starts with one, measures, and grows
                 while steps a second do, to 64 at most, or 16 on servers.
@@ -128,11 +127,6 @@ class DistributedModel(replica_steps.ReplicaSteps):
         """
         strategy = self.distribute_strategy
         own_steps.check(self.model, strategy)
-        if rows_ahead < 0:
-            raise ValueError(
-                f"`rows_ahead` must be >= 0; received {rows_ahead}. It is a "
-                "number of batches."
-            )
         asked, arguments = self._compile_inside(args, kwargs)
         # In a function, in which Keras tracks no metric and no variable.
         self._compiled_with = lambda: {**asked, "rows_ahead": rows_ahead}

@@ -102,10 +102,11 @@ class TrainingEpochs:
         model: keras.Model,
         step: worker.RemoteStep,
         data: worker_data.WorkerData,
-        window: Executions,
+        in_flight: Executions,
         *,
-        rider: Any,
+        with_each_step: Any,
         last: steps.LastExecution,
+        endless: bool,
         steps_per_epoch: int | None,
         backup: Any,
         auto: auto_steps.AutoSteps | None,
@@ -121,15 +122,15 @@ class TrainingEpochs:
         self._model = model
         self._step = step
         self._data = data
-        self._window = window
-        self._rider = rider
+        self._in_flight = in_flight
+        self._with_each_step = with_each_step
         self._last = last
         self._steps_per_epoch = steps_per_epoch
         self._backup = backup
         self._auto = auto
         self._beside = beside
-        self._endless = data.is_endless()
-        if self._endless and steps_per_epoch is None:
+        self._endless = endless
+        if endless and steps_per_epoch is None:
             raise ValueError(
                 "`steps_per_epoch` must be given if the data repeat forever; "
                 "received None."
@@ -147,7 +148,7 @@ class TrainingEpochs:
         self, epoch: int, callbacks: keras.callbacks.CallbackList
     ) -> steps.Logs:
         """Trains for one epoch; returns its logs."""
-        model, window = self._model, self._window
+        model, in_flight = self._model, self._in_flight
         done = scheduled = self._begin(epoch)
         ended: set[int] = set()
         logs: steps.Logs = {}
@@ -155,17 +156,17 @@ class TrainingEpochs:
             is_due = self._wants_quiet
             # Nothing more is wanted of data that have ended everywhere, nor
             # of a training that a callback has stopped.
-            while len(window) < window.limit and not (
+            while len(in_flight) < in_flight.limit and not (
                 is_due
                 or model.stop_training
-                or len(ended) == window.num_workers
+                or len(ended) == in_flight.num_workers
             ):
                 num_steps = self._num_steps(scheduled, scheduled - done)
                 if not num_steps:
                     break
                 self._schedule(num_steps, scheduled - done)
                 scheduled += num_steps
-            if not len(window):
+            if not len(in_flight):
                 if not is_due:
                     break
                 self.back_up(epoch, done)
@@ -173,7 +174,7 @@ class TrainingEpochs:
             if self._num_new:
                 self._num_new -= 1
                 signs.own().say(signs.NEW_GRAPH)
-            asked, vector = window.oldest()
+            asked, vector = in_flight.oldest()
             result = self._functions[asked].result(vector)
             if result.num_steps < asked:
                 ended.add(result.worker)
@@ -237,29 +238,33 @@ class TrainingEpochs:
     def _schedule(self, num_steps: int, ahead: int) -> None:
         if num_steps not in self._functions:
             if self._functions:  # It is traced again, which may take long.
-                self._num_new = 2 * self._window.limit
+                self._num_new = 2 * self._in_flight.limit
                 signs.own().say(signs.NEW_GRAPH)
             self._functions[num_steps] = worker.TrainFunction(
                 self._step,
                 self._totals,
-                rider=self._rider,
+                with_each_step=self._with_each_step,
                 num_steps=num_steps,
                 endless=self._endless,
             )
         function = self._functions[num_steps]
-        told = self._rider.arguments() if self._rider is not None else ()
+        sent = (
+            self._with_each_step.arguments()
+            if self._with_each_step is not None
+            else ()
+        )
         first_step = tf.constant(self._global_step + ahead, tf.int64)
-        self._window.schedule(
+        self._in_flight.schedule(
             function.function,
-            (self._iterator, first_step, told, *self._beside),
+            (self._iterator, first_step, sent, *self._beside),
             tag=num_steps,
         )
 
     def _note(self, result: worker.TrainResult) -> steps.Logs:
         self._global_step += result.num_steps
         self._totals.add(result.added)
-        if self._rider is not None:
-            self._rider.note()
+        if self._with_each_step is not None:
+            self._with_each_step.note()
         shown = self._last.taken_from(result.logs)
         self._last.examples = result.num_examples
         return {**self._totals.results(), **shown}

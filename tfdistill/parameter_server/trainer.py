@@ -12,6 +12,7 @@ worker is free, keeps a few of them in flight, and takes their results in order.
   servers, in `updates.RemoteUpdate.apply`.
 """
 
+import functools
 import warnings
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -20,8 +21,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill.parameter_server import ahead
 from tfdistill.parameter_server import epochs as training_epochs
+from tfdistill.parameter_server import fetching
 from tfdistill.parameter_server import metric_totals
 from tfdistill.parameter_server import updates
 from tfdistill.parameter_server import variables
@@ -115,21 +116,18 @@ class ServerTrainer(trainer.Trainer):
     def __init__(self, model: keras.Model) -> None:
         """Opens no connections yet: that is for the first `fit`."""
         super().__init__(model)
-        self._workers_met: training_epochs.Executions | None = None
         self._variables: variables.RemoteVariables | None = None
         self._update: updates.RemoteUpdate | None = None
         self._evaluations: dict[Any, Any] = {}
         self._predict: Any = None
 
-    @property
+    @functools.cached_property
     def _workers(self) -> training_epochs.Executions:
-        if self._workers_met is None:
-            strategy = self._model.distribute_strategy
-            self._workers_met = training_epochs.Executions(
-                tf.distribute.coordinator.ClusterCoordinator(strategy),
-                num_workers=len(keras_internals.jobs_of(strategy)["worker"]),
-            )
-        return self._workers_met
+        strategy = self._model.distribute_strategy
+        return training_epochs.Executions(
+            tf.distribute.coordinator.ClusterCoordinator(strategy),
+            num_workers=len(keras_internals.jobs_of(strategy)["worker"]),
+        )
 
     def new_auto_steps(self) -> auto_steps.AutoSteps:
         """What finds a number of steps; each is a graph of so many."""
@@ -143,7 +141,7 @@ class ServerTrainer(trainer.Trainer):
             num_unsteady=2 * training_epochs.IN_FLIGHT_PER_WORKER * num_workers,
         )
 
-    def compiled(self, num_steps: int | str | None, *, rows_ahead: int) -> None:
+    def compiled(self, num_steps: int | str | None, *, rows_ahead: Any) -> None:
         """Drops what depends on how the model was compiled before."""
         super().compiled(num_steps, rows_ahead=rows_ahead)
         self._update = self._variables = self._predict = None
@@ -209,23 +207,9 @@ class ServerTrainer(trainer.Trainer):
         return variables.ServerState(self.known_variables, self.update)
 
     def _step(
-        self, rows_ahead: ahead.RowsAhead | None = None
+        self, reading: fetching.Fetching | None = None
     ) -> worker.RemoteStep:
-        return worker.RemoteStep(self._model, self.known_variables, rows_ahead)
-
-    def _rows_ahead(
-        self, data: worker_data.WorkerData
-    ) -> ahead.RowsAhead | None:
-        """Returns what fetches rows of these data ahead, if it is asked for."""
-        if not self.rows_ahead:
-            return None
-        if not data.is_endless():
-            raise ValueError(
-                "`rows_ahead` must be 0 for data that end, since there may be "
-                f"no next batch; received {self.rows_ahead}. Repeat the data, "
-                "and pass `steps_per_epoch`."
-            )
-        return self.update.fetch_ahead(self._model, self.rows_ahead)
+        return worker.RemoteStep(self._model, self.known_variables, reading)
 
     # ---- fit ----
 
@@ -281,15 +265,22 @@ class ServerTrainer(trainer.Trainer):
     def _training(
         self, data: worker_data.WorkerData, steps_per_epoch: int | None
     ) -> training_epochs.TrainingEpochs:
-        rider = self._model.before_tracing()
-        self.state()  # Makes the optimizer's slots, outside of any trace.
+        with_each_step = self._model.before_tracing()
+        # Made with the optimizer's slots, outside of any trace.
+        update = self.update
+        endless = data.is_endless()
+        if self.rows_ahead is not None:
+            update.fetching = self.rows_ahead.fetching(
+                self._model, update, endless=endless
+            )
         return training_epochs.TrainingEpochs(
             self._model,
-            self._step(self._rows_ahead(data)),
+            self._step(update.fetching),
             data,
             self._workers,
-            rider=rider,
+            with_each_step=with_each_step,
             last=self.last,
+            endless=endless,
             steps_per_epoch=steps_per_epoch,
             backup=self.backup,
             auto=self.auto_steps,

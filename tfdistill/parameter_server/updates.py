@@ -10,12 +10,21 @@ from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import rules
 from tfdistill.embedding import tables
 from tfdistill.embedding import updates
-from tfdistill.parameter_server import ahead
+from tfdistill.parameter_server import fetching
 from tfdistill.parameter_server import variables as remote_variables
 
 
 class RemoteUpdate:
-    """Computes gradients on the worker and updates where variables live."""
+    """Computes gradients on the worker and updates where variables live.
+
+    Attributes:
+        rule: How the optimizer changes them.
+        dense: The dense variables that are trained.
+        dense_slots: What the optimizer keeps for each of them.
+        shards: All shards of tables that change, with their slots.
+        moving: The shards that are trained.
+        fetching: How steps come by what they read.
+    """
 
     def __init__(
         self,
@@ -27,43 +36,27 @@ class RemoteUpdate:
         _check_constraints([*variables.trainable, *variables.shards])
         self._optimizer = optimizer
         self._variables = variables
-        self._rule = rules.rule_for(
+        self.rule = rules.UpdateRule(
             optimizer, has_tables=bool(variables.tables)
         )
-        self._dense = [v.value for v in variables.trainable]
-        self.dense_slots = rules.make_slots(self._rule, self._dense, strategy)
+        self.dense = [v.value for v in variables.trainable]
+        self.dense_slots = [
+            self.rule.make_slots(variable, strategy) for variable in self.dense
+        ]
         self.shards = updates.make_shards(
-            self._rule, optimizer, variables.tables, strategy
+            self.rule, optimizer, variables.tables, strategy
         )
-        self._packed = remote_variables.PackedVariables(self._dense)
-        # Those that are trained.
-        self._moving = [
+        self._packed = remote_variables.PackedVariables(self.dense)
+        self.moving = [
             shard
             for shard in self.shards
             if shard.table.is_trained and shard.table.layer.trainable
         ]
-        # Where each of these shards is among them, by id.
-        self._places = {
-            id(shard.value): place for place, shard in enumerate(self._moving)
-        }
-        # What fetches rows ahead; None if each step fetches its own.
-        self.ahead: ahead.RowsAhead | None = None
-
-    def fetch_ahead(
-        self, model: keras.Model, num_batches: int
-    ) -> ahead.RowsAhead:
-        """Makes steps find rows that were fetched so many batches ahead."""
-        self.ahead = ahead.RowsAhead(
-            model,
-            self._variables,
-            rule=self._rule,
-            dense_slots=self.dense_slots,
-            shard_slots={
-                id(shard.value): shard.slots for shard in self._moving
-            },
-            num_ahead=num_batches,
-        )
-        return self.ahead
+        self._update_rows = [
+            self.rule.in_turns(shard.value, shard.slots)
+            for shard in self.moving
+        ]
+        self.fetching = fetching.Fetching(variables)
 
     def tape(self) -> "StepTape":
         """Returns a tape over the values that the step has of variables.
@@ -71,20 +64,18 @@ class RemoteUpdate:
         Call it inside the `keras.StatelessScope` of the step.
         """
         values = [variable.value for variable in self._variables.trainable]
-        fetched = [] if self.ahead is None else self.ahead.parts
-        parts = [part for part in fetched if id(part.shard) in self._places]
-        owners = [shard.table for shard in self._moving]
-        return StepTape(values, owners, parts)
+        return StepTape(values, self.moving, self.fetching.parts)
 
     def apply(self, tape: "StepTape", loss: tf.Tensor) -> None:
         """Updates all variables once; `tape` is of `tape`."""
-        shards = [shard.value for shard in self._moving]
+        shards = [shard.value for shard in self.moving]
         dense, of_shards, of_parts = tape.gradient(
             loss, [tape.values, shards, [part.value for part in tape.parts]]
         )
         self._assign(tape)
+        places = {id(shard): place for place, shard in enumerate(shards)}
         for part, gradient in zip(tape.parts, of_parts, strict=True):
-            place = self._places[id(part.shard)]
+            place = places[id(part.shard)]
             of_shards[place] = _with_rows(of_shards[place], gradient, part.rows)
         # Sums over the lookups of a layer that was called several times.
         of_shards = [
@@ -92,34 +83,34 @@ class RemoteUpdate:
             if gradient is not None and shard.table.num_lookups - before > 1
             else gradient
             for gradient, shard, before in zip(
-                of_shards, self._moving, tape.lookups_before, strict=True
+                of_shards, self.moving, tape.lookups_before, strict=True
             )
         ]
         clipped = rules.clip(
             self._optimizer,
             [*dense, *of_shards],
-            groups=[None] * len(dense) + [each.table for each in self._moving],
+            groups=[None] * len(dense) + [each.table for each in self.moving],
         )
         dense, of_shards = clipped[: len(dense)], clipped[len(dense) :]
-        hyper = self._rule.hyperparameters(
+        hyper = self.rule.hyperparameters(
             tf.convert_to_tensor(self._optimizer.iterations)
         )
         there, hypers = self._packed.bring(dense, hyper)
         for variable, slots, gradient in zip(
-            self._dense, self.dense_slots, there, strict=True
+            self.dense, self.dense_slots, there, strict=True
         ):
             if gradient is not None:
                 found = hypers.get(variable.device, hyper)
-                self._rule.apply_dense(variable, slots, gradient, found)
-        for shard, rows in zip(self._moving, of_shards, strict=True):
-            if rows is not None:
-                found = hypers.get(shard.value.device, hyper)
-                self._rule.apply_rows(
-                    shard.value, shard.slots, rows.indices, rows.values, found
-                )
-        if self.ahead is not None:
-            by_shard = dict(zip(self._places, of_shards, strict=True))
-            self.ahead.updated(dense, by_shard, hyper)
+                self.rule.apply_dense(variable, slots, gradient, found)
+        for shard, update, gradient in zip(
+            shards, self._update_rows, of_shards, strict=True
+        ):
+            if gradient is not None:
+                found = hypers.get(shard.device, hyper)
+                with tf.device(shard.device):
+                    update(gradient.indices, gradient.values, found)
+        by_shard = dict(zip(places, of_shards, strict=True))
+        self.fetching.updated(dense, by_shard, hyper)
 
     def _assign(self, tape: "StepTape") -> None:
         """Writes what the step assigned to variables that it then updates."""
@@ -130,9 +121,7 @@ class RemoteUpdate:
             )
         ]
         self._packed.assign(assigned, tape.values)
-        if self.ahead is not None:
-            others = [None] * len(self._variables.others)
-            self.ahead.assigned([*assigned, *others])
+        self.fetching.assigned(assigned)
 
 
 class StepTape(tf.GradientTape):
@@ -141,15 +130,16 @@ class StepTape(tf.GradientTape):
     def __init__(
         self,
         values: Sequence[tf.Tensor],
-        owners: Sequence[tables.Table],
-        parts: Sequence[ahead.Part] = (),
+        moving: Sequence[tables.Shard],
+        parts: Sequence[fetching.Part],
     ) -> None:
-        """Takes the values, the table of each shard, and rows fetched ahead."""
+        """Takes the values, the shards that are trained, rows read ahead."""
         super().__init__()
         self.values = list(values)
-        self.parts = list(parts)
+        trained = {id(shard.value) for shard in moving}
+        self.parts = [part for part in parts if id(part.shard) in trained]
         # For each shard, how often its table was looked up before the step.
-        self.lookups_before = [table.num_lookups for table in owners]
+        self.lookups_before = [shard.table.num_lookups for shard in moving]
 
     def __enter__(self) -> "StepTape":
         """Starts to record."""

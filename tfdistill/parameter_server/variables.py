@@ -100,7 +100,7 @@ class PackedVariables:
     def assign(
         self,
         tensors: Sequence[tf.Tensor | None],
-        before: Sequence[tf.Tensor],
+        before: Sequence[tf.Tensor | None],
     ) -> None:
         """Assigns tensors to the variables; None leaves one as it is.
 
@@ -166,9 +166,6 @@ class RemoteVariables:
         self._packed = PackedVariables(
             [v.value for v in self.trainable + self.others + self.optimizer]
         )
-        self._packed_dense = PackedVariables(
-            [v.value for v in self.trainable + self.others]
-        )
 
     def read(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Reads `trainable` and `others`, and the optimizer's scalars.
@@ -180,10 +177,6 @@ class RemoteVariables:
         values = self._packed.read()
         count = len(self.trainable) + len(self.others)
         return values[:count], values[count:]
-
-    def step_scope(self, mapping: Iterable[Any]) -> "StepScope":
-        """Returns the scope of a step, with values by variable."""
-        return StepScope(mapping, trained=self.trainable)
 
     def assign(
         self,
@@ -203,7 +196,8 @@ class RemoteVariables:
             scope.get_current_value(v) if id(v) in chosen else None
             for v in dense
         ]
-        self._packed_dense.assign(values, before)
+        scalars = [None] * len(self.optimizer)
+        self._packed.assign([*values, *scalars], [*before, *scalars])
         known = [*dense, *self.metrics, *self.optimizer, self.iterations]
         for key in scope.assigned.keys() - set(map(id, known)):
             variable = scope.assigned[key]

@@ -14,6 +14,7 @@ written back after it (`variables.StepScope`). Only the tables of
 """
 
 import dataclasses
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill.embedding import sources
-from tfdistill.parameter_server import ahead
+from tfdistill.parameter_server import fetching
 from tfdistill.parameter_server import metric_totals
 from tfdistill.parameter_server import variables
 from tfdistill.parameter_server import worker_data
@@ -37,11 +38,12 @@ class RemoteStep:
         self,
         model: Any,
         variables: variables.RemoteVariables,
-        rows_ahead: ahead.RowsAhead | None = None,
+        reading: fetching.Fetching | None = None,
     ) -> None:
+        """Takes how training comes by what it reads, if it is to train."""
         self._model = model
         self._variables = variables
-        self.rows_ahead = rows_ahead
+        self.fetching = reading or fetching.Fetching(variables)
 
     def train(
         self, data: Any, *, step: tf.Tensor, metrics: Sequence[tf.Tensor]
@@ -51,8 +53,8 @@ class RemoteStep:
         `step` is the step's own number, int64. `metrics` are the states of the
         metrics before the step; those after it are returned, with the logs.
         """
-        found, fetched = self._variables, self.rows_ahead
-        values, scalars = found.read() if fetched is None else fetched.next()
+        found = self._variables
+        values, scalars = self.fetching.next()
         mapping = [
             *zip([*found.trainable, *found.others], values, strict=True),
             *zip(found.metrics, metrics, strict=True),
@@ -60,14 +62,12 @@ class RemoteStep:
             (found.iterations, tf.cast(step, found.iterations.dtype)),
         ]
         with (
-            sources.rows_from({} if fetched is None else fetched.lookups()),
-            found.step_scope(mapping) as scope,
+            sources.rows_from(self.fetching.lookups()),
+            variables.StepScope(mapping, found.trainable) as scope,
         ):
             logs = self._model.train_step(data)
         # Trained variables were assigned before: see `RemoteUpdate.apply`.
-        assigned = found.assign(scope, found.others, values)
-        if fetched is not None:
-            fetched.assigned(assigned)
+        self.fetching.assigned(found.assign(scope, found.others, values))
         return [scope.get_current_value(v) for v in found.metrics], logs
 
     def read(self) -> list[tf.Tensor]:
@@ -86,29 +86,35 @@ class RemoteStep:
         Returns the states of the metrics and what `read` would give after it,
         and the names of its logs.
         """
-        found = self._variables
-        dense = [*found.trainable, *found.others]
-        mapping = [
-            *zip(dense, values, strict=True),
-            *zip(found.metrics, metrics, strict=True),
-        ]
-        with found.step_scope(mapping) as scope:
-            logs = self._model.test_step(data)
-        found.assign(scope, dense, values)
-        states = [scope.get_current_value(v) for v in found.metrics]
-        values = [scope.get_current_value(v) for v in dense]
-        return states, values, list(steps.flat(logs))
+        found = self._variables.metrics
+        states = list(zip(found, metrics, strict=True))
+        logs, scope, values = self._run(
+            self._model.test_step, data, values, states
+        )
+        after = [scope.get_current_value(v) for v in found]
+        return after, values, list(steps.flat(logs))
 
     def predict(
         self, data: Any, *, values: Sequence[tf.Tensor]
     ) -> tuple[Any, list[tf.Tensor]]:
         """Runs inference on what `read` gave; returns that after it, too."""
-        found = self._variables
-        dense = [*found.trainable, *found.others]
-        with found.step_scope(zip(dense, values, strict=True)) as scope:
-            predictions = self._model.predict_step(data)
-        found.assign(scope, dense, values)
-        return predictions, [scope.get_current_value(v) for v in dense]
+        found, _, values = self._run(self._model.predict_step, data, values, [])
+        return found, values
+
+    def _run(
+        self,
+        step: Callable[[Any], Any],
+        data: Any,
+        values: Sequence[tf.Tensor],
+        states: Sequence[Any],
+    ) -> tuple[Any, variables.StepScope, list[tf.Tensor]]:
+        known = self._variables
+        dense = [*known.trainable, *known.others]
+        mapping = [*zip(dense, values, strict=True), *states]
+        with variables.StepScope(mapping, known.trainable) as scope:
+            found = step(data)
+        known.assign(scope, dense, values)
+        return found, scope, [scope.get_current_value(v) for v in dense]
 
 
 def _joined(data: object, *beside: Any) -> Any:
@@ -140,14 +146,14 @@ class TrainFunction:
         step: RemoteStep,
         totals: metric_totals.MetricTotals,
         *,
-        rider: Any,
+        with_each_step: Any,
         num_steps: int,
         endless: bool,
     ) -> None:
         """Traces nothing yet.
 
-        The `rider` passes the state of a model's teachers to each execution;
-        None without teachers.
+        `with_each_step` passes the state of a model's teachers to each
+        execution; None without teachers.
 
         If the data never end (`endless`), the steps are unrolled, which spares
         servers and workers a message for each turn of a loop (85k against 63k
@@ -156,7 +162,7 @@ class TrainFunction:
         """
         self._step = step
         self._totals = totals
-        self._rider = rider
+        self._with_each_step = with_each_step
         self._num_steps = num_steps
         self._run = self._unrolled if endless else self._loop
         self._metric_names = set(totals.results())
@@ -172,8 +178,8 @@ class TrainFunction:
         arguments: tf.Tensor,
         *beside: Any,
     ) -> tf.Tensor:
-        if self._rider is not None:
-            self._rider.on_worker(arguments)
+        if self._with_each_step is not None:
+            self._with_each_step.on_worker(arguments)
         return self._run(iterator, first_step, *beside)
 
     def result(self, vector: tf.Tensor) -> TrainResult:
@@ -235,8 +241,7 @@ class TrainFunction:
             _joined(iterator.get_next_as_optional().get_value(), *beside)
             for _ in range(self._num_steps)
         ]
-        if self._step.rows_ahead is not None:
-            self._step.rows_ahead.begin(batches)
+        self._step.fetching.begin(batches)
         for index, batch in enumerate(batches):
             states, examples, logs = self._one(
                 batch, first_step + index, states

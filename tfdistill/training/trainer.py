@@ -58,7 +58,7 @@ class Trainer:
         not_finite: What an export or a backup found of weights that are not
             finite.
         auto_steps: What finds `steps_per_execution="auto"`; None for a number.
-        rows_ahead: How many batches ahead rows on servers are fetched.
+        rows_ahead: What fetches rows on servers ahead; None if nothing does.
         alone: What evaluates and predicts for the callbacks of one worker.
         counts_done: Whether callbacks get the index of the last batch that was
             done. Keras gives them the last one that was asked for.
@@ -75,7 +75,7 @@ class Trainer:
         self.backup: Any = None
         self.not_finite: str | None = None
         self.auto_steps: auto_steps.AutoSteps | None = None
-        self.rows_ahead = 0
+        self.rows_ahead: Any = None
         self.alone: Any = None
         # What reads the rows beside the batches, if there are some; and the
         # step that gets its next ones.
@@ -88,7 +88,7 @@ class Trainer:
         auto = self.auto_steps
         return self._model.steps_per_execution if auto is None else auto.count
 
-    def compiled(self, num_steps: int | str | None, *, rows_ahead: int) -> None:
+    def compiled(self, num_steps: int | str | None, *, rows_ahead: Any) -> None:
         """Takes how the model was compiled: None if it gave no `num_steps`."""
         is_auto = num_steps == "auto" or (
             num_steps is None
@@ -199,7 +199,7 @@ class ReplicaTrainer(Trainer):
             self._strategy, most=64, longest_secs=0.1, num_unsteady=2
         )
 
-    def compiled(self, num_steps: int | str | None, *, rows_ahead: int) -> None:
+    def compiled(self, num_steps: int | str | None, *, rows_ahead: Any) -> None:
         """Takes the sums of gradients away from the optimizer."""
         super().compiled(num_steps, rows_ahead=rows_ahead)
         self.alone = None

@@ -4,14 +4,13 @@ A step on servers waits for the rows of its batch and for the dense variables
 (ScaleFreeCTR hides the same wait: Guo et al., arXiv:2104.08542). Here they are
 requested before the steps ahead of it have been computed, together with the
 optimizer's slots. Whatever these steps change is also changed in the worker's
-copies, by the same operations as on the servers. So one worker trains exactly
-as if it had waited; it sees other workers' changes that many steps later.
+copies, by the same rule as on the servers. So one worker trains exactly as if
+it had waited; it sees other workers' changes that many steps later.
 """
 
 import collections
 import dataclasses
 import functools
-import uuid
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -21,87 +20,94 @@ import keras
 import tensorflow as tf
 
 from tfdistill.embedding import rows as table_rows
-from tfdistill.embedding import rules
 from tfdistill.embedding import sources
-from tfdistill.embedding import tables
+from tfdistill.parameter_server import fetching
 from tfdistill.parameter_server import variables as remote_variables
 
-Find = Callable[[tf.Tensor], tf.Tensor]
 
+@keras.saving.register_keras_serializable(package="tfdistill.contrib")
+class RowsAhead:
+    """Fetches what a step on parameter servers reads some batches ahead.
 
-class _Scratch:
-    """A value that operations change as they change a variable."""
+    For slow links, in `compile(rows_ahead=RowsAhead(2))`. The results of one
+    worker stay the same; with several, each sees the others' updates that many
+    steps later. It needs data that repeat and several steps per execution,
+    starts again with each execution, and fetches the optimizer's slots, too.
 
-    device = ""
+    Attributes:
+        num_batches: How many batches ahead.
 
-    def __init__(self, value: tf.Tensor) -> None:
-        """Makes the resource, which `end` removes again."""
-        self.dtype, self.shape = value.dtype, value.shape
-        self.handle = tf.raw_ops.VarHandleOp(
-            dtype=self.dtype,
-            shape=self.shape,
-            shared_name=f"tfdistill_ahead_{uuid.uuid4().hex}",
-        )
-        tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
+    Example:
+        >>> RowsAhead(2).num_batches
+        2
+    """
 
-    def end(self) -> tf.Tensor:
-        """Returns the value as it is by now."""
-        value = tf.raw_ops.ReadVariableOp(
-            resource=self.handle, dtype=self.dtype
-        )
-        value.set_shape(self.shape)
-        with tf.control_dependencies([value]):
-            tf.raw_ops.DestroyResourceOp(resource=self.handle)
-        return value
+    def __init__(self, num_batches: int = 2) -> None:
+        """Takes the number of batches.
 
+        Args:
+            num_batches: How many batches ahead of its step a worker fetches
+                rows and variables: 1 or 2 is enough. Default 2.
 
-def _changed(
-    value: tf.Tensor,
-    slots: Mapping[str, tf.Tensor],
-    change: Callable[[Any, Mapping[str, Any]], None],
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Returns copies as `change` would leave a variable and its slots."""
-    variable = _Scratch(value)
-    scratch = {name: _Scratch(slot) for name, slot in slots.items()}
-    change(variable, scratch)
-    return variable.end(), {name: slot.end() for name, slot in scratch.items()}
+        Raises:
+            ValueError: The number is less than 1.
+        """
+        if num_batches < 1:
+            raise ValueError(
+                f"`num_batches` must be >= 1; received {num_batches}. Leave "
+                "`rows_ahead` out to fetch nothing ahead."
+            )
+        self.num_batches = num_batches
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {"num_batches": self.num_batches}
+
+    def fetching(
+        self, model: Any, update: Any, *, endless: bool
+    ) -> fetching.Fetching:
+        """Returns what reads for a model's steps; `fit` calls it.
+
+        Args:
+            model: The model that trains on servers.
+            update: Its `RemoteUpdate`.
+            endless: Whether the data repeat forever.
+
+        Raises:
+            ValueError: The data end, or a table's rows cannot be known ahead.
+        """
+        if not endless:
+            raise ValueError(
+                "`rows_ahead` must be left out for data that end, since there "
+                f"may be no next batch; received {self.num_batches}. Repeat "
+                "the data, and pass `steps_per_epoch`."
+            )
+        return _Ahead(model, update, self.num_batches)
 
 
 @dataclasses.dataclass
-class Part:
-    """Rows of one shard that a batch looks up, as they are by now.
+class _Part(fetching.Part):
+    """Rows of a shard, with what the optimizer keeps of them, in its order."""
 
-    Attributes:
-        shard: The shard's variable.
-        rows: Local rows of that shard, integers `[n]`, all different.
-        value: Floats `[n, dim]`.
-        slots: What the optimizer keeps of these, as `value`, by name.
-    """
+    slots: Sequence[tf.Tensor] = ()
 
-    shard: tf.Variable
-    rows: tf.Tensor
-    value: tf.Tensor
-    slots: Mapping[str, tf.Tensor]
-
-    def update(
-        self,
-        rule: rules.UpdateRule,
-        changed: tf.IndexedSlices,
-        hyper: rules.Hyperparameters,
-    ) -> None:
+    def update(self, rule: Any, changed: tf.IndexedSlices, hyper: Any) -> None:
         """Changes those rows that an update of the shard changes."""
         # Rows of one list are different, so this finds them in the other.
         _, places = tf.unique(tf.concat([self.rows, changed.indices], axis=0))
         places = places[tf.size(self.rows) :]
         common = tf.where(places < tf.size(self.rows))[:, 0]
-        rows = tf.gather(places, common)
-        grads = tf.gather(changed.values, common)
-        self.value, self.slots = _changed(
-            self.value,
-            self.slots,
-            functools.partial(
-                rule.apply_rows, rows=rows, grads=grads, hyper=hyper
-            ),
+        places = tf.gather(places, common)
+        before = [self.value, *self.slots]
+        after = rule.changed(
+            self.shard,
+            [tf.gather(values, places) for values in before],
+            tf.gather(changed.values, common),
+            hyper,
+        )
+        self.value, *self.slots = (
+            tf.tensor_scatter_nd_update(old, places[:, tf.newaxis], new)
+            for old, new in zip(before, after, strict=True)
         )
 
 
@@ -113,10 +119,10 @@ class _Fetched:
     others: list[tf.Tensor]
     scalars: list[tf.Tensor]
     # By table, in the order of its lookups.
-    lookups: dict[tables.Table, list[tuple[table_rows.Lookup, list[Part]]]]
+    lookups: dict[Any, list[tuple[table_rows.Lookup, list[_Part]]]]
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[_Part]:
         return [
             part
             for lookups in self.lookups.values()
@@ -125,47 +131,36 @@ class _Fetched:
         ]
 
 
-class RowsAhead:
+class _Ahead(fetching.Fetching):
     """Fetches what the steps of one execution read, some batches ahead."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        variables: remote_variables.RemoteVariables,
-        *,
-        rule: rules.UpdateRule,
-        dense_slots: Sequence[rules.Slots],
-        shard_slots: Mapping[int, rules.Slots],
-        num_ahead: int,
-    ) -> None:
-        """Fetches nothing yet.
-
-        `dense_slots` are in the order of the variables, `shard_slots` by the id
-        of each shard's variable that is trained.
-        """
-        for table in variables.tables:
+    def __init__(self, model: Any, update: Any, num_ahead: int) -> None:
+        """Fetches nothing yet."""
+        super().__init__(update.fetching.variables)
+        for table in self.variables.tables:
             if table.is_by_id:
                 raise ValueError(
-                    "`rows_ahead` must be 0 with a DynamicEmbedding, whose ids "
-                    "find their rows on the servers; received "
-                    f"{num_ahead} with the {table.owner}. Leave it out."
+                    "`rows_ahead` must be left out with a DynamicEmbedding, "
+                    "whose ids find their rows on the servers; received "
+                    f"{num_ahead} with the {table.owner}."
                 )
             if table.combines_there:
                 raise ValueError(
-                    "`rows_ahead` must be 0 with `combine_on_servers`, which "
-                    f"sends no rows; received {num_ahead} with the "
+                    "`rows_ahead` must be left out with `combine_on_servers`, "
+                    f"which sends no rows; received {num_ahead} with the "
                     f"{table.owner}. Leave one of them out."
                 )
         self._model = model
-        self._variables = variables
-        self._rule = rule
-        self._dense_slots = dense_slots
-        self._shard_slots = shard_slots
+        self._update = update
         self._num_ahead = num_ahead
+        self._shard_slots = {
+            id(shard.value): list(shard.slots.values())
+            for shard in update.moving
+        }
         self._packed_slots = remote_variables.PackedVariables(
-            [slot for own in dense_slots for slot in own.values()]
+            [slot for own in update.dense_slots for slot in own.values()]
         )
-        self._looked_up: list[tables.Table] = []
+        self._looked_up: list[Any] = []
         self._wanted = tf.function(self._rows_of, autograph=False)
         # While an execution is traced: batches to come, what is fetched of the
         # next ones, and of the one at hand.
@@ -173,7 +168,7 @@ class RowsAhead:
         self._pending: collections.deque[_Fetched] = collections.deque()
         self._current: _Fetched | None = None
         # Slots of the dense variables by now. They are read once an execution.
-        self._slots: list[dict[str, tf.Tensor]] = []
+        self._slots: list[list[tf.Tensor]] = []
 
     def begin(self, batches: Sequence[Any]) -> None:
         """Begins an execution of a step for each batch."""
@@ -181,7 +176,7 @@ class RowsAhead:
         self._pending.clear()
         values = iter(self._packed_slots.read())
         self._slots = [
-            {name: next(values) for name in own} for own in self._dense_slots
+            [next(values) for _ in own] for own in self._update.dense_slots
         ]
 
     def next(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -192,16 +187,16 @@ class RowsAhead:
         return [*found.dense, *found.others], found.scalars
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> Sequence[_Part]:
         """The rows that the step looks up."""
         return [] if self._current is None else self._current.parts
 
-    def lookups(self) -> dict[tables.Table, Find]:
+    def lookups(self) -> Mapping[Any, fetching.Find]:
         """Returns what finds the rows that were fetched for the step."""
         fetched = self._current.lookups if self._current else {}
         left = {table: iter(lookups) for table, lookups in fetched.items()}
 
-        def find(table: tables.Table, rows: tf.Tensor) -> tf.Tensor:
+        def find(table: Any, rows: tf.Tensor) -> tf.Tensor:
             del rows  # The rows that were requested ahead.
             lookup, parts = next(left.get(table, iter(())), (None, ()))
             if lookup is None:
@@ -215,56 +210,56 @@ class RowsAhead:
 
         return self._by_table(find)
 
-    def _by_table(self, find: Callable[..., tf.Tensor]) -> dict[Any, Find]:
+    def _by_table(
+        self, find: Callable[[Any, tf.Tensor], tf.Tensor]
+    ) -> dict[Any, fetching.Find]:
         return {
             table: functools.partial(find, table)
-            for table in self._variables.tables
+            for table in self.variables.tables
         }
 
     def updated(
         self,
         dense: Sequence[Any],
         shards: Mapping[int, tf.IndexedSlices | None],
-        hyper: rules.Hyperparameters,
+        hyper: Mapping[str, tf.Tensor],
     ) -> None:
-        """Applies a step's gradients to what is pending, as the servers do.
-
-        `shards` has the gradients of shards, by the id of the variable.
-        """
+        """Applies a step's gradients to what is pending, as the servers do."""
+        update = self._update
         for index, gradient in enumerate(dense):
             if gradient is None:
                 continue
-            before = self._slots[index]
+            # All that is pending has the values that the servers have by now;
+            # each changes alike, which costs an update for each.
+            slots = self._slots[index]
             for fetched in self._pending:
-                fetched.dense[index], self._slots[index] = _changed(
-                    fetched.dense[index],
-                    before,
-                    functools.partial(
-                        self._rule.apply_dense, grad=gradient, hyper=hyper
-                    ),
+                before = [fetched.dense[index], *slots]
+                added = update.rule.added(
+                    update.dense[index], before, gradient, hyper
+                )
+                fetched.dense[index], *self._slots[index] = (
+                    old + more for old, more in zip(before, added, strict=True)
                 )
         for fetched in self._pending:
             for part in fetched.parts:
                 changed = shards.get(id(part.shard))
                 if changed is not None:
-                    part.update(self._rule, changed, hyper)
+                    part.update(update.rule, changed, hyper)
 
     def assigned(self, values: Sequence[tf.Tensor | None]) -> None:
         """Changes what is pending of dense variables that a step assigned."""
         for fetched in self._pending:
+            found = [*fetched.dense, *fetched.others]
+            for index, value in enumerate(values):
+                if value is not None:
+                    found[index] = value
             count = len(fetched.dense)
-            found = [
-                old if new is None else new
-                for new, old in zip(
-                    values, [*fetched.dense, *fetched.others], strict=True
-                )
-            ]
             fetched.dense, fetched.others = found[:count], found[count:]
 
     def _fetch(self, batch: object) -> _Fetched:
-        values, scalars = self._variables.read()
-        count = len(self._variables.trainable)
-        lookups: dict[tables.Table, Any] = {}
+        values, scalars = self.variables.read()
+        count = len(self.variables.trainable)
+        lookups: dict[Any, Any] = {}
         wanted = self._wanted(batch)
         for table, rows in zip(self._looked_up, wanted, strict=True):
             lookup = table_rows.Lookup.of(table.layout, rows)
@@ -275,14 +270,13 @@ class RowsAhead:
             lookups.setdefault(table, []).append((lookup, parts))
         return _Fetched(values[:count], values[count:], scalars, lookups)
 
-    def _part(self, shard: tf.Variable, rows: tf.Tensor) -> Part:
+    def _part(self, shard: tf.Variable, rows: tf.Tensor) -> _Part:
         """Fetches rows, and their slots, in one message."""
-        slots = self._shard_slots.get(id(shard), {})
+        kept = [shard, *self._shard_slots.get(id(shard), ())]
         with tf.device(shard.device):
-            sources = [shard, *slots.values()]
-            packed = tf.concat([tf.gather(v, rows) for v in sources], axis=1)
-        value, *others = tf.split(tf.identity(packed), len(sources), axis=1)
-        return Part(shard, rows, value, dict(zip(slots, others, strict=True)))
+            packed = tf.concat([tf.gather(v, rows) for v in kept], axis=1)
+        value, *slots = tf.split(tf.identity(packed), len(kept), axis=1)
+        return _Part(shard, rows, value, slots)
 
     def _rows_of(self, batch: Any) -> list[tf.Tensor]:
         """Returns the stored rows of each lookup of a call of the model.
@@ -291,11 +285,11 @@ class RowsAhead:
         """
         x, *_ = keras.utils.unpack_x_y_sample_weight(self._model.bare(batch))
         found: list[tuple[Any, tf.Tensor]] = []
-        dense = [*self._variables.trainable, *self._variables.others]
+        dense = [*self.variables.trainable, *self.variables.others]
         zeros = [tf.zeros(each.shape, each.dtype) for each in dense]
         mapping = list(zip(dense, zeros, strict=True))
 
-        def find(table: tables.Table, rows: tf.Tensor) -> tf.Tensor:
+        def find(table: Any, rows: tf.Tensor) -> tf.Tensor:
             found.append((table, rows))
             shape = [tf.size(rows), table.dim]
             zeros.append(tf.zeros(shape, table.dtype))
@@ -313,7 +307,7 @@ class RowsAhead:
 
 
 def _check_follows_from_data(
-    table: tables.Table, rows: tf.Tensor, zeros: Sequence[tf.Tensor]
+    table: Any, rows: tf.Tensor, zeros: Sequence[tf.Tensor]
 ) -> None:
     """Checks that rows are not computed from what a step changes."""
     changing, seen = {value.op for value in zeros}, set()
@@ -322,8 +316,8 @@ def _check_follows_from_data(
         operation = stack.pop()
         if operation in changing:
             raise ValueError(
-                "`rows_ahead` must be 0 if ids depend on trained variables, as "
-                f"the ids of the layer {table.layer.name!r} do. Leave it out."
+                "`rows_ahead` must be left out if ids depend on trained "
+                f"variables, as the ids of the layer {table.layer.name!r} do."
             )
         if operation not in seen:
             seen.add(operation)

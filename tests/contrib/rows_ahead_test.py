@@ -6,18 +6,21 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.data.ops import iterator_ops
 
 from tests.cases import servers as cases
 from tests.cases import tiers
 from tests.cases import training as training_cases
+from tfdistill.contrib import rows_ahead as rows_ahead_lib
 from tfdistill.embedding import layer as embedding_layer
-from tfdistill.parameter_server import ahead
 
 
 @pytest.fixture(autouse=True)
 def _on_servers(monkeypatch):
     cases.pretend(monkeypatch)
+
+
+def _ahead(num_batches):
+    return rows_ahead_lib.RowsAhead(num_batches) if num_batches else None
 
 
 def _fit(optimizer, *, rows_ahead, built=None):
@@ -34,7 +37,7 @@ def _fit(optimizer, *, rows_ahead, built=None):
         optimizer,
         kind=cases.OnServers,
         steps_per_execution=3,
-        rows_ahead=rows_ahead,
+        rows_ahead=_ahead(rows_ahead),
     )
     history = model.fit(
         cases.batches().repeat(), steps_per_epoch=5, verbose=0, shuffle=False
@@ -67,7 +70,7 @@ def test_one_worker_trains_the_same_to_the_bit(optimizer, rows_ahead):
 
 
 def test_steps_read_what_was_fetched_before_the_last_updates(monkeypatch):
-    monkeypatch.setattr(ahead.RowsAhead, "updated", lambda *_: None)
+    monkeypatch.setattr(rows_ahead_lib._Ahead, "updated", lambda *_: None)
     found, _ = _fit(_OPTIMIZERS["adam"](), rows_ahead=1)
     assert np.abs(found[0] - _in_time("adam")[0][0]).max() > 1e-4
 
@@ -114,7 +117,7 @@ class LookedUpAgain(cases.OnServers):
 def test_what_cannot_be_known_ahead_is_refused():
     optimizer = keras.optimizers.Adagrad(0.1)
     with pytest.raises(ValueError, match="data that end"):
-        cases.model(kind=cases.OnServers, rows_ahead=1).fit(
+        cases.model(kind=cases.OnServers, rows_ahead=_ahead(1)).fit(
             cases.batches(), verbose=0
         )
     with pytest.raises(ValueError, match="depend on trained variables"):
@@ -132,29 +135,21 @@ def test_what_cannot_be_known_ahead_is_refused():
         ),
     ):
         model = cases.model(
-            student, kind=cases.OnServers, steps_per_execution=2, rows_ahead=1
+            student,
+            kind=cases.OnServers,
+            steps_per_execution=2,
+            rows_ahead=_ahead(1),
         )
         with pytest.raises(ValueError, match=match):
             model.fit(_repeated(data), steps_per_epoch=2, verbose=0)
     with pytest.raises(ValueError, match="this step looks up 'table' again"):
         model = cases.model(
-            kind=LookedUpAgain, steps_per_execution=2, rows_ahead=1
+            kind=LookedUpAgain, steps_per_execution=2, rows_ahead=_ahead(1)
         )
         model.fit(cases.batches().repeat(), steps_per_epoch=2, verbose=0)
-    with pytest.raises(ValueError, match="`rows_ahead` must be >= 0"):
-        cases.model(rows_ahead=-1)
+    with pytest.raises(ValueError, match="`num_batches` must be >= 1"):
+        rows_ahead_lib.RowsAhead(0)
 
 
 def _repeated(data):
     return tf.data.Dataset.from_tensor_slices(data).batch(4).repeat()
-
-
-def test_an_execution_may_have_many_steps(monkeypatch):
-    """TensorFlow takes many `get_next` in a graph for a mistake."""
-    monkeypatch.setattr(iterator_ops, "GET_NEXT_CALL_ERROR_THRESHOLD", 3)
-    built = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model = cases.model(built, kind=cases.OnServers, steps_per_execution=4)
-    data = _repeated((np.ones([8, 2]), np.ones([8, 1])))
-    history = model.fit(data, steps_per_epoch=4, verbose=0)
-    assert np.isfinite(history.history["loss"]).all()
-    assert model.optimizer.iterations.numpy() == 4
