@@ -11,8 +11,8 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import training as training_cases
 
-NUM_STEPS = 30
-_NAP_SECS = 0.1
+NUM_STEPS = 50
+_NAP_SECS = 0.2
 
 
 class Nap(keras.callbacks.Callback):

@@ -22,10 +22,11 @@ def test_whatever_slows_a_worker_it_is_named_soon(tmp_path):
         slow = json.loads(path.read_text())
         assert slow["fair"] == [[]] * program.NUM_STEPS
         # It takes 20 slow steps. The first steps of a training may not be:
-        # their batches are read while the first one is being compiled.
-        assert slow["callback"][25:] == [["worker:1"]] * 5
-        assert slow["fair_again"][25:] == [[]] * 5
-        assert slow["data"][25:] == [["worker:0"]] * 5
+        # their batches are read while the first one is being compiled, on a
+        # busy machine more than ten.
+        assert slow["callback"][-5:] == [["worker:1"]] * 5
+        assert slow["fair_again"][-5:] == [[]] * 5
+        assert slow["data"][-5:] == [["worker:0"]] * 5
     (text,) = runs.records(tmp_path / "run" / "group_0")[-1]["slow_workers"]
     assert text.startswith("worker:0 makes its group wait")
     log = tmp_path / "run" / "logs" / "group_0_worker_1.log"

@@ -18,4 +18,4 @@ def test_swaps_of_a_teacher_leave_nothing_behind(tmp_path):
     text = commands.run(swaps, tmp_path)
     found = json.loads(text.splitlines()[-1])
     assert found["new_traces"] == 0
-    assert found["growth_mib"] < 15 < swaps.NUM_SWAPS * found["version_mib"]
+    assert found["growth_mib"] < swaps.NUM_SWAPS * found["version_mib"] / 3
