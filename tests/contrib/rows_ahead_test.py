@@ -58,9 +58,8 @@ def _in_time(optimizer):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "rows_ahead"), [("adam", 2), ("adagrad", 1)]
+    ("optimizer", "rows_ahead"), [("adam", 2), tiers.deep("adagrad", 1)]
 )
-@pytest.mark.deep
 def test_one_worker_trains_the_same_to_the_bit(optimizer, rows_ahead):
     expected, losses = _in_time(optimizer)
     found, found_losses = _fit(_OPTIMIZERS[optimizer](), rows_ahead=rows_ahead)
@@ -147,6 +146,8 @@ def test_what_cannot_be_known_ahead_is_refused():
             kind=LookedUpAgain, steps_per_execution=2, rows_ahead=_ahead(1)
         )
         model.fit(cases.batches().repeat(), steps_per_epoch=2, verbose=0)
+    with pytest.raises(ValueError, match=r"received 2. Pass RowsAhead\(2\)"):
+        cases.model().compile("adagrad", "mse", rows_ahead=2)
     with pytest.raises(ValueError, match="`num_batches` must be >= 1"):
         rows_ahead_lib.RowsAhead(0)
 

@@ -122,9 +122,16 @@ class DistributedModel(replica_steps.ReplicaSteps):
 
         Raises:
             ValueError: The model's own `train_step`, XLA or the optimizer's
-                `ema_overwrite_frequency` cannot run under the strategy; or
-                weights cannot be learned, as the losses are not by output.
+                `ema_overwrite_frequency` cannot run under the strategy;
+                weights cannot be learned, as the losses are not by output; or
+                `rows_ahead` is a number.
         """
+        if isinstance(rows_ahead, int):  # As it was given before.
+            raise ValueError(
+                "`rows_ahead` must be a tfdistill.contrib.RowsAhead, or None; "
+                f"received {rows_ahead}. Pass RowsAhead({rows_ahead or 2}), or "
+                "leave it out to fetch nothing ahead."
+            )
         strategy = self.distribute_strategy
         own_steps.check(self.model, strategy)
         asked, arguments = self._compile_inside(args, kwargs)
