@@ -36,6 +36,9 @@ from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 from keras.src.trainers import compile_utils
 from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.trainers.data_adapters import tf_dataset_adapter
 from keras.src.utils import rng_utils
 from keras.src.utils import tracking
 from tensorflow.python.data.ops import multi_device_iterator_ops
@@ -342,6 +345,13 @@ def _measure_all_rows(
         sample_weight, mask, dtype=metric.dtype, reduction="sum"
     )
     return keras.metrics.Mean.update_state(metric, values, sample_weight)
+
+
+# What `fit` makes of a `validation_split`, and of a `class_weight`: of a data
+# set by a map, of arrays by their labels.
+train_validation_split = array_slicing.train_validation_split
+class_weight_map = tf_dataset_adapter.make_class_weight_map_fn
+class_weights_of = data_adapter_utils.class_weight_to_sample_weights
 
 
 @typing.runtime_checkable
