@@ -109,15 +109,10 @@ class AutoSteps(steps.SteppedCallback):
         num_unsteady: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Starts at one.
+        """Starts at one, and has `most` at most.
 
-        Args:
-            strategy: The model's strategy.
-            most: Steps of an execution, at most.
-            longest_secs: How long an execution may last. One that is longer
-                has nothing to gain.
-            num_unsteady: Executions that show nothing yet after a change.
-            clock: Seconds.
+        An execution longer than `longest_secs` has nothing to gain, and the
+        first `num_unsteady` after a change show nothing yet.
         """
         super().__init__()
         self.sizes = [1]
@@ -125,9 +120,10 @@ class AutoSteps(steps.SteppedCallback):
         self._most, self._longest_secs = most, longest_secs
         self._num_unsteady, self._clock = num_unsteady, clock
         self._is_held = self._is_found = False
-        # Keras' callbacks that count batches: the steps at which they act; and
-        # what they have counted since, from one `fit` to the next.
-        self._counting: list[keras.callbacks.Callback] = []
+        # Keras' callbacks that count batches, and each how many; the steps at
+        # which they act; and what they have counted since, from one `fit` to
+        # the next.
+        self._counting: dict[keras.callbacks.Callback, int] = {}
         self._schedules: list[steps.EverySteps] = []
         self._once: list[int] = []
         self._counted: Any = weakref.WeakKeyDictionary()
@@ -182,7 +178,8 @@ class AutoSteps(steps.SteppedCallback):
             for each in callbacks
             if isinstance(each, steps.ActsAtSteps) and each is not self
         ]
-        self._counting = [c for c in callbacks if _every(c) is not None]
+        found = ((each, _every(each)) for each in callbacks)
+        self._counting = {c: every for c, every in found if every is not None}
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Checks that executions will end at the same steps on all workers."""
@@ -204,20 +201,18 @@ class AutoSteps(steps.SteppedCallback):
     def _count_with_keras(self) -> None:
         """Finds when Keras' callbacks act, in a `fit` that begins here."""
         self._begin, self._schedules, self._once = self.step, [], []
-        for callback in self._counting:
+        for callback, every in self._counting.items():
             begin = self.step
             if isinstance(callback, keras.callbacks.TensorBoard):
                 first, last = keras_internals.profiled_batches(callback)
                 self._once += [begin + first - 1, begin + last]
             else:
                 begin -= self._counted.get(callback, 0)
-            every: Any = _every(callback)
             self._schedules.append(steps.EverySteps(every, offset_steps=begin))
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Notes what Keras' callbacks have counted since they last acted."""
-        for callback in self._counting:
-            every: Any = _every(callback)
+        for callback, every in self._counting.items():
             counted = self._counted.get(callback, 0) + self.step - self._begin
             self._counted[callback] = counted % every
 

@@ -78,17 +78,10 @@ class GlobalBatch:
         Each replica then does what one process does, so that gradients are
         equal, and count alike.
         """
-        num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
         _, data = of_all_replicas(data)
         inputs = keras.utils.unpack_x_y_sample_weight(data)[0]
-        local = tf.cast(num_rows(inputs)[0], tf.float32)
-        batch = cls(
-            local=local,
-            total=local * num_replicas,
-            num_replicas=num_replicas,
-            may_be_empty=False,
-            is_whole=True,
-        )
+        batch = cls.of(inputs)
+        batch = dataclasses.replace(batch, may_be_empty=False, is_whole=True)
         return batch, data
 
     @contextlib.contextmanager

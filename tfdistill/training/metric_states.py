@@ -169,15 +169,6 @@ def _values(results: Results) -> Results:
     )
 
 
-def floats_of(model: keras.Model) -> list[Any]:
-    """Returns the variables of metrics that may become NaN."""
-    return [
-        variable
-        for variable in variables_of(model)
-        if tf.as_dtype(variable.dtype).is_floating
-    ]
-
-
 def _row(value: tf.Tensor) -> Any:
     """Returns a value as this replica's row among zeros, for a sum."""
     context: Any = tf.distribute.get_replica_context()

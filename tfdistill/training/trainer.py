@@ -280,9 +280,10 @@ class ReplicaTrainer(Trainer):
         """
 
         def run(data: object) -> Logs:
-            variables = [
-                *kept(self._model),
-                *metric_states.floats_of(self._model),
+            variables = kept(self._model) + [
+                variable
+                for variable in metric_states.variables_of(self._model)
+                if tf.as_dtype(variable.dtype).is_floating
             ]
             num_rows, is_known = global_batch.num_rows(
                 keras.utils.unpack_x_y_sample_weight(self._model.bare(data))[0]
