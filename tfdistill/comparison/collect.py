@@ -40,8 +40,6 @@ class Curve:
         """Returns the step and second at which a target is first reached.
 
         Between two evaluations both are interpolated linearly.
-
-        None if no evaluation is at or below it.
         """
         below = [index for index, v in enumerate(self.values) if v <= target]
         if not below:

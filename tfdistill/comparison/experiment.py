@@ -222,7 +222,6 @@ class Experiment:
     def _read_all(
         self, name: str, trials: Sequence[trials_lib.Trial]
     ) -> list[collect.Finished]:
-        """Reads the trials that are done."""
         directory, found = self._runner.directory, []
         for seed, trial in enumerate(trials):
             if not self._is_done(trial):
@@ -277,7 +276,6 @@ def holds(
 
 
 def _is_empty(workdir: pathlib.Path) -> bool:
-    """Whether nothing came of a comparison."""
     return not any(workdir.glob(f"{runs.RUNS}/*/{outputs.RESULTS}"))
 
 

@@ -479,7 +479,6 @@ def _to_target(trials: Trials, loss: float) -> dict[str, Any]:
 
 
 def _examples_per_step(trial: collect.Finished) -> float:
-    """Returns the examples of all groups per step, while students train."""
     return trial.figures["student_examples"] / trial.curve.steps[-1]  # type: ignore[union-attr]
 
 

@@ -396,7 +396,6 @@ class ChurnBudget(steps.SteppedCallback):
 def _between(
     starts: Sequence[Any], ends: Sequence[Any], share: float
 ) -> list[Any]:
-    """Returns values a share of the way from some to others."""
     return [
         None
         if isinstance(theirs, list)  # A table on servers, by shard.

@@ -22,11 +22,7 @@ _WEIGHT_OF_LAST = 0.25
 
 
 def checked(max_staleness_steps: Any) -> int | str | None:
-    """Returns a bound of a version's age.
-
-    Raises:
-        ValueError: It is neither "auto" nor None nor a whole number >= 0.
-    """
+    """Returns what `max_staleness_steps` was given, if it fits."""
     is_number = type(max_staleness_steps) is int and max_staleness_steps >= 0
     if not is_number and max_staleness_steps not in (AUTO, None):
         raise ValueError(

@@ -49,11 +49,7 @@ _ATTACHED = (
 
 
 def checked(teachers: Any) -> list[teacher_lib.Teacher]:
-    """Returns what `CodistillModel(teachers=...)` was given as a list.
-
-    Raises:
-        ValueError: It holds something else than teachers, or one twice.
-    """
+    """Returns what `CodistillModel(teachers=...)` was given as a list."""
     if teachers is None:
         return []
     is_list = isinstance(teachers, list | tuple)
@@ -417,14 +413,9 @@ class TeacherList:
 
         Every worker calls it at the same step, once `fit` has made the
         teachers' variables. It neither reads files nor waits for them, except
-        to load a graph that differs from the student's.
-
-        Args:
-            step: The student's global step, by which teachers that have
-                become too old are found. Defaults to not looking.
-
-        Returns:
-            The names of the teachers that were swapped.
+        to load a graph that differs from the student's. By the student's step,
+        teachers that have become too old are found. Returns the names of the
+        teachers that were swapped.
         """
         if step is not None:
             self.count(step)

@@ -75,7 +75,6 @@ class TensorBoardBatches(steps.SteppedCallback):
     chief_only = True
 
     def __init__(self, boards: Sequence[keras.callbacks.TensorBoard]) -> None:
-        """Takes the callbacks."""
         super().__init__()
         self._boards = boards
 
@@ -94,10 +93,6 @@ class AutoSteps(steps.SteppedCallback):
     one and grows while steps a second do; then it stays, also for later calls
     of `fit`. The chief's clock decides, by a collective, so that all workers
     of a group grow at the same step.
-
-    Attributes:
-        count: Steps of an execution, unless a callback is due before.
-        sizes: The numbers up to `count` that were tried.
     """
 
     def __init__(
@@ -115,6 +110,7 @@ class AutoSteps(steps.SteppedCallback):
         first `num_unsteady` after a change show nothing yet.
         """
         super().__init__()
+        # The numbers up to `count` that were tried.
         self.sizes = [1]
         self._strategy = strategy
         self._most, self._longest_secs = most, longest_secs
@@ -232,7 +228,6 @@ class AutoSteps(steps.SteppedCallback):
             self._add(self.step - before, self._last - last)
 
     def _try(self) -> None:
-        """Begins to measure the newest number."""
         self._left = self._num_unsteady
         # Steps and seconds of the executions of the present window.
         self._window: list[tuple[int, float]] = []

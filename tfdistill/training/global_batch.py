@@ -247,7 +247,6 @@ class GlobalBatchLoss(keras.losses.Loss):
     """
 
     def __init__(self, inner: keras.losses.Loss) -> None:
-        """Wraps the loss to reduce over the global batch."""
         super().__init__(name=inner.name, reduction=inner.reduction)
         self.inner = inner
 

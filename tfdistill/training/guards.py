@@ -224,12 +224,8 @@ def select(
 ) -> list[keras.callbacks.Callback]:
     """Keeps the callbacks that this task runs.
 
-    Callbacks that write files (`ModelCheckpoint`, `OrbaxCheckpoint`,
-    `TensorBoard`, `CSVLogger`, `RemoteMonitor`), callbacks of `TRACKERS`, their
-    subclasses, and any whose attribute `chief_only` is true stay on the chief;
-    all others run on every worker, since they may change the training.
-    `BackupAndRestore` is refused on several workers: it restores one and leaves
-    the others behind.
+    Those that only write stay on the chief; all others run on every worker,
+    since they may change the training.
     """
     if replicas.num_workers(strategy) == 1:
         return callbacks
@@ -497,8 +493,6 @@ _AFTER = {
 
 
 class _Phases(keras.callbacks.Callback):
-    """Reports a phase at each of some hooks."""
-
     async_safe = True  # Keras need not wait for a step's logs.
 
     def __init__(self, phases: Mapping[str, str]) -> None:

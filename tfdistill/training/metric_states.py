@@ -21,7 +21,6 @@ class MetricStates:
     """Reads and resets a model's metrics between steps, on every worker."""
 
     def __init__(self, model: keras.Model) -> None:
-        """Traces nothing yet."""
         self._model = model
         self._strategy = model.distribute_strategy
         self._read: list[Any] = []

@@ -49,33 +49,27 @@ class Trainer:
     there were no trainer; `arguments` are the method's arguments, by name. A
     trainer also has `build`, `tape`, `apply`, `fit`, `evaluate`
     and `predict`.
-
-    Attributes:
-        input_spec: Specs `[batch, ...]` of the inputs in the data last given.
-        last: What the last execution reported.
-        worker_waits: Who makes the workers of the group wait.
-        backup: The `callbacks.Backup` of the `fit` in progress, if it has one.
-        not_finite: What an export or a backup found of weights that are not
-            finite.
-        auto_steps: What finds `steps_per_execution="auto"`; None for a number.
-        rows_ahead: What fetches rows on servers ahead; None if nothing does.
-        alone: What evaluates and predicts for the callbacks of one worker.
-        counts_done: Whether callbacks get the index of the last batch that was
-            done. Keras gives them the last one that was asked for.
     """
 
+    # Whether callbacks get the index of the last batch that was done. Keras
+    # gives them the last one that was asked for.
     counts_done = False
 
     def __init__(self, model: keras.Model) -> None:
         """Does nothing yet; `model` is a `steps.Trained` of Keras."""
         self._model = model
+        # Specs `[batch, ...]` of the inputs in the data last given.
         self.input_spec: Any = None
         self.last = steps.LastExecution()
         self.worker_waits = stragglers.WorkerWaits(model.distribute_strategy)
+        # The `callbacks.Backup` of the `fit` in progress, if it has one.
         self.backup: Any = None
+        # What an export or a backup found of weights that are not finite.
         self.not_finite: str | None = None
+        # None for a number that was given, and if nothing fetches rows ahead.
         self.auto_steps: auto_steps.AutoSteps | None = None
         self.rows_ahead: Any = None
+        # What evaluates and predicts for the callbacks of one worker.
         self.alone: Any = None
         # What reads the rows beside the batches, if there are some; and the
         # step that gets its next ones.
@@ -170,7 +164,6 @@ class ReplicaTrainer(Trainer):
     """Trains on one device, on replicas, or on workers that hold replicas."""
 
     def __init__(self, model: keras.Model) -> None:
-        """Does nothing yet."""
         super().__init__(model)
         self._tables: updates.TableUpdates | None = None
         self._average: Callable[[], Any] | None = None
@@ -328,7 +321,6 @@ class ReplicaTrainer(Trainer):
         return execute
 
     def _over_batch(self, batch: tuple[Any, Any, Any]) -> Any:
-        """An iterator over one global batch of arrays."""
         element = keras.utils.pack_x_y_sample_weight(*batch)
         dataset = _without_none(tf.data.Dataset.from_tensors(element))
         return iter(
@@ -338,7 +330,6 @@ class ReplicaTrainer(Trainer):
         )
 
     def _asked(self, iterator: object) -> keras_internals.Steps:
-        """The data, and how many steps an execution makes of them."""
         if isinstance(iterator, keras_internals.Steps):
             return iterator
         number = self._model.steps_per_execution

@@ -167,7 +167,6 @@ def _sizes(rows: list[tf.Tensor]) -> set[int | None]:
 
 
 def _are_rows(size: int | None, sizes: set[int | None]) -> bool:
-    """Whether an axis of a size may be of the rows of a batch."""
     # Or of two views of the rows, one after the other.
     return size is None or any(each and size % each == 0 for each in sizes)
 
