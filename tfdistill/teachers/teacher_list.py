@@ -232,7 +232,7 @@ class TeacherList:
             for peer in self._peers:
                 peer.compiled_again()
             return
-        losses = self._term.losses_of(graph.output_spec) if self._term else ()
+        losses = self._term.losses if self._term else ()
         scale.check_own_ends(graph.ends, losses)
         last.also["teacher_loss"] = math.nan
         if replicas.on_servers(strategy):
@@ -319,7 +319,7 @@ class TeacherList:
                     outputs=rows.outputs,
                     labels=labels,
                     step=tf.cast(step, tf.int64),
-                    losses=self._term.losses_of(rows.outputs),
+                    losses=self._term.losses,
                 ),
                 active=weight > 0,
             )

@@ -11,6 +11,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable
+from collections.abc import Generator
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,11 +124,10 @@ class AutoSteps(steps.SteppedCallback):
         self._schedules: list[steps.EverySteps] = []
         self._once: list[int] = []
         self._counted: Any = weakref.WeakKeyDictionary()
-        self._best = 0.0
-        self._window_length = 4  # Executions.
         self._others: list[steps.ActsAtSteps] = []
         self._opens_training = False
-        self._try()
+        self._search = self._grow()
+        next(self._search)
 
     @property
     def count(self) -> int:
@@ -225,49 +225,42 @@ class AutoSteps(steps.SteppedCallback):
             return
         last, self._last = self._last, self._clock()
         if last is not None:
-            self._add(self.step - before, self._last - last)
+            self._search.send((self.step - before, self._last - last))
 
-    def _try(self) -> None:
-        self._left = self._num_unsteady
-        # Steps and seconds of the executions of the present window.
-        self._window: list[tuple[int, float]] = []
-        # Steps a second, and seconds an execution.
-        self._windows: list[tuple[float, float]] = []
+    def _grow(self) -> Generator[None, tuple[int, float], None]:
+        """Grows while steps a second do, by each execution's steps and seconds.
 
-    def _add(self, num_steps: int, secs: float) -> None:
-        if self._left:
-            self._left -= 1
-            return
-        self._window.append((num_steps, secs))
-        length = len(self._window)
-        if length < self._window_length:
-            return
-        done = sum(steps for steps, _ in self._window)
-        # The chief's time on all workers, above 0.
-        spent = max(1e-6, sum(secs for _, secs in self._window))
-        spent = self._workers.floats(spent)[0]
-        self._window.clear()
-        if spent < _LEAST_SECS:
-            self._window_length *= 2
-            return
-        self._windows.append((done / spent, spent / length))
-        if len(self._windows) == _NUM_WINDOWS:
-            self._judge(*max(self._windows))
-
-    def _judge(self, rate: float, secs: float) -> None:
-        """Grows, stays or goes back, by the best rate of the newest number."""
-        if rate < self._best * _LEAST_GAIN:
-            self._is_found = True
-            if rate < self._best:
-                self.sizes.pop()
-            return
-        self._best, count = rate, self.count * _GROWTH
-        if count > self._most or secs * _GROWTH > self._longest_secs:
-            self._is_found = True
-            return
-        self.sizes.append(count)
-        self._window_length = max(1, self._window_length // _GROWTH)
-        self._try()
+        By the best rate of each number, which then grows, stays or goes back.
+        """
+        best, length = 0.0, 4  # Executions of a window.
+        while True:
+            for _ in range(self._num_unsteady):
+                yield
+            # Steps a second, and seconds an execution.
+            windows: list[tuple[float, float]] = []
+            while len(windows) < _NUM_WINDOWS:
+                done, spent = 0, 0.0
+                for _ in range(length):
+                    num_steps, secs = yield
+                    done, spent = done + num_steps, spent + secs
+                # The chief's time on all workers, above 0.
+                spent = self._workers.floats(max(1e-6, spent))[0]
+                if spent < _LEAST_SECS:
+                    length *= 2
+                else:
+                    windows.append((done / spent, spent / length))
+            rate, secs = max(windows)
+            if rate < best * _LEAST_GAIN:
+                if rate < best:
+                    self.sizes.pop()
+                break
+            best, count = rate, self.count * _GROWTH
+            if count > self._most or secs * _GROWTH > self._longest_secs:
+                break
+            self.sizes.append(count)
+            length = max(1, length // _GROWTH)
+        self._is_found = True
+        yield
 
 
 def added(

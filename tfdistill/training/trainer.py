@@ -422,20 +422,14 @@ class ReplicaTrainer(Trainer):
         if first is not None:
             fit_arguments.check_alike(arguments, self._strategy)
             self._validation = self._noting("validation_data", arguments)
+            watched = [each for each in (first, self._first_beside) if each]
             is_one_pass = not arguments.get("steps_per_epoch")
-            watches = [
-                same_data.Watch(
-                    each,
-                    starts_over=starts_over,
-                    is_resumed=bool(self.backup and self.backup.point),
-                )
-                for each, starts_over in (
-                    (first, is_one_pass),
-                    (self._first_beside, False),
-                )
-                if each is not None
-            ]
-            arguments["callbacks"] = [*watches, *arguments["callbacks"]]
+            for each in watched:
+                if self.backup and self.backup.point:
+                    each.skip()
+                starts_over = is_one_pass and each is first
+                watch = same_data.Watch(each, starts_over=starts_over)
+                arguments["callbacks"] = [watch, *arguments["callbacks"]]
         self._first_beside = None
         return self._looped(keras_own, arguments)
 
