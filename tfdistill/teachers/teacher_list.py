@@ -602,16 +602,12 @@ class TeacherList:
         if self._peers:
             self._swap(self._load_graphs(self._agreement.read(wanted)))
         for each in self._teachers:
-            if each.name in state:
-                each.restore(state[each.name])
-                each.waits = state[each.name].get("on_trial", "")
-                if "record" in state[each.name]:
-                    each.record = worth.Record(
-                        state[each.name]["record"]["reports"]
-                    )
-                each.num_taught, each.num_due = state[each.name].get(
-                    "num_steps", (0, 0)
-                )
+            if (known := state.get(each.name)) is not None:
+                each.restore(known)
+                each.waits = known.get("on_trial", "")
+                if "record" in known:
+                    each.record = worth.Record(known["record"]["reports"])
+                each.num_taught, each.num_due = known.get("num_steps", (0, 0))
         self._student.last.also["teacher_loss"] = float(self._mean_loss())
         if was_following:
             self._start_following()

@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -148,7 +147,11 @@ def over(
     """
     given = arguments["callbacks"]
     callbacks = select(given, strategy)
-    callbacks = [*_watches(callbacks), *callbacks]
+    # Before all others: nothing is saved or published of what they refuse.
+    kind = keras.callbacks.TerminateOnNaN
+    if not any(isinstance(each, kind) for each in callbacks):
+        callbacks = [TerminateOnNonFinite(), *callbacks]
+    callbacks = [_DataWatch(), *callbacks]
     with contextlib.ExitStack() as stack:
         stack.enter_context(data_checks.told())
         several = replicas.num_workers(strategy) > 1
@@ -308,20 +311,6 @@ def _is_finite(variable: tf.Variable) -> tf.Tensor:
 
 # Asking for the loss waits for the device, so it is asked for now and then.
 _CHECK_EVERY_EXECUTIONS = 100
-
-
-def _watches(
-    callbacks: Sequence[keras.callbacks.Callback],
-) -> list[keras.callbacks.Callback]:
-    """Returns what comes before the callbacks of a `fit`.
-
-    So nothing is saved or published of what they refuse.
-    """
-    kind = keras.callbacks.TerminateOnNaN
-    is_watched = any(isinstance(callback, kind) for callback in callbacks)
-    return (
-        [_DataWatch()] if is_watched else [_DataWatch(), TerminateOnNonFinite()]
-    )
 
 
 class TerminateOnNonFinite(keras.callbacks.Callback):

@@ -91,8 +91,13 @@ class Own:
             )
         found = self._model(inputs, training=training)
         # Keras traces it once before the first step.
-        if self._may_compare() and whole_batch.compares(
-            self._model, inputs, found
+        is_trace = self.spec is not None and not tf.executing_eagerly()
+        if (
+            is_trace
+            and not replicas.in_replica()
+            and _has_replicas(self._model)
+            and not replicas.on_servers(self._model.distribute_strategy)
+            and whole_batch.compares(self._model, inputs, found)
         ):
             self.calls_on_all_rows = True
             self._tell("call", "compares rows with each other")
@@ -120,12 +125,6 @@ class Own:
         except Exception:  # Whatever it is, the step itself will say so.
             if self.calls_on_all_rows:
                 raise
-
-    def _may_compare(self) -> bool:
-        if self.spec is None or tf.executing_eagerly() or replicas.in_replica():
-            return False
-        strategy = self._model.distribute_strategy
-        return _has_replicas(self._model) and not replicas.on_servers(strategy)
 
     def step(self, name: str, data: Any) -> Any:
         """Calls one of its steps.
