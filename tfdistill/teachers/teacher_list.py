@@ -177,11 +177,6 @@ class TeacherList:
     def _has(self, kind: type[teacher_lib.Teacher]) -> bool:
         return any(isinstance(each, kind) for each in self._teachers)
 
-    @property
-    def holders(self) -> list[teacher_lib.Teacher]:
-        """Whose `exchange`, if any, is where their groups publish."""
-        return [*self._given, *self._teachers]
-
     # ---- before training ----
 
     def compile(

@@ -111,11 +111,7 @@ class StepWatchdog(keras.callbacks.Callback):
         """Counts as progress."""
         self._heard = self._clock()
 
-    on_test_batch_end = on_train_batch_end
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Counts as progress."""
-        self._heard = self._clock()
+    on_test_batch_end = on_epoch_end = on_train_batch_end
 
 
 def listed(callbacks: object) -> list[keras.callbacks.Callback]:
