@@ -459,17 +459,13 @@ def of_all_replicas(
     sizes = tf.stack([tf.cast(tf.shape(v)[0], tf.float32) for v in given])
     # By replica, then by value: zipped data may differ in their rows.
     counts = _sum(tf.one_hot(own, num_replicas)[:, None] * sizes)
-    rows = slice(0, 0)
+    before, ends, totals = (
+        tf.cast(tf.reduce_sum(part, axis=0), tf.int32)
+        for part in (counts[:own], counts[: own + 1], counts)
+    )
 
     def padded(index: int, value: tf.Tensor) -> tf.Tensor:
-        nonlocal rows
-        before, total = (
-            tf.cast(tf.reduce_sum(part), tf.int32)
-            for part in (counts[:own, index], counts[:, index])
-        )
-        size = tf.shape(value)[0]
-        rows = slice(before, before + size)
-        around = [before, total - before - size]
+        around = [before[index], totals[index] - ends[index]]
         value = replicas.gatherable(value)
         return tf.pad(value, [around, *[[0, 0]] * (value.shape.rank - 1)])
 
@@ -484,6 +480,7 @@ def of_all_replicas(
         for value, total in zip(given, sums, strict=True)
     )
     found = [None if value is None else next(whole) for value in flat]
+    rows = slice(before[-1], ends[-1])
     return rows, keras.tree.pack_sequence_as(values, found)
 
 
