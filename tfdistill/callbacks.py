@@ -29,7 +29,6 @@ from tfdistill.exports import key_frames
 from tfdistill.exports import quantized
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
-from tfdistill.exports import student_graph
 from tfdistill.follow import agreement
 from tfdistill.follow import first_look
 from tfdistill.follow import screen
@@ -44,9 +43,6 @@ from tfdistill.teachers.loader import TeacherLoader
 from tfdistill.training import steps
 from tfdistill.training.wait_for_groups import WaitForGroups
 
-# Exports that fail cost a snapshot each and may fill the disk's last bytes.
-_FIRST_PAUSE_SECS = 1.0
-_LONGEST_PAUSE_SECS = 30.0
 # Longest wait for the last export at the end of training.
 _FINISH_SECS = 600.0
 # Steps that have certainly ended when so many later ones were begun.
@@ -122,6 +118,47 @@ class _Export(NamedTuple):
     whole: bool
 
 
+class _Examples:
+    """How many examples a group has trained on, in earlier attempts, too."""
+
+    def __init__(self, known: float = 0.0) -> None:
+        self._known = known
+        # Counts that the device may still be computing, so read later.
+        self._uncounted: list[Any] = []
+
+    def add(self, examples: Any) -> None:
+        self._uncounted.append(examples)
+        if len(self._uncounted) > _MOST_UNCOUNTED:
+            self._known += float(self._uncounted.pop(0))
+
+    def total(self) -> float:
+        self._known += sum(map(float, self._uncounted))
+        self._uncounted.clear()
+        return self._known
+
+
+class _Interval:
+    """The interval of exports that adapts to how long other groups read."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, step: int) -> None:
+        self._agreement = agreement.Agreement(strategy, [], every=1)
+        self._last = step, time.monotonic()
+
+    def adapted(self, every: int, step: int, secs: float | None) -> int:
+        """Returns how many steps the chief puts before the next export.
+
+        By how long the last `every` took; half as many or twice at most. It has
+        0 on other workers, and stays as it is if no `secs` are known.
+        """
+        (before, then), now = self._last, time.monotonic()
+        self._last = step, now
+        if every and secs is not None:
+            wanted = _MARGIN * secs * (step - before) / (now - then)
+            wanted = min(max(wanted, every / 2, _LEAST_STEPS), every * 2)
+            every = math.ceil(wanted)
+        return self._agreement.exchange_news(every=[every]).said["every"][0]
+
+
 class StudentExporter(steps.Exporter):
     """Publishes the student for the other groups at regular steps.
 
@@ -141,8 +178,7 @@ class StudentExporter(steps.Exporter):
         every_steps: Steps between exports; with "auto", at present.
         offset_steps: Steps by which exports come later; None unless given.
         schema: The digests that identify the meaning of its versions.
-        exchange: Where it publishes, once training has begun.
-        group: Whose versions these are, once training has begun.
+        exchange, group: Where it publishes, and whose versions, in training.
         totals: How many exports were published, skipped and failed, and the
             bytes published.
     """
@@ -198,8 +234,7 @@ class StudentExporter(steps.Exporter):
         """
         super().__init__()
         self._key_frames = key_frames.KeyFrames(key_every, choose)
-        self._is_quantized = variables_dtype in quantized.DTYPES
-        if self._is_quantized and choose is not None:
+        if variables_dtype in quantized.DTYPES and choose is not None:
             raise ValueError(
                 "`choose` picks changes of floats; received it with "
                 f"variables_dtype={variables_dtype!r}. Leave one of them out."
@@ -219,18 +254,13 @@ class StudentExporter(steps.Exporter):
         self._writer: saved_model.SavedModelWriter | None = None
         self._worker: background.OneJobThread | None = None
         self._claim: claim.GroupClaim | None = None
-        self._pause = background.Backoff(
-            first_secs=_FIRST_PAUSE_SECS, longest_secs=_LONGEST_PAUSE_SECS
-        )
+        # Exports that fail cost a snapshot, and may fill the disk's last bytes.
+        self._pause = background.Backoff(first_secs=1.0, longest_secs=30.0)
         self._last_step = -1
-        self._first_look: first_look.FirstLook | None = None
         self._began: list[float] | None = None
-        self._burn_in: Any = None
+        self._burn_in: steps.BurnIn | None = None
         self._others: list[steps.SteppedCallback] = []
-        # For the whole training, including earlier attempts: the examples
-        # counted, and counts that the device may still be computing.
-        self._num_examples = 0.0
-        self._uncounted: list[Any] = []
+        self._examples = _Examples()
         self.published: int | None = None
         self.totals = dict.fromkeys(
             ("published", "skipped", "failed", "bytes"), 0
@@ -248,13 +278,9 @@ class StudentExporter(steps.Exporter):
     @property
     def counts(self) -> dict[str, float]:
         """Updates and examples that this group has trained on, in total."""
-        self._num_examples += sum(map(float, self._uncounted))
-        self._uncounted.clear()
         every = self.model.optimizer.gradient_accumulation_steps
-        return {
-            "updates": self.step // (every or 1),
-            "examples": self._num_examples,
-        }
+        updates = self.step // (every or 1)
+        return {"updates": updates, "examples": self._examples.total()}
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Finds the callbacks that add to manifests, or mix versions."""
@@ -276,65 +302,45 @@ class StudentExporter(steps.Exporter):
         found = steps.first(self._others, steps.Mixer)
         return found is not None and found.mixes_versions
 
-    def _offset(self, cluster: identity.Cluster) -> int:
-        if self.offset_steps is not None:
-            return self.offset_steps
-        if self._is_mixed:
-            return 0  # It mixes versions of all groups of the same step.
-        every = self.every_steps
-        # A group that was given may be none of the cluster.
-        return self.group * every // cluster.num_groups % every
-
     def state(self) -> dict[str, Any]:
         """Returns how many examples were trained on."""
-        return {"examples": self.counts["examples"]}
+        return {"examples": self._examples.total()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned."""
-        self._num_examples = state["examples"]
-        self._uncounted.clear()
+        self._examples = _Examples(state["examples"])
 
     def on_train_begin(self, logs: steps.Logs | None = None) -> None:
         """Claims the group and starts the writing thread, on the chief."""
         super().on_train_begin(logs)
-        if self.step == 0:
-            self._last_step = -1
-            self._num_examples = 0.0
-            self._uncounted.clear()
-            self._began = self.published = None
-            self._key_frames.forget()
         strategy = self.codistilled.distribute_strategy
         cluster = strategy_lib.cluster_of(strategy)
-        self._schedule = steps.EverySteps(
-            self.every_steps, offset_steps=self._offset(cluster)
-        )
-        if self._is_mixed:
-            self._key_frames.refuse_deltas()
-            if self._is_quantized:
-                raise ValueError(
-                    "Versions that are mixed must be floats; received "
-                    f"variables_dtype={self._variables_dtype!r}."
-                )
-            if self._adapts:
-                raise ValueError(
-                    "`every_steps` must be a number beside a callback that "
-                    'mixes versions; received "auto".'
-                )
-        self._schedule.start(self.step)
-        self._last_due = self.step, time.monotonic()
-        if self._adapts:
-            self._agreement = agreement.Agreement(strategy, [], every=1)
-        self._first_look = None
+        self._first_look: first_look.FirstLook | None = None
         if self.step == 0:
+            self._last_step, self._examples = -1, _Examples()
+            self._began = self.published = None
+            self._key_frames.forget()
             peers = [group for group in cluster.peers if group != self.group]
             self._first_look = first_look.FirstLook(
                 self.exchange, self.group, peers
             )
+        every, offset = self.every_steps, self.offset_steps
+        if offset is None:
+            # A group that was given may be none of the cluster.
+            offset = self.group * every // cluster.num_groups % every
+        if self._is_mixed:
+            # Versions of all groups of the same step are.
+            offset = self.offset_steps or 0
+            self._key_frames.refuse_deltas()
+            _check_mixed(self._variables_dtype, adapts=self._adapts)
+        self._schedule = steps.EverySteps(every, offset_steps=offset)
+        self._schedule.start(self.step)
+        if self._adapts:
+            self._interval = _Interval(strategy, self.step)
         if replicas.is_chief(strategy):
             if self.exchange.enabled:
-                self._claim = self.exchange.claim(
-                    self.group, run=cluster.workdir or ""
-                )
+                run = cluster.workdir or ""
+                self._claim = self.exchange.claim(self.group, run=run)
             self._worker = background.OneJobThread("tfdistill-export")
 
     def on_train_batch_end(
@@ -344,10 +350,7 @@ class StudentExporter(steps.Exporter):
         super().on_train_batch_end(batch, logs)
         examples = self.model.trainer.last.examples
         if examples is not None:
-            # Read later: its step may be running still.
-            self._uncounted.append(examples)
-            if len(self._uncounted) > _MOST_UNCOUNTED:
-                self._num_examples += float(self._uncounted.pop(0))
+            self._examples.add(examples)
         # A first loss may be one of weights that are 0, whatever the data.
         if 2 <= self.step <= 2 * self.model.trainer.num_steps and logs:
             loss = float(logs["loss"])
@@ -366,8 +369,7 @@ class StudentExporter(steps.Exporter):
         """Whether this is the first version that others may learn from."""
         if self._burn_in is None or self._is_mixed:
             return False
-        is_over: bool = self._burn_in.end == self.step > 0
-        return is_over
+        return self._burn_in.end == self.step > 0
 
     def on_train_end(self, logs: steps.Logs | None = None) -> None:
         """Publishes the last step and waits until it is written."""
@@ -381,61 +383,36 @@ class StudentExporter(steps.Exporter):
             self._claim = None
 
     def ensure_published(self, timeout_secs: float) -> None:
-        """Waits until this step's version is published, or has failed.
+        """Waits so long until this step's version is published, or has failed.
 
         One that was skipped is taken now. Does nothing but on the chief.
-
-        Args:
-            timeout_secs: Longest wait.
         """
         deadline = time.monotonic() + timeout_secs
-        self._take(self._values(), whole=True, wait_secs=timeout_secs)
+        values = _averages(self.model.optimizer, self.step)
+        self._take(values, whole=True, wait_secs=timeout_secs)
         if self._worker is not None:
             self._worker.wait_idle(max(0.0, deadline - time.monotonic()))
 
     def _adapt(self) -> None:
-        """Sets the steps to the next export, as the chief says.
-
-        By how long these last steps took; half as many or twice at most.
-        """
-        (step, then), now = self._last_due, time.monotonic()
-        self._last_due = self.step, now
-        teachers = self.codistilled.teachers
-        is_known = teachers.heard_secs or not teachers.needs_versions
+        """Sets the steps to the next export, as the chief says."""
+        teachers, secs = self.codistilled.teachers, None
+        if teachers.heard_secs or not teachers.needs_versions:
+            writing = self.writes.last_secs or 0.0
+            secs = max(writing, teachers.read_secs, teachers.heard_secs)
         every = 0 if self._worker is None else self.every_steps
-        if every and is_known:
-            secs = max(
-                self.writes.last_secs or 0.0,
-                teachers.read_secs,
-                teachers.heard_secs,
-            )
-            wanted = _MARGIN * secs * (self.step - step) / (now - then)
-            wanted = min(max(wanted, every / 2, _LEAST_STEPS), every * 2)
-            every = math.ceil(wanted)
-        news = self._agreement.exchange_news(every=[every])
-        (every,) = news.said["every"]
-        self.every_steps = every
-        self._schedule = steps.EverySteps(every, offset_steps=self.step % every)
+        self.every_steps = self._interval.adapted(every, self.step, secs)
+        offset = self.step % self.every_steps
+        self._schedule = steps.EverySteps(self.every_steps, offset_steps=offset)
         self._schedule.start(self.step)
 
     def _export(self, *, wait: bool) -> None:
         # A collective, so it comes before anything that workers differ in.
         model = self.codistilled
         model.average_statistics()
-        values = self._values()
+        values = _averages(self.model.optimizer, self.step)
         if self.step:
             model.teachers.note_export(self.step, values)
         self._take(values, whole=wait, wait_secs=_FINISH_SECS if wait else 0.0)
-
-    def _values(self) -> Mapping[int, tf.Tensor]:
-        """What versions hold in place of weights: averages of `use_ema`.
-
-        At the start there are none.
-        """
-        if not self.step:
-            return {}
-        pairs = keras_internals.moving_averages(self.model.optimizer)
-        return {id(v): tf.convert_to_tensor(mean.value) for v, mean in pairs}
 
     def _take(
         self,
@@ -497,7 +474,7 @@ class StudentExporter(steps.Exporter):
 
     def _publish(self, export: _Export) -> None:
         writer: Any = self._writer
-        graph, step = writer.graph, export.step
+        step = export.step
         try:
             version = self._key_frames.publish(
                 self.exchange,
@@ -506,11 +483,8 @@ class StudentExporter(steps.Exporter):
                 whole=export.whole,
                 group=self.group,
                 step=step,
-                graph_fingerprint=graph.fingerprint,
-                inputs=student_graph.to_json(graph.input_spec, "inputs"),
-                outputs=student_graph.to_json(graph.output_spec, "outputs"),
-                variables=writer.variables,
                 extras=export.extras,
+                **writer.described,
             )
             self._pause.succeeded()
             self.published = step
@@ -535,6 +509,28 @@ class StudentExporter(steps.Exporter):
             _log.warning(
                 "Step %d was not exported, training continues: %s", step, error
             )
+
+
+def _averages(optimizer: keras.Optimizer, step: int) -> Mapping[int, tf.Tensor]:
+    """What versions hold in place of weights: averages of `use_ema`.
+
+    At the start there are none.
+    """
+    pairs = keras_internals.moving_averages(optimizer) if step else ()
+    return {id(v): tf.convert_to_tensor(mean.value) for v, mean in pairs}
+
+
+def _check_mixed(variables_dtype: str | None, *, adapts: bool) -> None:
+    if variables_dtype in quantized.DTYPES:
+        raise ValueError(
+            "Versions that are mixed must be floats; received "
+            f"variables_dtype={variables_dtype!r}."
+        )
+    if adapts:
+        raise ValueError(
+            "`every_steps` must be a number beside a callback that mixes "
+            'versions; received "auto".'
+        )
 
 
 def _check_offset(offset_steps: int | None, every_steps: int) -> None:

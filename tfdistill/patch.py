@@ -589,7 +589,7 @@ class _OfScript:
         if directory is None or steps.first(given, callbacks_lib.Backup):
             return []
         # No backup counts other optimizers' steps, such as a GAN's.
-        optimizers = own_steps.optimizers_of(this.model).values()
+        optimizers = keras_internals.optimizers_of(this.model).values()
         if any(each is not this.optimizer for each in optimizers):
             return []
         return [callbacks_lib.Backup(f"{directory}/backup")]

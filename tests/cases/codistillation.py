@@ -108,14 +108,8 @@ def publish(
     writer = _writer(
         student, input_spec() if spec is None else spec, variables_dtype
     )
-    graph = writer.graph
     snapshot = writer.snapshot() if values is None else values
-    found = {
-        "graph_fingerprint": graph.fingerprint,
-        "inputs": student_graph.to_json(graph.input_spec, "inputs"),
-        "outputs": student_graph.to_json(graph.output_spec, "outputs"),
-        "variables": writer.variables,
-    }
+    found = writer.described
     with contextlib.ExitStack() as stack:
         if not finite:
             gate = mock.patch.object(saved_model, "check_finite")

@@ -19,7 +19,6 @@ from tfdistill.comparison import markdown
 from tfdistill.comparison import report
 from tfdistill.comparison import runs
 from tfdistill.comparison import trials
-from tfdistill.comparison import tuning
 from tfdistill.held_out import predictions
 from tfdistill.recipes import outputs
 
@@ -401,7 +400,7 @@ def _tuned(workdir, chosen="independent,large_group"):
         setup=_setup(workers_per_group=2),
         variants=trials.parse_methods(chosen),
         num_trials=1,
-        tune=tuning.Tuning.parse(
+        tune=trials.Tuning.parse(
             "learning_rate=0.1,0.2,0.3",
             overrides=["mode=shared"],
             num_trials=2,

@@ -25,7 +25,7 @@ def _dataset():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"validation_split": 0.1}, "`validation_split` must be of arrays"),
+        ({"validation_split": 0.1}, "`validation_split` is only supported"),
         ({"y": np.ones(3)}, "`y`, .* must be left out"),
         ({"x": None}, "`x` must be data that .* received NoneType"),
     ],

@@ -32,7 +32,13 @@ def _soft(*teachers, **kwargs):
 
 
 def _term(loss, task_loss=None, **kwargs):
-    return term_lib.DistillationTerm(loss, task_loss=task_loss, **kwargs)
+    term = term_lib.DistillationTerm(loss, task_loss=task_loss, **kwargs)
+
+    def settled(soft, outputs, sample_weight):
+        term.settle(outputs, [""] * len(keras.tree.flatten(outputs)))
+        return term(soft, outputs, sample_weight)
+
+    return settled
 
 
 def _cross_entropy(target, logits):

@@ -19,7 +19,6 @@ from tfdistill.cluster import ending
 from tfdistill.cluster import replicas as replicas_lib
 from tfdistill.system import fits
 from tfdistill.system import keras_internals
-from tfdistill.training import own_steps
 from tfdistill.training import steps
 
 Logs = steps.Logs
@@ -71,7 +70,7 @@ def session(model: keras.Model, arguments: dict[str, Any]) -> Iterator[None]:
 
 def _check_optimizers(model: keras.Model) -> None:
     """Refuses optimizers whose state and steps no backup would hold."""
-    found = own_steps.optimizers_of(model.model)
+    found = keras_internals.optimizers_of(model.model)
     more = [n for n, value in found.items() if value is not model.optimizer]
     if more:
         raise ValueError(

@@ -245,9 +245,7 @@ def _own_method(text: str) -> trials.Variant:
     return trials.Variant(method=base, label=name, options=options)
 
 
-def _tuning(options: programs.Options) -> Any:
-    from tfdistill.comparison import tuning
-
+def _tuning(options: programs.Options) -> trials.Tuning | None:
     if options.tune is None:
         if options.tune_override:
             raise ValueError(
@@ -255,7 +253,7 @@ def _tuning(options: programs.Options) -> Any:
                 "--tune=FIELD=VALUE,VALUE,..., or leave it out."
             )
         return None
-    return tuning.Tuning.parse(
+    return trials.Tuning.parse(
         options.tune,
         overrides=options.tune_override,
         num_trials=options.tune_trials,

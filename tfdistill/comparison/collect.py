@@ -40,8 +40,6 @@ class Curve:
         """Returns the step and second at which a target is first reached.
 
         Between two evaluations both are interpolated linearly.
-
-        None if no evaluation is at or below it.
         """
         below = [index for index, v in enumerate(self.values) if v <= target]
         if not below:
@@ -49,15 +47,13 @@ class Curve:
         index = below[0]
         if not index:
             return float(self.steps[0]), self.seconds[0]
-        before, after = self.values[index - 1], self.values[index]
-        # From a diverged evaluation there is no way to interpolate.
-        share = (
-            (before - target) / (before - after) if before < math.inf else 1.0
-        )
-        return tuple(  # type: ignore[return-value]
-            known[index - 1] + share * (known[index] - known[index - 1])
+        # After a diverged evaluation, at infinity, it is the later of the two.
+        ends = self.values[index], self.values[index - 1]
+        step, second = (
+            float(np.interp(target, ends, (known[index], known[index - 1])))
             for known in (self.steps, self.seconds)
         )
+        return step, second
 
     def loss(self, kind: str) -> float:
         """Returns the `"final"` or the `"best"` loss."""

@@ -23,7 +23,6 @@ from tfdistill.comparison import plots
 from tfdistill.comparison import report
 from tfdistill.comparison import runs
 from tfdistill.comparison import trials as trials_lib
-from tfdistill.comparison import tuning
 from tfdistill.recipes import outputs
 from tfdistill.recipes import recipes
 from tfdistill.system import run_files
@@ -48,7 +47,7 @@ class Experiment:
         setup: trials_lib.Setup,
         variants: Sequence[trials_lib.Variant],
         num_trials: int,
-        tune: tuning.Tuning | None = None,
+        tune: trials_lib.Tuning | None = None,
     ) -> None:
         """Plans everything, and trains nothing.
 
@@ -128,11 +127,14 @@ class Experiment:
             self._trials[name] = []
             if not all(map(self._is_done, sum(by_value.values(), []))):
                 continue
-            found = {
-                value: self._read_all(f"{name}, tuning", trials)
+            losses = {
+                value: [
+                    trial.figures[collect.METRIC]
+                    for trial in self._read_all(f"{name}, tuning", trials)
+                ]
                 for value, trials in by_value.items()
             }
-            chosen = self._tuned[name] = self._tune.chosen(found)  # type: ignore[union-attr]
+            chosen = self._tuned[name] = self._tune.chosen(losses)  # type: ignore[union-attr]
             setup = self._tune.tuned(self._setup, chosen["value"])  # type: ignore[union-attr]
             self._trials[name] = self._planned(variant, setup)
 
@@ -222,7 +224,6 @@ class Experiment:
     def _read_all(
         self, name: str, trials: Sequence[trials_lib.Trial]
     ) -> list[collect.Finished]:
-        """Reads the trials that are done."""
         directory, found = self._runner.directory, []
         for seed, trial in enumerate(trials):
             if not self._is_done(trial):
@@ -267,7 +268,7 @@ def _runs(trials: Iterable[trials_lib.Trial]) -> list[runs.Run]:
 def holds(
     workdir: pathlib.Path,
     setup: trials_lib.Setup,
-    tune: tuning.Tuning | None,
+    tune: trials_lib.Tuning | None,
 ) -> bool:
     """Whether a directory holds a comparison of the same, or no run yet."""
     record = _record(workdir)
@@ -277,7 +278,6 @@ def holds(
 
 
 def _is_empty(workdir: pathlib.Path) -> bool:
-    """Whether nothing came of a comparison."""
     return not any(workdir.glob(f"{runs.RUNS}/*/{outputs.RESULTS}"))
 
 
@@ -298,7 +298,7 @@ def _record(workdir: pathlib.Path) -> dict[str, Any] | None:
 def _changed(
     record: Mapping[str, Any],
     setup: trials_lib.Setup,
-    tune: tuning.Tuning | None,
+    tune: trials_lib.Tuning | None,
 ) -> list[str]:
     """Returns in what a comparison differs from an earlier one."""
     changed = recipes.changed_names(
@@ -315,7 +315,7 @@ def _changed(
 
 
 def _settings(
-    setup: trials_lib.Setup, tune: tuning.Tuning | None
+    setup: trials_lib.Setup, tune: trials_lib.Tuning | None
 ) -> dict[str, Any]:
     """Returns what all runs of a comparison share, as JSON has it."""
     found = {

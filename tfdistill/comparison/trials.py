@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import statistics
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ LEAST_TRIALS = 4
 LARGE_GROUP = "large_group"
 # Seeds of further members: far from other trials' seeds.
 _SEEDS_PER_MEMBER = 1000
+# And of trials by which a value is chosen.
+_TUNING_SEED = 500
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -377,3 +380,73 @@ def _checked(name: str) -> str:
 def unique(variants: Sequence[Variant]) -> list[Variant]:
     """Returns each variant once, in the order given."""
     return list(dict.fromkeys(variants))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """A field, the values that each method is tried with, and how.
+
+    `overrides` turn the report's recipe into the recipe of these trials, which
+    have other validation data.
+    """
+
+    field: str
+    values: tuple[str, ...]
+    overrides: tuple[str, ...]
+    num_trials: int
+
+    @classmethod
+    def parse(
+        cls, text: str, *, overrides: Sequence[str], num_trials: int
+    ) -> "Tuning":
+        """Returns what the options of `tfdistill compare` ask for."""
+        field, equals, after = text.partition("=")
+        values = split(after)
+        if not equals or not field or len(set(values)) < 2 or not all(values):
+            raise ValueError(
+                "--tune must be FIELD=VALUE,VALUE,... with different values, "
+                "such as learning_rate=0.01,0.02; received "
+                f"{text!r}."
+            )
+        if not overrides:
+            raise ValueError(
+                "--tune must use validation data other than the report's; "
+                "received no --tune-override. Name other data, such as "
+                "--tune-override=validation=tuning or another path."
+            )
+        return cls(
+            field=ALIASES.get(field, field),
+            values=tuple(values),
+            overrides=tuple(overrides),
+            num_trials=num_trials,
+        )
+
+    def tuned(self, setup: Setup, value: str) -> Setup:
+        """Returns the setup with a value of the field."""
+        return _overridden(setup, [f"{self.field}={value}"])
+
+    def trials(self, variant: Variant, setup: Setup) -> dict[str, list[Trial]]:
+        """Returns the trials of one method, by value.
+
+        A batch belongs to a whole group: one worker trains the same.
+        """
+        setup = _overridden(setup, self.overrides)
+        if not setup.ps_per_group:
+            setup = dataclasses.replace(setup, workers_per_group=1)
+        return {
+            value: [
+                variant.trial(self.tuned(setup, value), _TUNING_SEED + index)
+                for index in range(self.num_trials)
+            ]
+            for value in self.values
+        }
+
+    def chosen(self, losses: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+        """Returns the value of the lowest mean final loss, and all losses."""
+        best = min(losses, key=lambda value: statistics.fmean(losses[value]))
+        return {"field": self.field, "value": best, "losses": losses}
+
+
+def _overridden(setup: Setup, changes: Sequence[str]) -> Setup:
+    recipe = recipes.override(setup.recipe, changes)
+    return dataclasses.replace(setup, recipe=recipe)

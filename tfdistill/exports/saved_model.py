@@ -200,6 +200,17 @@ class SavedModelWriter:
             tf.io.gfile.makedirs(f"{directory}/variables")
             self._write_values(f"{directory}/variables/variables", stored)
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a manifest says of what it writes, for `Exchange.publish`."""
+        graph = self.graph
+        return {
+            "graph_fingerprint": graph.fingerprint,
+            "inputs": student_graph.to_json(graph.input_spec, "inputs"),
+            "outputs": student_graph.to_json(graph.output_spec, "outputs"),
+            "variables": self.variables,
+        }
+
     def stored(self, snapshot: Snapshot) -> dict[str, tf.Tensor]:
         """Returns what `write` writes, by key; raises as it does."""
         held = [

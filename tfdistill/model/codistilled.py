@@ -320,10 +320,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """Returns the task loss, or 0 if the student has teachers and no task.
-
-        See `DistributedModel.compute_loss`.
-        """
+        """Returns the task loss, or 0 if there are teachers and no task."""
         has_task = self._own.has_loss or self.loss is not None or self.losses
         if not has_task and len(self.teachers):
             return tf.zeros([], keras.config.floatx())
@@ -390,11 +387,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
         return {k: v for k, v in logs.items() if k not in steps.PARTS}
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the student, serialized, if the model has no teachers.
-
-        Raises:
-            ValueError: The model has teachers, which a copy would lack.
-        """
+        """Returns the student, serialized, if the model has no teachers."""
         if len(self.teachers):
             raise ValueError(
                 "A CodistillModel with teachers must not be copied, cloned or "

@@ -75,7 +75,7 @@ class ReplicaSteps(around.ModelAround):
             # Its step may make the inputs of its `call` of other data.
             if "train_step" not in self._own:
                 raise
-            own_steps.trace(self.model, data_batch)
+            keras_internals.trace_own_step(self.model, data_batch)
 
     def look(self, dataset: tf.data.Dataset) -> None:
         """Finds out what its call does with rows of data, before `predict`."""

@@ -14,7 +14,6 @@ import threading
 import typing
 import warnings
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -36,6 +35,9 @@ from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 from keras.src.trainers import compile_utils
 from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.trainers.data_adapters import tf_dataset_adapter
 from keras.src.utils import rng_utils
 from keras.src.utils import tracking
 from tensorflow.python.data.ops import multi_device_iterator_ops
@@ -342,6 +344,13 @@ def _measure_all_rows(
         sample_weight, mask, dtype=metric.dtype, reduction="sum"
     )
     return keras.metrics.Mean.update_state(metric, values, sample_weight)
+
+
+# What `fit` makes of a `validation_split`, and of a `class_weight`: of a data
+# set by a map, of arrays by their labels.
+train_validation_split = array_slicing.train_validation_split
+class_weight_map = tf_dataset_adapter.make_class_weight_map_fn
+class_weights_of = data_adapter_utils.class_weight_to_sample_weights
 
 
 @typing.runtime_checkable
@@ -850,7 +859,6 @@ class TracedStep(NamedTuple):
 def trace_own_step(
     model: keras.Model,
     element_spec: object,
-    optimizers: Iterable[keras.Optimizer],
     look: Callable[[TracedStep], None] | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
 ) -> None:
@@ -906,7 +914,7 @@ def trace_own_step(
             (tf.GradientTape, "gradient", gradient),
             *(
                 (home, "apply", apply)
-                for home in (keras.Optimizer, *optimizers)
+                for home in (keras.Optimizer, *optimizers_of(model).values())
             ),
         )
         for home, name, by in homes:
@@ -1088,6 +1096,30 @@ def all_layers(layer: keras.Layer) -> list[keras.Layer]:
     no such public attribute.
     """
     return list(layer._flatten_layers())
+
+
+def optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
+    """Returns the optimizers that a model's own step may use, by attribute.
+
+    Its layers may have some, too, such as those that train by themselves.
+    """
+    found: dict[str, keras.Optimizer] = {}
+    in_others: dict[str, keras.Optimizer] = {}
+    for layer in all_layers(model):
+        prefix = "" if layer is model else f"{layer.name}."
+        for name, value in vars(layer).items():
+            if isinstance(value, keras.Optimizer):
+                found[prefix + name] = value
+            elif isinstance(value, list | tuple | dict):
+                parts = value.values() if isinstance(value, dict) else value
+                in_others |= {
+                    f"{prefix}{name}.{i}": part
+                    for i, part in enumerate(parts)
+                    if isinstance(part, keras.Optimizer)
+                }
+    # TensorFlow keeps attributes a second time, in another dict.
+    known = set(map(id, found.values()))
+    return found | {k: v for k, v in in_others.items() if id(v) not in known}
 
 
 def stateful_layer(model: keras.Model) -> str | None:

@@ -52,7 +52,6 @@ class AutoBurnIn(steps.BurnIn):
     """
 
     def __init__(self) -> None:
-        """Knows nothing yet."""
         super().__init__()
         self._owner: Any = None
         self._variable: Any = None

@@ -12,17 +12,7 @@ _NUM_EXAMPLES = 256
 
 
 class Canary:
-    """The first examples of held-out data.
-
-    Attributes:
-        inputs: As the student is called with, `[batch, ...]`.
-        targets: As `fit` takes them; None without.
-
-    Example:
-        >>> canary = Canary((tf.zeros([8, 4]), tf.range(8) % 2))
-        >>> canary.num_examples
-        8
-    """
+    """The first examples of held-out data: inputs, and perhaps targets."""
 
     def __init__(
         self, examples: object, *, num_examples: int = _NUM_EXAMPLES

@@ -39,6 +39,16 @@ _NUM_HALVINGS = 10
 # By how much a teacher's outputs may differ between two ways to run it.
 _SAME = 1e-3
 _STATE = ("weight", "churn", "_pending")
+_MISSED = (
+    "%s. The budget wasn't met. Measure more often (`every_steps`), or begin "
+    "with a larger `initial_weight`, or with the teacher's weights: "
+    "callbacks.Backup(warm_start=)."
+)
+_AT_MOST = (
+    "%s. The weight is at its maximum, so the budget can't be met this way. "
+    "Allow a larger `max_weight`, train for fewer steps or at a lower rate, or "
+    "begin with the teacher's weights: callbacks.Backup(warm_start=)."
+)
 
 
 def next_weight(
@@ -290,21 +300,9 @@ class ChurnBudget(steps.SteppedCallback):
             return
         if self.churn <= self.target:
             _log.info("%s.", said)
-        elif self.weight < self._most:
-            _log.warning(
-                "%s. The budget wasn't met. Measure more often "
-                "(`every_steps`), or begin with a larger `initial_weight`, or "
-                "with the teacher's weights: callbacks.Backup(warm_start=).",
-                said,
-            )
         else:
-            _log.warning(
-                "%s. The weight is at its maximum, so the budget can't be met "
-                "this way. Allow a larger `max_weight`, train for fewer steps "
-                "or at a lower rate, or begin with the teacher's weights: "
-                "callbacks.Backup(warm_start=).",
-                said,
-            )
+            is_most = self.weight >= self._most
+            _log.warning(_AT_MOST if is_most else _MISSED, said)
 
     def _take(self, churn: float) -> None:
         """Takes the chief's churn, and shows it; all workers alike."""
@@ -396,7 +394,6 @@ class ChurnBudget(steps.SteppedCallback):
 def _between(
     starts: Sequence[Any], ends: Sequence[Any], share: float
 ) -> list[Any]:
-    """Returns values a share of the way from some to others."""
     return [
         None
         if isinstance(theirs, list)  # A table on servers, by shard.

@@ -17,11 +17,7 @@ from tfdistill.exports import student_graph
 
 
 class Copy:
-    """A copy of the variables of a graph, on each replica.
-
-    Attributes:
-        variables: What holds the values in use.
-    """
+    """A copy of the variables of a graph, on each replica."""
 
     def __init__(
         self,
@@ -49,10 +45,7 @@ class Copy:
         ]
 
     def with_room_for(self, values: Sequence[Any]) -> "Copy":
-        """Returns a copy of the same graph that fits, in the strategy's scope.
-
-        Where values are None, it holds what this one does.
-        """
+        """Returns one that fits; where values are None, it holds the same."""
         found = copy.copy(self)
         found._shared = {i for i in self._shared if values[i] is None}
         found.variables = [
@@ -103,10 +96,7 @@ class Copy:
         ]
 
     def install(self, values: Iterable[Any]) -> None:
-        """Puts values in place, each in its variable's precision.
-
-        None leaves what is there.
-        """
+        """Puts values that aren't None in place, in the variables' dtypes."""
         for variable, value in zip(self.variables, values, strict=True):
             if isinstance(value, quantized.Quantized):
                 variable.assign(value)

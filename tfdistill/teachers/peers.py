@@ -305,7 +305,6 @@ class Peer(teacher.Teacher):
         return values
 
     def _try_out(self, predict: Callable[[Any], list[Any]], step: int) -> None:
-        """Runs a version on the canary batch, if there is one."""
         if self.canary is None:
             return
         outputs = self.canary.check(predict, self._graph.output_spec)

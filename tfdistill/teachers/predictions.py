@@ -203,7 +203,7 @@ class PredictedPeer(teacher.Teacher):
     def __init__(self, group: int, swap: PeerPredictions) -> None:
         """Takes a peer, with which `swap` swaps predictions."""
         super().__init__(name=run_files.group_name(group), weight=swap.weight)
-        self.group = group
+        self.group, self.exchange = group, swap.exchange
         self._swap = swap
 
     def attach(self, student: teacher.Student) -> None:

@@ -94,7 +94,7 @@ def turn_exchanges(
             for c in callbacks
             if isinstance(c, steps.SteppedCallback)
         ),
-        *(each.exchange for each in teachers.holders),
+        *(each.exchange for each in teachers),
     ]
     for found in exchanges:
         if isinstance(found, publisher.Exchange) and (

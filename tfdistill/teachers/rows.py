@@ -52,11 +52,7 @@ class Rows:
 
 
 def checked(agree_on: object) -> Any:
-    """Returns what `CodistillModel(agree_on=...)` was given.
-
-    Raises:
-        ValueError: It is neither a name nor a function.
-    """
+    """Returns what `CodistillModel(agree_on=...)` was given, if it fits."""
     if isinstance(agree_on, tf.data.Dataset):
         if agree_on.cardinality() == 0:
             raise ValueError(
@@ -74,11 +70,7 @@ def checked(agree_on: object) -> Any:
 
 
 def check_inputs(agree_on: object, input_spec: object) -> None:
-    """Checks that a data set holds batches of a student's inputs.
-
-    Raises:
-        ValueError: It has other elements, such as labels beside them.
-    """
+    """Checks that a data set holds batches of a student's inputs only."""
     if not isinstance(agree_on, tf.data.Dataset):
         return
     found = agree_on.element_spec
@@ -108,14 +100,8 @@ def asked(
 ) -> Rows:
     """Returns the rows that teachers are asked about, in place of a batch.
 
-    Args:
-        agree_on: As `checked` returned it, or `given` for a data set.
-        batch: The batch as it was trained on.
-        run: Returns a student's outputs for inputs, and those that are taught.
-        step: The student's step, an integer scalar tensor.
-
-    Raises:
-        ValueError: The inputs cannot be mixed.
+    `agree_on` is what `checked` returned, or `given` for a data set. `run`
+    returns a student's outputs for inputs, and those that are taught.
     """
     if isinstance(agree_on, tf.data.Dataset):
         raise ValueError(
@@ -156,14 +142,8 @@ def mixed(inputs: object, step: tf.Tensor) -> Any:
 
     Each column comes from one of the two: each of a table's features, each
     position of a text. Pictures, which are all of four axes or more, and
-    sequences of floats are a weighted sum of both.
-
-    Args:
-        inputs: Dense tensors `[rows, ...]`.
-        step: What the draw depends on, beside the place in the inputs.
-
-    Returns:
-        The same structure, of `rows // 2` rows.
+    sequences of floats are a weighted sum of both. The draw depends on the
+    step and on the place in the inputs, a structure of dense tensors.
     """
     flat = keras.tree.flatten(inputs)
     found = [_mixed(values, step, index) for index, values in enumerate(flat)]

@@ -22,11 +22,7 @@ _WEIGHT_OF_LAST = 0.25
 
 
 def checked(max_staleness_steps: Any) -> int | str | None:
-    """Returns a bound of a version's age.
-
-    Raises:
-        ValueError: It is neither "auto" nor None nor a whole number >= 0.
-    """
+    """Returns what `max_staleness_steps` was given, if it fits."""
     is_number = type(max_staleness_steps) is int and max_staleness_steps >= 0
     if not is_number and max_staleness_steps not in (AUTO, None):
         raise ValueError(
@@ -82,14 +78,6 @@ class Silence:
 
         A version that is ahead of the student is not old: the peer may have
         finished. Its silence counts from there on.
-
-        Example:
-            >>> silence = Silence()
-            >>> silence.arrived(0, every_steps=10)
-            >>> for refresh in range(20):
-            ...     silence.refreshed(10 * refresh)
-            >>> [silence.share(step, version=0) for step in (100, 150, 200)]
-            [1.0, 0.5, 0.0]
         """
         over = self.intervals(step, version=version) / _SILENT_INTERVALS - 1
         return 1.0 - min(max(over, 0.0), 1.0)

@@ -49,11 +49,7 @@ _ATTACHED = (
 
 
 def checked(teachers: Any) -> list[teacher_lib.Teacher]:
-    """Returns what `CodistillModel(teachers=...)` was given as a list.
-
-    Raises:
-        ValueError: It holds something else than teachers, or one twice.
-    """
+    """Returns what `CodistillModel(teachers=...)` was given as a list."""
     if teachers is None:
         return []
     is_list = isinstance(teachers, list | tuple)
@@ -181,11 +177,6 @@ class TeacherList:
     def _has(self, kind: type[teacher_lib.Teacher]) -> bool:
         return any(isinstance(each, kind) for each in self._teachers)
 
-    @property
-    def holders(self) -> list[teacher_lib.Teacher]:
-        """Whose `exchange`, if any, is where their groups publish."""
-        return [*self._given, *self._teachers]
-
     # ---- before training ----
 
     def compile(
@@ -236,7 +227,7 @@ class TeacherList:
             for peer in self._peers:
                 peer.compiled_again()
             return
-        losses = self._term.losses_of(graph.output_spec) if self._term else ()
+        losses = self._term.losses if self._term else ()
         scale.check_own_ends(graph.ends, losses)
         last.also["teacher_loss"] = math.nan
         if replicas.on_servers(strategy):
@@ -323,7 +314,7 @@ class TeacherList:
                     outputs=rows.outputs,
                     labels=labels,
                     step=tf.cast(step, tf.int64),
-                    losses=self._term.losses_of(rows.outputs),
+                    losses=self._term.losses,
                 ),
                 active=weight > 0,
             )
@@ -417,14 +408,9 @@ class TeacherList:
 
         Every worker calls it at the same step, once `fit` has made the
         teachers' variables. It neither reads files nor waits for them, except
-        to load a graph that differs from the student's.
-
-        Args:
-            step: The student's global step, by which teachers that have
-                become too old are found. Defaults to not looking.
-
-        Returns:
-            The names of the teachers that were swapped.
+        to load a graph that differs from the student's. By the student's step,
+        teachers that have become too old are found. Returns the names of the
+        teachers that were swapped.
         """
         if step is not None:
             self.count(step)
@@ -611,16 +597,12 @@ class TeacherList:
         if self._peers:
             self._swap(self._load_graphs(self._agreement.read(wanted)))
         for each in self._teachers:
-            if each.name in state:
-                each.restore(state[each.name])
-                each.waits = state[each.name].get("on_trial", "")
-                if "record" in state[each.name]:
-                    each.record = worth.Record(
-                        state[each.name]["record"]["reports"]
-                    )
-                each.num_taught, each.num_due = state[each.name].get(
-                    "num_steps", (0, 0)
-                )
+            if (known := state.get(each.name)) is not None:
+                each.restore(known)
+                each.waits = known.get("on_trial", "")
+                if "record" in known:
+                    each.record = worth.Record(known["record"]["reports"])
+                each.num_taught, each.num_due = known.get("num_steps", (0, 0))
         self._student.last.also["teacher_loss"] = float(self._mean_loss())
         if was_following:
             self._start_following()

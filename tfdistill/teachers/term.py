@@ -78,10 +78,25 @@ class DistillationTerm:
             weights = dict(enumerate(weights))
         self._weights = weights
         self._by_sample_weight = by_sample_weight
+        # By output, once these are known: losses, and their factors.
+        self._chosen: list[Any] = []
+        self._factors: list[Any] = []
+
+    @property
+    def losses(self) -> list[losses_lib.DistillationLoss | None]:
+        """The loss of each output; None for one without."""
+        return [loss and loss.inner for loss in self._chosen]
 
     def settle(self, output_spec: object, ends: Sequence[str]) -> None:
-        """Settles each `from_logits` that is open by how the student ends."""
-        for loss, end in zip(self._by_output(output_spec), ends, strict=True):
+        """Settles what each output has, by how the student ends if need be."""
+        self._chosen = self._by_output(
+            output_spec, self._losses, "distillation_loss"
+        )
+        factors = self._by_output(
+            output_spec, self._weights, "distillation_output_weights"
+        )
+        self._factors = [1 if factor is None else factor for factor in factors]
+        for loss, end in zip(self._chosen, ends, strict=True):
             if loss is None or loss.inner.from_logits is not None:
                 continue
             if not end:
@@ -109,12 +124,12 @@ class DistillationTerm:
         for outputs, student, loss, weight, factor in zip(
             soft.outputs,
             flat_pred,
-            self._by_output(y_pred),
+            self._chosen,
             _by_output(
                 sample_weight if self._by_sample_weight else None,
                 len(flat_pred),
             ),
-            self._factors(y_pred),
+            self._factors,
             strict=True,
         ):
             if loss is not None:
@@ -128,50 +143,31 @@ class DistillationTerm:
                 total += share if factor == 1 else factor * share
         return total
 
-    def losses_of(
-        self, y_pred: object
-    ) -> list[losses_lib.DistillationLoss | None]:
-        """Returns the loss of each output; None for one without."""
-        return [loss and loss.inner for loss in self._by_output(y_pred)]
-
-    def _factors(self, y_pred: object) -> list[Any]:
-        """Returns the factor of each output, as Keras' `loss_weights`: 1."""
-        if self._weights is None:
-            return [1] * len(keras.tree.flatten(y_pred))
-        name = "distillation_output_weights"
-        found = self._by_output(y_pred, self._weights, name)
-        return [1 if factor is None else factor for factor in found]
-
     def _by_output(
-        self,
-        y_pred: object,
-        given: object = None,
-        name: str = "distillation_loss",
+        self, outputs: object, given: object, name: str
     ) -> list[Any]:
-        losses = self._losses if given is None else given
-        count = len(keras.tree.flatten(y_pred))
-        if not isinstance(losses, dict):
-            return [losses] * count
-        if all(isinstance(key, int) for key in losses):
-            if len(losses) != count:
+        paths = [path for path, _ in keras.tree.flatten_with_path(outputs)]
+        count = len(paths)
+        if not isinstance(given, dict):
+            return [given] * count
+        if all(isinstance(key, int) for key in given):
+            if len(given) != count:
                 raise ValueError(
                     f"`{name}` must hold one entry (or None) for "
-                    f"each of {count} outputs; received {len(losses)}."
+                    f"each of {count} outputs; received {len(given)}."
                 )
-            return list(losses.values())
+            return list(given.values())
         names = self._output_names
-        if isinstance(y_pred, dict):
-            names = [
-                path[0] for path, _ in keras.tree.flatten_with_path(y_pred)
-            ]
-        unknown = set(losses).difference(names)
+        if isinstance(outputs, dict):
+            names = [path[0] for path in paths]
+        unknown = set(given).difference(names)
         if unknown or len(names) != count:
             raise ValueError(
                 f"`{name}` must be keyed by the student's outputs "
                 f"{sorted(names)}, or a list if these have no names; received "
-                f"the keys {list(losses)}."
+                f"the keys {list(given)}."
             )
-        return [losses.get(output) for output in names]
+        return [given.get(output) for output in names]
 
 
 def _wrapped(

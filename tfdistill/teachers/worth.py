@@ -64,7 +64,6 @@ class OwnLosses:
     """The student's losses by step, and a guess's losses for comparison."""
 
     def __init__(self) -> None:
-        """Knows none yet."""
         # Steps, ascending; the losses of each prediction; the guess's mean.
         self._known: list[tuple[int, np.ndarray, float]] = []
 
@@ -156,7 +155,6 @@ class Reports:
     """Compares on rows of the batches, as steps report them, on the chief."""
 
     def __init__(self, yardstick: yardstick_lib.Yardstick) -> None:
-        """Traces nothing yet."""
         self._yardstick, self._own = yardstick, OwnLosses()
         self._find = tf.function(self._losses, reduce_retracing=True)
         self._has_failed = False

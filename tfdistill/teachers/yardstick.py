@@ -8,14 +8,7 @@ from tfdistill.teachers import scale
 
 
 class Yardstick:
-    """The task loss of each prediction of a model's one output.
-
-    Example:
-        >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        >>> found = Yardstick(loss).losses([0, 1], tf.zeros([2, 4]))
-        >>> [f"{loss:.2f}" for loss in found]
-        ['1.39', '1.39']
-    """
+    """The task loss of each prediction of a model's one output."""
 
     def __init__(self, loss: keras.losses.Loss) -> None:
         """Takes the task loss, of whatever reduction."""

@@ -11,6 +11,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable
+from collections.abc import Generator
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,7 +76,6 @@ class TensorBoardBatches(steps.SteppedCallback):
     chief_only = True
 
     def __init__(self, boards: Sequence[keras.callbacks.TensorBoard]) -> None:
-        """Takes the callbacks."""
         super().__init__()
         self._boards = boards
 
@@ -94,10 +94,6 @@ class AutoSteps(steps.SteppedCallback):
     one and grows while steps a second do; then it stays, also for later calls
     of `fit`. The chief's clock decides, by a collective, so that all workers
     of a group grow at the same step.
-
-    Attributes:
-        count: Steps of an execution, unless a callback is due before.
-        sizes: The numbers up to `count` that were tried.
     """
 
     def __init__(
@@ -109,33 +105,29 @@ class AutoSteps(steps.SteppedCallback):
         num_unsteady: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Starts at one.
+        """Starts at one, and has `most` at most.
 
-        Args:
-            strategy: The model's strategy.
-            most: Steps of an execution, at most.
-            longest_secs: How long an execution may last. One that is longer
-                has nothing to gain.
-            num_unsteady: Executions that show nothing yet after a change.
-            clock: Seconds.
+        An execution longer than `longest_secs` has nothing to gain, and the
+        first `num_unsteady` after a change show nothing yet.
         """
         super().__init__()
+        # The numbers up to `count` that were tried.
         self.sizes = [1]
         self._strategy = strategy
         self._most, self._longest_secs = most, longest_secs
         self._num_unsteady, self._clock = num_unsteady, clock
         self._is_held = self._is_found = False
-        # Keras' callbacks that count batches: the steps at which they act; and
-        # what they have counted since, from one `fit` to the next.
-        self._counting: list[keras.callbacks.Callback] = []
+        # Keras' callbacks that count batches, and each how many; the steps at
+        # which they act; and what they have counted since, from one `fit` to
+        # the next.
+        self._counting: dict[keras.callbacks.Callback, int] = {}
         self._schedules: list[steps.EverySteps] = []
         self._once: list[int] = []
         self._counted: Any = weakref.WeakKeyDictionary()
-        self._best = 0.0
-        self._window_length = 4  # Executions.
         self._others: list[steps.ActsAtSteps] = []
         self._opens_training = False
-        self._try()
+        self._search = self._grow()
+        next(self._search)
 
     @property
     def count(self) -> int:
@@ -182,7 +174,8 @@ class AutoSteps(steps.SteppedCallback):
             for each in callbacks
             if isinstance(each, steps.ActsAtSteps) and each is not self
         ]
-        self._counting = [c for c in callbacks if _every(c) is not None]
+        found = ((each, _every(each)) for each in callbacks)
+        self._counting = {c: every for c, every in found if every is not None}
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Checks that executions will end at the same steps on all workers."""
@@ -204,20 +197,18 @@ class AutoSteps(steps.SteppedCallback):
     def _count_with_keras(self) -> None:
         """Finds when Keras' callbacks act, in a `fit` that begins here."""
         self._begin, self._schedules, self._once = self.step, [], []
-        for callback in self._counting:
+        for callback, every in self._counting.items():
             begin = self.step
             if isinstance(callback, keras.callbacks.TensorBoard):
                 first, last = keras_internals.profiled_batches(callback)
                 self._once += [begin + first - 1, begin + last]
             else:
                 begin -= self._counted.get(callback, 0)
-            every: Any = _every(callback)
             self._schedules.append(steps.EverySteps(every, offset_steps=begin))
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Notes what Keras' callbacks have counted since they last acted."""
-        for callback in self._counting:
-            every: Any = _every(callback)
+        for callback, every in self._counting.items():
             counted = self._counted.get(callback, 0) + self.step - self._begin
             self._counted[callback] = counted % every
 
@@ -234,50 +225,42 @@ class AutoSteps(steps.SteppedCallback):
             return
         last, self._last = self._last, self._clock()
         if last is not None:
-            self._add(self.step - before, self._last - last)
+            self._search.send((self.step - before, self._last - last))
 
-    def _try(self) -> None:
-        """Begins to measure the newest number."""
-        self._left = self._num_unsteady
-        # Steps and seconds of the executions of the present window.
-        self._window: list[tuple[int, float]] = []
-        # Steps a second, and seconds an execution.
-        self._windows: list[tuple[float, float]] = []
+    def _grow(self) -> Generator[None, tuple[int, float], None]:
+        """Grows while steps a second do, by each execution's steps and seconds.
 
-    def _add(self, num_steps: int, secs: float) -> None:
-        if self._left:
-            self._left -= 1
-            return
-        self._window.append((num_steps, secs))
-        length = len(self._window)
-        if length < self._window_length:
-            return
-        done = sum(steps for steps, _ in self._window)
-        # The chief's time on all workers, above 0.
-        spent = max(1e-6, sum(secs for _, secs in self._window))
-        spent = self._workers.floats(spent)[0]
-        self._window.clear()
-        if spent < _LEAST_SECS:
-            self._window_length *= 2
-            return
-        self._windows.append((done / spent, spent / length))
-        if len(self._windows) == _NUM_WINDOWS:
-            self._judge(*max(self._windows))
-
-    def _judge(self, rate: float, secs: float) -> None:
-        """Grows, stays or goes back, by the best rate of the newest number."""
-        if rate < self._best * _LEAST_GAIN:
-            self._is_found = True
-            if rate < self._best:
-                self.sizes.pop()
-            return
-        self._best, count = rate, self.count * _GROWTH
-        if count > self._most or secs * _GROWTH > self._longest_secs:
-            self._is_found = True
-            return
-        self.sizes.append(count)
-        self._window_length = max(1, self._window_length // _GROWTH)
-        self._try()
+        By the best rate of each number, which then grows, stays or goes back.
+        """
+        best, length = 0.0, 4  # Executions of a window.
+        while True:
+            for _ in range(self._num_unsteady):
+                yield
+            # Steps a second, and seconds an execution.
+            windows: list[tuple[float, float]] = []
+            while len(windows) < _NUM_WINDOWS:
+                done, spent = 0, 0.0
+                for _ in range(length):
+                    num_steps, secs = yield
+                    done, spent = done + num_steps, spent + secs
+                # The chief's time on all workers, above 0.
+                spent = self._workers.floats(max(1e-6, spent))[0]
+                if spent < _LEAST_SECS:
+                    length *= 2
+                else:
+                    windows.append((done / spent, spent / length))
+            rate, secs = max(windows)
+            if rate < best * _LEAST_GAIN:
+                if rate < best:
+                    self.sizes.pop()
+                break
+            best, count = rate, self.count * _GROWTH
+            if count > self._most or secs * _GROWTH > self._longest_secs:
+                break
+            self.sizes.append(count)
+            length = max(1, length // _GROWTH)
+        self._is_found = True
+        yield
 
 
 def added(

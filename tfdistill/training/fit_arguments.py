@@ -6,7 +6,6 @@ early, and leaves out arguments that do not fit the others.
 
 import difflib
 import inspect
-import math
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -89,46 +88,19 @@ def check(arguments: Mapping[str, Any], *, starts_over: bool = False) -> None:
 
 
 def split(arguments: dict[str, Any]) -> None:
-    """Makes `validation_data` of a `validation_split`, in place.
-
-    As Keras does: of arrays, the last rows of each.
-    """
+    """Makes `validation_data` of a `validation_split`, in place, as Keras."""
     share = arguments.pop("validation_split", None)
     if not share:
         return
     names = "x", "y", "sample_weight"
-    parts = [arguments.get(name) for name in names]
-    arrays = [x for x in keras.tree.flatten(parts) if x is not None]
-    if not all(isinstance(each, keras_internals.Array) for each in arrays):
-        kinds = {type(each).__name__ for each in arrays}
-        raise ValueError(
-            "`validation_split` must be of arrays; received "
-            f"{', '.join(sorted(kinds))}. Pass `validation_data`."
-        )
-    num_rows = int(arrays[0].shape[0])
-    at = math.floor(num_rows * (1.0 - share))
-    if not 0 < at < num_rows:
-        raise ValueError(
-            "`validation_split` must leave rows on both sides; received "
-            f"{share} for {num_rows}."
-        )
-    own, held = (
-        keras.tree.map_structure(
-            lambda v, rows=rows: None if v is None else v[rows], parts
-        )
-        for rows in (slice(None, at), slice(at, None))
-    )
+    parts = tuple(arguments.get(name) for name in names)
+    own, held = keras_internals.train_validation_split(parts, share)
     arguments.update(zip(names, own, strict=True))
-    held = [part for part in held if part is not None]
-    arguments["validation_data"] = tuple(held) if len(held) > 1 else held[0]
+    arguments["validation_data"] = keras.utils.pack_x_y_sample_weight(*held)
 
 
 def weigh(arguments: dict[str, Any]) -> None:
-    """Makes sample weights of a `class_weight`, in place, as Keras does.
-
-    A label is the index of its class, or one-hot; a class that is not named
-    weighs 1.
-    """
+    """Makes sample weights of a `class_weight`, in place, as Keras."""
     weights = arguments.pop("class_weight", None)
     if not weights:
         return
@@ -137,26 +109,12 @@ def weigh(arguments: dict[str, Any]) -> None:
             "At most one of `class_weight` and `sample_weight` may be given; "
             "received both. Multiply them, and pass `sample_weight`."
         )
-    keys = tf.constant(sorted(weights), tf.int32)
-    values = [float(weights[key]) for key in sorted(weights)]
-    weights_of = tf.constant(values, keras.config.floatx())
-
-    def of_labels(y: tf.Tensor) -> tf.Tensor:
-        y = tf.convert_to_tensor(y)
-        if y.shape.rank is not None and y.shape.rank > 1:
-            one_hot = y.shape[-1] != 1
-            y = tf.argmax(y, -1) if one_hot else tf.squeeze(y, -1)
-        y = y if y.dtype.is_integer else tf.round(y)
-        found = tf.cast(y, tf.int32)[..., tf.newaxis] == keys
-        own = tf.cast(found, weights_of.dtype) * (weights_of - 1.0)
-        return 1.0 + tf.reduce_sum(own, axis=-1)
-
     x = arguments.get("x")
     if isinstance(x, tf.data.Dataset):
-        arguments["x"] = x.map(lambda x, y: (x, y, of_labels(y)))
+        arguments["x"] = x.map(keras_internals.class_weight_map(weights))
     else:
-        given = of_labels(arguments["y"])
-        arguments["sample_weight"] = given.numpy()
+        found = keras_internals.class_weights_of(arguments["y"], weights)
+        arguments["sample_weight"] = found
 
 
 def check_strategy(strategy: tf.distribute.Strategy) -> None:

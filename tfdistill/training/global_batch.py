@@ -78,17 +78,10 @@ class GlobalBatch:
         Each replica then does what one process does, so that gradients are
         equal, and count alike.
         """
-        num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
         _, data = of_all_replicas(data)
         inputs = keras.utils.unpack_x_y_sample_weight(data)[0]
-        local = tf.cast(num_rows(inputs)[0], tf.float32)
-        batch = cls(
-            local=local,
-            total=local * num_replicas,
-            num_replicas=num_replicas,
-            may_be_empty=False,
-            is_whole=True,
-        )
+        batch = cls.of(inputs)
+        batch = dataclasses.replace(batch, may_be_empty=False, is_whole=True)
         return batch, data
 
     @contextlib.contextmanager
@@ -254,7 +247,6 @@ class GlobalBatchLoss(keras.losses.Loss):
     """
 
     def __init__(self, inner: keras.losses.Loss) -> None:
-        """Wraps the loss to reduce over the global batch."""
         super().__init__(name=inner.name, reduction=inner.reduction)
         self.inner = inner
 
@@ -467,17 +459,13 @@ def of_all_replicas(
     sizes = tf.stack([tf.cast(tf.shape(v)[0], tf.float32) for v in given])
     # By replica, then by value: zipped data may differ in their rows.
     counts = _sum(tf.one_hot(own, num_replicas)[:, None] * sizes)
-    rows = slice(0, 0)
+    before, ends, totals = (
+        tf.cast(tf.reduce_sum(part, axis=0), tf.int32)
+        for part in (counts[:own], counts[: own + 1], counts)
+    )
 
     def padded(index: int, value: tf.Tensor) -> tf.Tensor:
-        nonlocal rows
-        before, total = (
-            tf.cast(tf.reduce_sum(part), tf.int32)
-            for part in (counts[:own, index], counts[:, index])
-        )
-        size = tf.shape(value)[0]
-        rows = slice(before, before + size)
-        around = [before, total - before - size]
+        around = [before[index], totals[index] - ends[index]]
         value = replicas.gatherable(value)
         return tf.pad(value, [around, *[[0, 0]] * (value.shape.rank - 1)])
 
@@ -492,6 +480,7 @@ def of_all_replicas(
         for value, total in zip(given, sums, strict=True)
     )
     found = [None if value is None else next(whole) for value in flat]
+    rows = slice(before[-1], ends[-1])
     return rows, keras.tree.pack_sequence_as(values, found)
 
 

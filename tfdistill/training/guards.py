@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -112,11 +111,7 @@ class StepWatchdog(keras.callbacks.Callback):
         """Counts as progress."""
         self._heard = self._clock()
 
-    on_test_batch_end = on_train_batch_end
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Counts as progress."""
-        self._heard = self._clock()
+    on_test_batch_end = on_epoch_end = on_train_batch_end
 
 
 def listed(callbacks: object) -> list[keras.callbacks.Callback]:
@@ -148,7 +143,11 @@ def over(
     """
     given = arguments["callbacks"]
     callbacks = select(given, strategy)
-    callbacks = [*_watches(callbacks), *callbacks]
+    # Before all others: nothing is saved or published of what they refuse.
+    kind = keras.callbacks.TerminateOnNaN
+    if not any(isinstance(each, kind) for each in callbacks):
+        callbacks = [TerminateOnNonFinite(), *callbacks]
+    callbacks = [_DataWatch(), *callbacks]
     with contextlib.ExitStack() as stack:
         stack.enter_context(data_checks.told())
         several = replicas.num_workers(strategy) > 1
@@ -224,12 +223,8 @@ def select(
 ) -> list[keras.callbacks.Callback]:
     """Keeps the callbacks that this task runs.
 
-    Callbacks that write files (`ModelCheckpoint`, `OrbaxCheckpoint`,
-    `TensorBoard`, `CSVLogger`, `RemoteMonitor`), callbacks of `TRACKERS`, their
-    subclasses, and any whose attribute `chief_only` is true stay on the chief;
-    all others run on every worker, since they may change the training.
-    `BackupAndRestore` is refused on several workers: it restores one and leaves
-    the others behind.
+    Those that only write stay on the chief; all others run on every worker,
+    since they may change the training.
     """
     if replicas.num_workers(strategy) == 1:
         return callbacks
@@ -312,20 +307,6 @@ def _is_finite(variable: tf.Variable) -> tf.Tensor:
 
 # Asking for the loss waits for the device, so it is asked for now and then.
 _CHECK_EVERY_EXECUTIONS = 100
-
-
-def _watches(
-    callbacks: Sequence[keras.callbacks.Callback],
-) -> list[keras.callbacks.Callback]:
-    """Returns what comes before the callbacks of a `fit`.
-
-    So nothing is saved or published of what they refuse.
-    """
-    kind = keras.callbacks.TerminateOnNaN
-    is_watched = any(isinstance(callback, kind) for callback in callbacks)
-    return (
-        [_DataWatch()] if is_watched else [_DataWatch(), TerminateOnNonFinite()]
-    )
 
 
 class TerminateOnNonFinite(keras.callbacks.Callback):
@@ -497,8 +478,6 @@ _AFTER = {
 
 
 class _Phases(keras.callbacks.Callback):
-    """Reports a phase at each of some hooks."""
-
     async_safe = True  # Keras need not wait for a step's logs.
 
     def __init__(self, phases: Mapping[str, str]) -> None:

@@ -105,8 +105,6 @@ def operations_after(
 
 
 class _Graph:
-    """What a graph makes of a state."""
-
     def __init__(self, before: list[tf.Tensor]) -> None:
         self._before = {tensor.ref() for tensor in before}
         self._after = operations_after(before)

@@ -21,7 +21,6 @@ class MetricStates:
     """Reads and resets a model's metrics between steps, on every worker."""
 
     def __init__(self, model: keras.Model) -> None:
-        """Traces nothing yet."""
         self._model = model
         self._strategy = model.distribute_strategy
         self._read: list[Any] = []
@@ -167,15 +166,6 @@ def _values(results: Results) -> Results:
     return keras.tree.map_structure(
         lambda v: v.value if isinstance(v, keras.Variable) else v, results
     )
-
-
-def floats_of(model: keras.Model) -> list[Any]:
-    """Returns the variables of metrics that may become NaN."""
-    return [
-        variable
-        for variable in variables_of(model)
-        if tf.as_dtype(variable.dtype).is_floating
-    ]
 
 
 def _row(value: tf.Tensor) -> Any:

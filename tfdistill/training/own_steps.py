@@ -91,8 +91,13 @@ class Own:
             )
         found = self._model(inputs, training=training)
         # Keras traces it once before the first step.
-        if self._may_compare() and whole_batch.compares(
-            self._model, inputs, found
+        is_trace = self.spec is not None and not tf.executing_eagerly()
+        if (
+            is_trace
+            and not replicas.in_replica()
+            and _has_replicas(self._model)
+            and not replicas.on_servers(self._model.distribute_strategy)
+            and whole_batch.compares(self._model, inputs, found)
         ):
             self.calls_on_all_rows = True
             self._tell("call", "compares rows with each other")
@@ -120,12 +125,6 @@ class Own:
         except Exception:  # Whatever it is, the step itself will say so.
             if self.calls_on_all_rows:
                 raise
-
-    def _may_compare(self) -> bool:
-        if self.spec is None or tf.executing_eagerly() or replicas.in_replica():
-            return False
-        strategy = self._model.distribute_strategy
-        return _has_replicas(self._model) and not replicas.on_servers(strategy)
 
     def step(self, name: str, data: Any) -> Any:
         """Calls one of its steps.
@@ -200,7 +199,8 @@ class Own:
             return step
         if name == "train_step":
             self._look(model.distribute_strategy)
-            for optimizer in optimizers_of(self._model).values():
+            optimizers = keras_internals.optimizers_of(self._model)
+            for optimizer in optimizers.values():
                 keras_internals.pass_gradients_through(optimizer, _averaged)
         return self._on_replicas(step, model)
 
@@ -215,19 +215,17 @@ class Own:
             return model.compute_loss(x, y, y_pred, weights, training=True)
 
         with model.distribute_strategy.scope():
-            return bool(whole_batch.reason(self._model, self.spec, (), loss))
+            return bool(whole_batch.reason(self._model, self.spec, loss))
 
     def _look(self, strategy: tf.distribute.Strategy) -> None:
         """Finds out whether each replica must have all rows."""
         if self.spec is None:
             return
-        optimizers = optimizers_of(self._model).values()
         with strategy.scope():
-            reason = whole_batch.reason(self._model, self.spec, optimizers)
+            reason = whole_batch.reason(self._model, self.spec)
         self.needs_all_rows = reason is not None
-        if reason is None:
-            return
-        self._tell("train_step", reason)
+        if reason is not None:
+            self._tell("train_step", reason)
 
     def _tell(self, method: str, reason: str) -> None:
         """Warns of what replicas do on all rows of the data, if they can."""
@@ -357,44 +355,14 @@ def build(model: keras.Model, element_spec: Any) -> None:
     parts = keras_internals.all_layers(model)
     if all(part.built for part in parts if part is not model):
         return
-    trace(model, element_spec)
+    keras_internals.trace_own_step(model, element_spec)
     model.built = True
-
-
-def trace(model: keras.Model, element_spec: Any) -> None:
-    """Builds what the model's own `train_step` calls, metrics, too."""
-    optimizers = optimizers_of(model).values()
-    keras_internals.trace_own_step(model, element_spec, optimizers)
 
 
 def has_call(model: keras.Model) -> bool:
     """Whether Keras can build a model by calling it; a GAN has no `call`."""
     home = next(k for k in type(model).__mro__ if "call" in vars(k))
     return home not in keras.Model.__mro__
-
-
-def optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
-    """Returns the optimizers that a model's own step may use, by attribute.
-
-    Its layers may have some, too, such as those that train by themselves.
-    """
-    found: dict[str, keras.Optimizer] = {}
-    in_others: dict[str, keras.Optimizer] = {}
-    for layer in keras_internals.all_layers(model):
-        prefix = "" if layer is model else f"{layer.name}."
-        for name, value in vars(layer).items():
-            if isinstance(value, keras.Optimizer):
-                found[prefix + name] = value
-            elif isinstance(value, list | tuple | dict):
-                parts = value.values() if isinstance(value, dict) else value
-                in_others |= {
-                    f"{prefix}{name}.{i}": part
-                    for i, part in enumerate(parts)
-                    if isinstance(part, keras.Optimizer)
-                }
-    # TensorFlow keeps attributes a second time, in another dict.
-    known = set(map(id, found.values()))
-    return found | {k: v for k, v in in_others.items() if id(v) not in known}
 
 
 def _averaged(gradients: list[Any]) -> list[Any]:

@@ -148,7 +148,10 @@ class FirstBatches:
         ]
 
     def skip(self) -> None:
-        """Compares no batches of a data set in the pass that begins."""
+        """Compares no batches of a data set in the pass that begins.
+
+        For a resumed epoch, which opens its data several times.
+        """
         self._is_due = self._noted is None
 
     def compare(self) -> None:
@@ -212,18 +215,11 @@ def _said(name: str, others: str) -> str:
 class Watch(keras.callbacks.Callback):
     """Compares the first batches of each epoch of a `fit`."""
 
-    def __init__(
-        self, first: FirstBatches, *, starts_over: bool, is_resumed: bool
-    ) -> None:
-        """`starts_over` if each epoch is one pass over the data.
-
-        A resumed epoch is left out: it opens its data several times.
-        """
+    def __init__(self, first: FirstBatches, *, starts_over: bool) -> None:
+        """`starts_over` if each epoch is one pass over the data."""
         super().__init__()
         self._first = first
         self._starts_over, self._is_first = starts_over, True
-        if is_resumed:
-            first.skip()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Starts again where the data do."""

@@ -354,16 +354,12 @@ def flat(logs: Logs) -> Logs:
 
 
 class LastExecution:
-    """What the last execution reported besides the logs that `fit` shows.
-
-    Attributes:
-        examples: A float scalar; None before the first, and if the step reports
-            none.
-        also: Numbers that `fit` shows beside what steps log.
-    """
+    """What the last execution reported besides the logs that `fit` shows."""
 
     def __init__(self) -> None:
+        # A float scalar; None if no step has reported any.
         self.examples: Any = None
+        # Numbers that `fit` shows beside what steps log.
         self.also: dict[str, float] = {}
         self._details: dict[str, list[Any]] = {}
 

@@ -61,7 +61,6 @@ class WorkerWaits:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
-        """Knows nothing yet."""
         jobs = keras_internals.jobs_of(strategy)
         self._names = [
             f"{job}:{index}"

@@ -58,18 +58,21 @@ class Together(keras.callbacks.Callback):
         """Stops if any worker does."""
         if self._may_stop:
             self._stop()
-        elif self.model.stop_training and _is_finite(logs):
+        elif self.model.stop_training and math.isfinite(
+            float((logs or {}).get("loss", 0.0))
+        ):
             # All workers see a loss that isn't finite: `TerminateOnNaN`.
             self._is_late, self.model.stop_training = True, False
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Takes the chief's learning rate."""
         self._stop()
-        rate = _rate(self.model.optimizer)
+        optimizer = self.model.optimizer
+        rate = float(optimizer.learning_rate) if optimizer else 0.0
         rates = self._workers.floats(rate)
         if all(each == rates[0] for each in rates):
             return
-        self.model.optimizer.learning_rate = rates[0]
+        optimizer.learning_rate = rates[0]
         if self._is_chief:
             warnings.warn(
                 "The learning rate must be the same on all workers; received "
@@ -104,14 +107,6 @@ class Together(keras.callbacks.Callback):
         wants = int(bool(self.model.stop_training or self._is_late))
         self._is_late = False
         self.model.stop_training = any(self._workers.gathered(wants))
-
-
-def _is_finite(logs: Logs | None) -> bool:
-    return math.isfinite(float((logs or {}).get("loss", 0.0)))
-
-
-def _rate(optimizer: keras.Optimizer | None) -> float:
-    return 0.0 if optimizer is None else float(optimizer.learning_rate)
 
 
 def _sum_of_squares(model: keras.Model) -> float:

@@ -49,33 +49,27 @@ class Trainer:
     there were no trainer; `arguments` are the method's arguments, by name. A
     trainer also has `build`, `tape`, `apply`, `fit`, `evaluate`
     and `predict`.
-
-    Attributes:
-        input_spec: Specs `[batch, ...]` of the inputs in the data last given.
-        last: What the last execution reported.
-        worker_waits: Who makes the workers of the group wait.
-        backup: The `callbacks.Backup` of the `fit` in progress, if it has one.
-        not_finite: What an export or a backup found of weights that are not
-            finite.
-        auto_steps: What finds `steps_per_execution="auto"`; None for a number.
-        rows_ahead: What fetches rows on servers ahead; None if nothing does.
-        alone: What evaluates and predicts for the callbacks of one worker.
-        counts_done: Whether callbacks get the index of the last batch that was
-            done. Keras gives them the last one that was asked for.
     """
 
+    # Whether callbacks get the index of the last batch that was done. Keras
+    # gives them the last one that was asked for.
     counts_done = False
 
     def __init__(self, model: keras.Model) -> None:
         """Does nothing yet; `model` is a `steps.Trained` of Keras."""
         self._model = model
+        # Specs `[batch, ...]` of the inputs in the data last given.
         self.input_spec: Any = None
         self.last = steps.LastExecution()
         self.worker_waits = stragglers.WorkerWaits(model.distribute_strategy)
+        # The `callbacks.Backup` of the `fit` in progress, if it has one.
         self.backup: Any = None
+        # What an export or a backup found of weights that are not finite.
         self.not_finite: str | None = None
+        # None for a number that was given, and if nothing fetches rows ahead.
         self.auto_steps: auto_steps.AutoSteps | None = None
         self.rows_ahead: Any = None
+        # What evaluates and predicts for the callbacks of one worker.
         self.alone: Any = None
         # What reads the rows beside the batches, if there are some; and the
         # step that gets its next ones.
@@ -170,7 +164,6 @@ class ReplicaTrainer(Trainer):
     """Trains on one device, on replicas, or on workers that hold replicas."""
 
     def __init__(self, model: keras.Model) -> None:
-        """Does nothing yet."""
         super().__init__(model)
         self._tables: updates.TableUpdates | None = None
         self._average: Callable[[], Any] | None = None
@@ -262,40 +255,13 @@ class ReplicaTrainer(Trainer):
         run = self._function(step, keras_own, kept=own_statistics)
 
         def execute(iterator: object) -> Logs:
-            _, num_steps = self._asked(iterator)
+            _, num_steps = _asked(self._model, iterator)
             found = run(iterator, self._beside)
             logs = self.last.taken_from(found, num_steps=num_steps)
             self.worker_waits.executed(self.last, num_steps)
             return logs
 
         return execute
-
-    def _without_rows_unchanged(
-        self, step: Step, kept: Callable[[keras.Model], list[Any]]
-    ) -> Step:
-        """A step that leaves metrics and what is `kept`, if it has no rows.
-
-        Batch normalization would move its statistics to the mean of nothing,
-        NaN, unless it is synchronized, and a metric may add such a mean.
-        """
-
-        def run(data: object) -> Logs:
-            variables = [
-                *kept(self._model),
-                *metric_states.floats_of(self._model),
-            ]
-            num_rows, is_known = global_batch.num_rows(
-                keras.utils.unpack_x_y_sample_weight(self._model.bare(data))[0]
-            )
-            if is_known or not variables or not replicas.in_replica():
-                return step(data)
-            with global_batch.undone_unless(
-                lambda moved: (num_rows > 0) | tf.math.is_finite(moved),
-                variables,
-            ):
-                return step(data)
-
-        return run
 
     def test_function(self, step: Step, keras_own: Callable[[Any], Any]) -> Any:
         """Runs the step on each replica, or what Keras would."""
@@ -308,7 +274,7 @@ class ReplicaTrainer(Trainer):
         *,
         kept: Callable[[keras.Model], list[Any]],
     ) -> Any:
-        step = self._without_rows_unchanged(step, kept)
+        step = _without_rows_unchanged(self._model, step, kept)
 
         def begun(data: object) -> Logs:
             self.begin_step()
@@ -317,31 +283,17 @@ class ReplicaTrainer(Trainer):
         execution = _Execution(self._model, begun, self._metrics)
 
         def execute(iterator: object, beside: tuple[Any, ...] = ()) -> Logs:
-            iterator, num_steps = self._asked(iterator)
+            iterator, num_steps = _asked(self._model, iterator)
             if isinstance(iterator, types.GeneratorType):  # `train_on_batch`.
                 if not self._has_replicas:
                     return keras_own(iterator)
-                iterator, beside = self._over_batch(next(iterator)), ()
+                element = keras.utils.pack_x_y_sample_weight(*next(iterator))
+                dataset = _without_none(tf.data.Dataset.from_tensors(element))
+                dataset = data.by_element(dataset)
+                iterator, beside = self._distributed(dataset), ()
             return execution((iterator, *beside), num_steps)
 
         return execute
-
-    def _over_batch(self, batch: tuple[Any, Any, Any]) -> Any:
-        """An iterator over one global batch of arrays."""
-        element = keras.utils.pack_x_y_sample_weight(*batch)
-        dataset = _without_none(tf.data.Dataset.from_tensors(element))
-        return iter(
-            self._strategy.experimental_distribute_dataset(
-                data.by_element(dataset)
-            )
-        )
-
-    def _asked(self, iterator: object) -> keras_internals.Steps:
-        """The data, and how many steps an execution makes of them."""
-        if isinstance(iterator, keras_internals.Steps):
-            return iterator
-        number = self._model.steps_per_execution
-        return keras_internals.Steps(iterator, number)
 
     def begin_step(self) -> None:
         """Draws random numbers from what was made before the step."""
@@ -405,10 +357,7 @@ class ReplicaTrainer(Trainer):
 
     @property
     def table_shards(self) -> list[tables.Shard]:
-        """The shards of tables, with what the optimizer keeps for each.
-
-        Made when the model first trains, or when they are first asked for.
-        """
+        """The shards of tables, with what the optimizer keeps for each."""
         found = self._table_updates()
         return [] if found is None else found.shards
 
@@ -430,20 +379,14 @@ class ReplicaTrainer(Trainer):
         if first is not None:
             fit_arguments.check_alike(arguments, self._strategy)
             self._validation = self._noting("validation_data", arguments)
+            watched = [each for each in (first, self._first_beside) if each]
             is_one_pass = not arguments.get("steps_per_epoch")
-            watches = [
-                same_data.Watch(
-                    each,
-                    starts_over=starts_over,
-                    is_resumed=bool(self.backup and self.backup.point),
-                )
-                for each, starts_over in (
-                    (first, is_one_pass),
-                    (self._first_beside, False),
-                )
-                if each is not None
-            ]
-            arguments["callbacks"] = [*watches, *arguments["callbacks"]]
+            for each in watched:
+                if self.backup and self.backup.point:
+                    each.skip()
+                starts_over = is_one_pass and each is first
+                watch = same_data.Watch(each, starts_over=starts_over)
+                arguments["callbacks"] = [watch, *arguments["callbacks"]]
         self._first_beside = None
         return self._looped(keras_own, arguments)
 
@@ -452,9 +395,10 @@ class ReplicaTrainer(Trainer):
         found = {"agree_on": data.by_element(_without_none(rows))}
         if replicas.num_workers(self._strategy) > 1:
             self._first_beside = self._noting("agree_on", found)
-        return iter(
-            self._strategy.experimental_distribute_dataset(found["agree_on"])
-        )
+        return self._distributed(found["agree_on"])
+
+    def _distributed(self, dataset: tf.data.Dataset) -> Any:
+        return iter(self._strategy.experimental_distribute_dataset(dataset))
 
     def evaluate(
         self, arguments: dict[str, Any], keras_own: Callable[..., Any]
@@ -479,11 +423,10 @@ class ReplicaTrainer(Trainer):
         if first is None:
             return predictions
         first.compare()
-        flat = zip(
-            keras.tree.flatten(predictions), self._predicted, strict=True
-        )
+        flat = keras.tree.flatten(predictions)
+        pairs = zip(flat, self._predicted, strict=True)
         return keras.tree.pack_sequence_as(
-            predictions, [value.astype(dtype) for value, dtype in flat]
+            predictions, [value.astype(dtype) for value, dtype in pairs]
         )
 
     def _looped(
@@ -506,26 +449,12 @@ class ReplicaTrainer(Trainer):
 
     def average_statistics(self) -> None:
         """Gives all replicas the mean of their batch statistics, if built."""
-        strategy, model = self._strategy, self._model.model
+        model = self._model.model
         if not self._has_replicas or not model.built:
             return
         if self._average is None:
             variables = own_statistics(model)
-
-            def average() -> None:
-                context = tf.distribute.get_replica_context()
-                means = context.all_reduce(
-                    tf.distribute.ReduceOp.MEAN,
-                    [tf.identity(variable.value) for variable in variables],
-                )
-                for variable, mean in zip(variables, means, strict=True):
-                    variable.assign(mean)
-
-            self._average = (
-                tf.function(lambda: strategy.run(average))
-                if variables
-                else lambda: None
-            )
+            self._average = _averaging(self._strategy, variables)
         self._average()
 
     def metrics_result(self, keras_own: Callable[[], Logs]) -> Logs:
@@ -585,6 +514,60 @@ class ReplicaTrainer(Trainer):
         y = arguments.get("y") if name == "x" else None
         arguments[name] = first.of(given, y)
         return first
+
+
+def _asked(model: keras.Model, iterator: object) -> keras_internals.Steps:
+    if isinstance(iterator, keras_internals.Steps):
+        return iterator
+    return keras_internals.Steps(iterator, model.steps_per_execution)
+
+
+def _without_rows_unchanged(
+    model: keras.Model,
+    step: Step,
+    kept: Callable[[keras.Model], list[Any]],
+) -> Step:
+    """A step that leaves metrics and what is `kept`, if it has no rows.
+
+    Batch normalization would move its statistics to the mean of nothing, NaN,
+    unless it is synchronized, and a metric may add such a mean.
+    """
+
+    def run(data: object) -> Logs:
+        variables = kept(model) + [
+            variable
+            for variable in metric_states.variables_of(model)
+            if tf.as_dtype(variable.dtype).is_floating
+        ]
+        inputs = keras.utils.unpack_x_y_sample_weight(model.bare(data))[0]
+        num_rows, is_known = global_batch.num_rows(inputs)
+        if is_known or not variables or not replicas.in_replica():
+            return step(data)
+        with global_batch.undone_unless(
+            lambda moved: (num_rows > 0) | tf.math.is_finite(moved), variables
+        ):
+            return step(data)
+
+    return run
+
+
+def _averaging(
+    strategy: tf.distribute.Strategy, variables: list[Any]
+) -> Callable[[], Any]:
+    """Returns what gives all replicas the means of some variables."""
+
+    def average() -> None:
+        context = tf.distribute.get_replica_context()
+        means = context.all_reduce(
+            tf.distribute.ReduceOp.MEAN,
+            [tf.identity(variable.value) for variable in variables],
+        )
+        for variable, mean in zip(variables, means, strict=True):
+            variable.assign(mean)
+
+    if not variables:
+        return lambda: None
+    return tf.function(lambda: strategy.run(average))
 
 
 def _without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:

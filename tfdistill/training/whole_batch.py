@@ -48,7 +48,6 @@ _MOVES = frozenset(
 def reason(
     model: keras.Model,
     element_spec: Any,
-    optimizers: Iterable[keras.Optimizer],
     loss: Callable[[Any, Any], Any] | None = None,
 ) -> str | None:
     """Returns what a `train_step` does with several rows, or None.
@@ -63,9 +62,7 @@ def reason(
             found.append(kind)
 
     try:
-        keras_internals.trace_own_step(
-            model, element_spec, optimizers, look, loss
-        )
+        keras_internals.trace_own_step(model, element_spec, look, loss)
     except Exception:  # Whatever it is, the step itself will say so.
         return None
     return found[0] if found else None
@@ -170,7 +167,6 @@ def _sizes(rows: list[tf.Tensor]) -> set[int | None]:
 
 
 def _are_rows(size: int | None, sizes: set[int | None]) -> bool:
-    """Whether an axis of a size may be of the rows of a batch."""
     # Or of two views of the rows, one after the other.
     return size is None or any(each and size % each == 0 for each in sizes)
 
