@@ -1,7 +1,7 @@
 """What happens between steps: exports of the student.
 
 And the other callbacks that users add to `fit`, each of whose code is in its
-room: `Backup`, `CodistillTensorBoard`, `HeldOutPredictions`,
+room: `Backup`, `ChurnBudget`, `CodistillTensorBoard`, `HeldOutPredictions`,
 `IgnoreStorageErrors`, `TeacherLoader`, `WaitForGroups`.
 """
 
@@ -40,6 +40,7 @@ from tfdistill.observe.storage_errors import IgnoreStorageErrors
 from tfdistill.observe.summaries import CodistillTensorBoard
 from tfdistill.system import background
 from tfdistill.system import keras_internals
+from tfdistill.teachers.churn_budget import ChurnBudget
 from tfdistill.teachers.loader import TeacherLoader
 from tfdistill.training import steps
 from tfdistill.training.wait_for_groups import WaitForGroups
@@ -58,6 +59,7 @@ _MARGIN = 1.5
 _log = logging.getLogger(__name__)
 __all__ = [
     "Backup",
+    "ChurnBudget",
     "CodistillTensorBoard",
     "HeldOutPredictions",
     "IgnoreStorageErrors",

@@ -18,6 +18,7 @@ from tfdistill.cluster import replicas
 from tfdistill.embedding import tables
 from tfdistill.exports import saved_model
 from tfdistill.system import keras_internals
+from tfdistill.teachers import auto_burn_in
 from tfdistill.teachers import canary
 from tfdistill.teachers import fixed
 from tfdistill.teachers import on_servers
@@ -79,7 +80,7 @@ class ChurnBudget(steps.SteppedCallback):
             student, teachers=tfdistill.teachers.FixedTeacher(serving_model)
         )
         model.compile(
-            ..., distillation_weight=tfdistill.schedules.ChurnBudget(0.02)
+            ..., distillation_weight=tfdistill.callbacks.ChurnBudget(0.02)
         )
         model.fit(data, validation_data=held_out)
 
@@ -198,6 +199,12 @@ class ChurnBudget(steps.SteppedCallback):
         """Lets the teacher and the student predict the held-out rows."""
         super().on_train_begin(logs)
         model = self.codistilled
+        if isinstance(model.teachers.weight, auto_burn_in.AutoBurnIn):
+            raise ValueError(
+                "A ChurnBudget must be the `distillation_weight`; received it "
+                "only among the callbacks. Pass it to `compile`: `fit` adds it "
+                "to the callbacks."
+            )
         strategy = model.distribute_strategy
         if self._owner is not model:
             self._owner = model
