@@ -30,7 +30,6 @@ from tfdistill.exports import quantized
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
-from tfdistill.follow import agreement
 from tfdistill.follow import first_look
 from tfdistill.follow import screen
 from tfdistill.held_out.callback import HeldOutPredictions
@@ -324,8 +323,7 @@ class StudentExporter(steps.Exporter):
                 )
         self._schedule.start(self.step)
         self._last_due = self.step, time.monotonic()
-        if self._adapts:
-            self._agreement = agreement.Agreement(strategy, [], every=1)
+        self._workers = replicas.WorkerValues(strategy)
         self._first_look = None
         if self.step == 0:
             peers = [group for group in cluster.peers if group != self.group]
@@ -404,8 +402,8 @@ class StudentExporter(steps.Exporter):
         self._last_due = self.step, now
         teachers = self.codistilled.teachers
         is_known = teachers.heard_secs or not teachers.needs_versions
-        every = 0 if self._worker is None else self.every_steps
-        if every and is_known:
+        every = self.every_steps
+        if is_known:
             secs = max(
                 self.writes.last_secs or 0.0,
                 teachers.read_secs,
@@ -414,9 +412,7 @@ class StudentExporter(steps.Exporter):
             wanted = _MARGIN * secs * (self.step - step) / (now - then)
             wanted = min(max(wanted, every / 2, _LEAST_STEPS), every * 2)
             every = math.ceil(wanted)
-        news = self._agreement.exchange_news(every=[every])
-        (every,) = news.said["every"]
-        self.every_steps = every
+        self.every_steps = every = int(self._workers.chiefs(every))
         self._schedule = steps.EverySteps(every, offset_steps=self.step % every)
         self._schedule.start(self.step)
 

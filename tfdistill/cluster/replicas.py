@@ -69,47 +69,62 @@ def told(
 
 
 class WorkerValues:
-    """Gathers numbers over one group; traced once for a strategy."""
+    """Sums and gathers workers' numbers; all call it at the same point."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         """Traces nothing yet."""
         self._strategy = strategy
-        if strategy not in _GATHERS:
-            _GATHERS[strategy] = _gather_of(weakref.proxy(strategy))
-        self._gather = _GATHERS[strategy]
+        self._num_workers, self._index = num_workers(strategy), 0
+        if self._num_workers > 1:
+            resolver: Any = strategy.cluster_resolver
+            chiefs = keras_internals.jobs_of(strategy).get("chief", ())
+            if resolver.task_type != "chief":
+                self._index = resolver.task_id + len(chiefs)
+
+    def summed(self, values: np.ndarray) -> np.ndarray:
+        """Returns the sum of the workers' int64 vectors of one size."""
+        if self._num_workers == 1:
+            return values
+        strategy = self._strategy
+        if strategy not in _SUMS:
+            _SUMS[strategy] = _sum_of(weakref.proxy(strategy))
+        found = _SUMS[strategy](tf.constant(values, tf.int64))
+        return strategy.experimental_local_results(found)[0].numpy()
 
     def gathered(self, value: int) -> list[int]:
-        """Gathers an int64; all workers call it at the same point.
-
-        Returns one number for each replica, in the order of the workers.
-        """
-        if self._strategy.num_replicas_in_sync == 1:
-            return [value]
-        found = self._gather(tf.constant([value], tf.int64))
-        local = self._strategy.experimental_local_results(found)
-        return local[0].numpy().tolist()
+        """Returns the int64 of each worker, in their order."""
+        own = np.zeros(self._num_workers, np.int64)
+        own[self._index] = value
+        return self.summed(own).tolist()
 
     def floats(self, value: float) -> list[float]:
-        """Gathers a float64, to the bit, as `gathered` does a whole number."""
+        """Returns the float64 of each worker, to the bit."""
         bits = self.gathered(int(np.float64(value).view(np.int64)))
         return np.array(bits, np.int64).view(np.float64).tolist()
 
+    def chiefs(self, value: float) -> float:
+        """Returns the chief's float64, to the bit."""
+        return self.floats(value)[0]
+
 
 # By strategy: a trace costs a start of several workers a tenth of a second.
-_GATHERS: weakref.WeakKeyDictionary[tf.distribute.Strategy, Any] = (
+_SUMS: weakref.WeakKeyDictionary[tf.distribute.Strategy, Any] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _gather_of(strategy: tf.distribute.Strategy) -> Any:
-    def in_replica(value: tf.Tensor) -> tf.Tensor:
+def _sum_of(strategy: tf.distribute.Strategy) -> Any:
+    num_each = num_local(strategy)
+
+    def in_replica(values: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
-        # A value of this replica, or nobody knows where it is to go.
-        return context.all_gather(tf.identity(value), axis=0)
+        counts = context.replica_id_in_sync_group % num_each == 0
+        own = tf.where(counts, values, tf.zeros_like(values))
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
     return tf.function(
-        lambda value: strategy.run(in_replica, args=(value,)),
-        input_signature=[tf.TensorSpec([1], tf.int64)],
+        lambda values: strategy.run(in_replica, args=(values,)),
+        input_signature=[tf.TensorSpec([None], tf.int64)],
         autograph=False,
     )
 

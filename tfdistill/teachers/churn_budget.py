@@ -39,7 +39,6 @@ _RATE = 0.2
 _NUM_HALVINGS = 10
 # By how much a teacher's outputs may differ between two ways to run it.
 _SAME = 1e-3
-_STATE = ("weight", "churn", "_pending")
 
 
 def next_weight(
@@ -315,7 +314,7 @@ class ChurnBudget(steps.SteppedCallback):
 
     def _take(self, churn: float) -> None:
         """Takes the chief's churn, and shows it; all workers alike."""
-        self.churn = self._values.floats(churn)[0]
+        self.churn = self._values.chiefs(churn)
         self._show()
 
     def _show(self) -> None:
@@ -340,7 +339,7 @@ class ChurnBudget(steps.SteppedCallback):
                 least = middle
             else:
                 most = middle
-        share = self._values.floats(least)[0]
+        share = self._values.chiefs(least)
         moved = _between(self._anchor, own, share)
         for variable, start, value in zip(
             self._writer.graph.variables, self._anchor, moved, strict=True
@@ -392,11 +391,16 @@ class ChurnBudget(steps.SteppedCallback):
         """Returns what a resumed training continues with."""
         if self._pending is not None:
             self._finished()
-        return {name: vars(self)[name] for name in _STATE}
+        return {
+            "weight": self.weight,
+            "churn": self.churn,
+            "_pending": self._pending,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned."""
-        self.__dict__.update({name: state[name] for name in _STATE})
+        self.weight, self.churn = state["weight"], state["churn"]
+        self._pending = state["_pending"]
         self._show()
 
 

@@ -239,7 +239,6 @@ class Peer(teacher.Teacher):
                     known[self.canary] = worth.HeldOut(self.canary, student)
                 if known[self.canary].can_compare:
                     self._held_out = known[self.canary]
-        self.is_judged = self._held_out is None
         may_differ = self._options.allow_other_graphs
         check = functools.partial(
             screen.check,
@@ -399,11 +398,11 @@ class Peer(teacher.Teacher):
         self._num_swaps += 1
         self._last_num_bytes = staged.version.num_bytes
         self._num_bytes += staged.version.num_bytes
-        self._note_line(staged.version.manifest)
+        self._note_link(staged.version.manifest)
         return changed
 
-    def _note_line(self, found: manifest.Manifest) -> None:
-        """Notes what a version says of the line between the two groups."""
+    def _note_link(self, found: manifest.Manifest) -> None:
+        """Notes what a version says of the link between the two groups."""
         self._lag_secs = time.time() - found.created
         hears, count = (
             found.extras.get(name)

@@ -255,7 +255,7 @@ class AutoSteps(steps.SteppedCallback):
         done = sum(steps for steps, _ in self._window)
         # The chief's time on all workers, above 0.
         spent = max(1e-6, sum(secs for _, secs in self._window))
-        spent = self._workers.floats(spent)[0]
+        spent = self._workers.chiefs(spent)
         self._window.clear()
         if spent < _LEAST_SECS:
             self._window_length *= 2
