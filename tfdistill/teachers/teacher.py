@@ -101,7 +101,7 @@ class Student:
         names: The names of its teachers, in order.
         yardstick: The task loss of single predictions, if there is one loss.
         held_out_losses: By canary, what compares versions with the student.
-        remote: What makes places on parameter servers, and informs workers.
+        remote: What makes copies on parameter servers, and informs workers.
         held_out: The canary of peers that were given none, if there is one.
     """
 
@@ -134,7 +134,7 @@ class Student:
         *,
         shares: bool = False,
     ) -> Any:
-        """Makes a place for the values of the teacher of a name.
+        """Makes a copy for the values of the teacher of a name.
 
         On each replica, or on the parameter servers. With `values` they are
         there from the start, and never change. `shares` is for a `Copy`.
