@@ -52,6 +52,22 @@ def num_local(strategy: tf.distribute.Strategy) -> int:
     return strategy.num_replicas_in_sync // num_workers(strategy)
 
 
+def worker_index(strategy: tf.distribute.Strategy) -> int:
+    """Returns this task's index among those that train together."""
+    resolver: Any = strategy.cluster_resolver
+    if num_workers(strategy) == 1 or resolver.task_type == "chief":
+        return 0
+    chiefs = keras_internals.jobs_of(strategy).get("chief", ())
+    return resolver.task_id + len(chiefs)
+
+
+def local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
+    """Returns the indices of this worker's replicas among all of the group."""
+    count = num_local(strategy)
+    first = worker_index(strategy) * count
+    return list(range(first, first + count))
+
+
 def told(
     strategy: tf.distribute.Strategy, value: tf.Tensor, *, name: str
 ) -> tf.Variable:
@@ -74,12 +90,8 @@ class WorkerValues:
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         """Traces nothing yet."""
         self._strategy = strategy
-        self._num_workers, self._index = num_workers(strategy), 0
-        if self._num_workers > 1:
-            resolver: Any = strategy.cluster_resolver
-            chiefs = keras_internals.jobs_of(strategy).get("chief", ())
-            if resolver.task_type != "chief":
-                self._index = resolver.task_id + len(chiefs)
+        self._num_workers = num_workers(strategy)
+        self._index = worker_index(strategy)
 
     def summed(self, values: np.ndarray) -> np.ndarray:
         """Returns the sum of the workers' int64 vectors of one size."""
@@ -206,21 +218,6 @@ def _not_together(call: str, others: str) -> NotTogetherError:
         f"worker called it while others {others}. Call it on every worker; "
         "only files should be written by the chief alone."
     )
-
-
-def local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
-    """Returns the indices of this worker's replicas among all of the group."""
-    if strategy.num_replicas_in_sync == 1:
-        return [0]
-
-    ask = tf.function(
-        lambda: strategy.run(
-            lambda: tf.distribute.get_replica_context().replica_id_in_sync_group
-        ),
-        autograph=False,
-    )
-    found = strategy.experimental_local_results(ask())
-    return [int(index) for index in found]
 
 
 def summed(values: list[Any]) -> list[Any]:
