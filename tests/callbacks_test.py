@@ -19,7 +19,6 @@ from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import claim
 from tfdistill.exports import promotion
-from tfdistill.follow import agreement
 from tfdistill.observe import run_log
 from tfdistill.system import background
 from tfdistill.training import steps
@@ -245,14 +244,7 @@ def test_the_interval_follows_what_the_others_hear(
 def test_workers_take_the_interval_that_the_chief_says(
     exchange, steps_of_a_tenth, monkeypatch
 ):
-    class Chief(agreement.Agreement):
-        """One that is another worker, and says 33."""
-
-        def exchange_news(self, **said):
-            assert said == {"every": [0]}
-            return super().exchange_news(every=[33])
-
-    monkeypatch.setattr(agreement, "Agreement", Chief)
+    monkeypatch.setattr(replicas.WorkerValues, "chiefs", lambda self, value: 33)
     monkeypatch.setattr(replicas, "is_chief", lambda strategy: False)
     model = cases.codistill(cases.linear(0))
     exporter, due = steps_of_a_tenth(exchange), []

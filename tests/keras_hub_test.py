@@ -157,5 +157,5 @@ def test_groups_that_adapt_one_backbone_send_adapters_and_hold_it_once(
         path.stat().st_size for path in base.iterdir()
     )
     inputs = {name: tf.constant(value) for name, value in x.items()}
-    (found,) = model.teachers._teachers[0]._place.infer(inputs)
+    (found,) = model.teachers._teachers[0]._copy.infer(inputs)
     np.testing.assert_allclose(found, teacher(x, training=False), rtol=1e-5)

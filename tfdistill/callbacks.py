@@ -1,7 +1,7 @@
 """What happens between steps: exports of the student.
 
 And the other callbacks that users add to `fit`, each of whose code is in its
-room: `Backup`, `CodistillTensorBoard`, `HeldOutPredictions`,
+room: `Backup`, `ChurnBudget`, `CodistillTensorBoard`, `HeldOutPredictions`,
 `IgnoreStorageErrors`, `TeacherLoader`, `WaitForGroups`.
 """
 
@@ -29,7 +29,6 @@ from tfdistill.exports import key_frames
 from tfdistill.exports import quantized
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
-from tfdistill.follow import agreement
 from tfdistill.follow import first_look
 from tfdistill.follow import screen
 from tfdistill.held_out.callback import HeldOutPredictions
@@ -39,6 +38,7 @@ from tfdistill.observe.storage_errors import IgnoreStorageErrors
 from tfdistill.observe.summaries import CodistillTensorBoard
 from tfdistill.system import background
 from tfdistill.system import keras_internals
+from tfdistill.teachers.churn_budget import ChurnBudget
 from tfdistill.teachers.loader import TeacherLoader
 from tfdistill.training import steps
 from tfdistill.training.wait_for_groups import WaitForGroups
@@ -54,6 +54,7 @@ _MARGIN = 1.5
 _log = logging.getLogger(__name__)
 __all__ = [
     "Backup",
+    "ChurnBudget",
     "CodistillTensorBoard",
     "HeldOutPredictions",
     "IgnoreStorageErrors",
@@ -141,22 +142,22 @@ class _Interval:
     """The interval of exports that adapts to how long other groups read."""
 
     def __init__(self, strategy: tf.distribute.Strategy, step: int) -> None:
-        self._agreement = agreement.Agreement(strategy, [], every=1)
+        self._workers = replicas.WorkerValues(strategy)
         self._last = step, time.monotonic()
 
     def adapted(self, every: int, step: int, secs: float | None) -> int:
         """Returns how many steps the chief puts before the next export.
 
-        By how long the last `every` took; half as many or twice at most. It has
-        0 on other workers, and stays as it is if no `secs` are known.
+        By how long the last `every` took; half as many or twice at most. It
+        stays as it is if no `secs` are known.
         """
         (before, then), now = self._last, time.monotonic()
         self._last = step, now
-        if every and secs is not None:
+        if secs is not None:
             wanted = _MARGIN * secs * (step - before) / (now - then)
             wanted = min(max(wanted, every / 2, _LEAST_STEPS), every * 2)
             every = math.ceil(wanted)
-        return self._agreement.exchange_news(every=[every]).said["every"][0]
+        return int(self._workers.chiefs(every))
 
 
 class StudentExporter(steps.Exporter):
@@ -399,8 +400,8 @@ class StudentExporter(steps.Exporter):
         if teachers.heard_secs or not teachers.needs_versions:
             writing = self.writes.last_secs or 0.0
             secs = max(writing, teachers.read_secs, teachers.heard_secs)
-        every = 0 if self._worker is None else self.every_steps
-        self.every_steps = self._interval.adapted(every, self.step, secs)
+        every = self._interval.adapted(self.every_steps, self.step, secs)
+        self.every_steps = every
         offset = self.step % self.every_steps
         self._schedule = steps.EverySteps(self.every_steps, offset_steps=offset)
         self._schedule.start(self.step)

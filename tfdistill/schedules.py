@@ -15,9 +15,7 @@ from typing import Self
 import keras
 import tensorflow as tf
 
-from tfdistill.teachers.churn_budget import ChurnBudget
-
-__all__ = ["BurnIn", "ChurnBudget"]
+__all__ = ["BurnIn"]
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")

@@ -197,7 +197,7 @@ def ask(model: Any, x: Any, step: int = 20, *, active: bool = True) -> Any:
 
 def teacher_variables(model: Any) -> list[tf.Variable]:
     """Where the first teacher's version in use lies."""
-    return model.teachers._teachers[0]._place.variables
+    return model.teachers._teachers[0]._copy.variables
 
 
 class Unwatched(keras.callbacks.TerminateOnNaN):

@@ -281,8 +281,8 @@ class Teaching(keras.callbacks.Callback):
 
 def masters(model: tfdistill.CodistillModel) -> list[tf.Variable]:
     """The servers' copies of the teachers' dense weights."""
-    places = [teacher._place for teacher in model.teachers]
-    return [v for place in places for v in place._masters.values()]
+    copies = [teacher._copy for teacher in model.teachers]
+    return [v for copy in copies for v in copy._masters.values()]
 
 
 def _data(*, backwards: bool = False) -> tf.data.Dataset:

@@ -391,7 +391,7 @@ def _own_bytes(model):
 
 def _assert_predicts_as_the_last_whole_one(model, exchange):
     whole = tf.saved_model.load(exchange.latest(1).path)
-    infer = tf.function(model.teachers._teachers[0]._place.infer)
+    infer = tf.function(model.teachers._teachers[0]._copy.infer)
     (found,) = infer(tf.constant(_X))
     _assert_same_bits([found.numpy()], [whole.serve(tf.constant(_X)).numpy()])
 

@@ -162,7 +162,7 @@ def test_a_teacher_holds_what_travels_and_follows_other_forms(exchange):
         if kind == "int4":
             _round(peer, kind)
         teacher = model.teachers._teachers[0]
-        found = teacher._place.try_out(teacher._place.variables, _ID)
+        found = teacher._copy.try_out(teacher._copy.variables, _ID)
         near = {"atol": 0.1, "rtol": 0.02} if kind == "bfloat16" else {}
         np.testing.assert_allclose(
             found[0], peer(_ID), **{"atol": 1e-5, "rtol": 1e-5, **near}

@@ -55,7 +55,7 @@ def main(directory: pathlib.Path) -> None:
 def _retrain(served, directory: pathlib.Path, strategy) -> None:
     """Begins with what was trained, and may change little of it."""
     x = np.stack([x for x, _ in cases.numbered().as_numpy_iterator()])
-    budget = tfdistill.schedules.ChurnBudget(0.02, held_out=x, every_steps=2)
+    budget = tfdistill.callbacks.ChurnBudget(0.02, held_out=x, every_steps=2)
     _, logs, _ = cases.train(
         dataclasses.replace(CASE, seed=6, weight=budget),
         directory / "retrained",

@@ -60,8 +60,8 @@ def test_what_a_callback_decides_on_one_worker_is_agreed_on_or_refused(workers):
     # Five batches an epoch; each epoch begins with the chief's rate.
     assert first["rate"][5:] == [0.01] * 5
     assert len(first["stop"]) == 7
-    assert "replica 1 has other weights than replica 0" in first["weights"]
-    assert "received 0.01, 0.02, by replica" in said
+    assert "worker 1 has other weights than worker 0" in first["weights"]
+    assert "received 0.01, 0.02, by worker" in said
 
 
 def test_rates_and_best_weights_are_of_the_callbacks(workers):

@@ -65,7 +65,7 @@ def _backup(directory):
 def _retrained(served, target, *callbacks, strategy=None, units=16, **kwargs):
     """Goes on from what serves with new labels: three epochs of 20 steps."""
     keras.utils.set_random_seed(2)
-    budget = tfdistill.schedules.ChurnBudget(
+    budget = tfdistill.callbacks.ChurnBudget(
         target, held_out=_HELD_OUT, **kwargs
     )
     with (strategy or tf.distribute.get_strategy()).scope():
@@ -155,7 +155,7 @@ def test_it_is_kept_on_parameter_servers_by_tables_too(monkeypatch, tmp_path):
     servers.pretend(monkeypatch)
     served = servers.student(seed=1)
     served.save(tmp_path / "served.keras")
-    budget = tfdistill.schedules.ChurnBudget(
+    budget = tfdistill.callbacks.ChurnBudget(
         0.01, held_out=servers.data(200), every_steps=2
     )
     model = servers.model(
@@ -197,9 +197,19 @@ def test_it_needs_a_fixed_teacher():
     model = servers.model(
         _student(),
         teachers=tfdistill.teachers.OwnPast(),
-        distillation_weight=tfdistill.schedules.ChurnBudget(0.1),
+        distillation_weight=tfdistill.callbacks.ChurnBudget(0.1),
     )
     loader = tfdistill.callbacks.TeacherLoader(every_steps=1)
     data = (_X, _labels(_X, _TRUTH))
     with pytest.raises(ValueError, match="a teachers.FixedTeacher"):
         model.fit(*data, verbose=0, validation_data=data, callbacks=[loader])
+
+
+def test_it_must_be_the_weight_and_not_only_a_callback(served):
+    model = servers.model(
+        _student(), teachers=tfdistill.teachers.FixedTeacher(served)
+    )
+    data = (_X, _labels(_X, _TRUTH))
+    budget = tfdistill.callbacks.ChurnBudget(0.1, held_out=_HELD_OUT)
+    with pytest.raises(ValueError, match="must be the `distillation_weight`"):
+        model.fit(*data, verbose=0, callbacks=[budget])

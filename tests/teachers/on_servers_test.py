@@ -331,7 +331,7 @@ def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):
     @tf.function
     def ask():
         model.teachers.remote.on_worker(arguments)
-        return teacher._place.infer(cases.data()[0])[0]
+        return teacher._copy.infer(cases.data()[0])[0]
 
     np.testing.assert_allclose(ask(), peer(cases.data()[0]), rtol=1e-5)
 
@@ -348,7 +348,7 @@ def test_a_version_is_tried_before_it_is_obeyed(tmp_path, on_server_group):
     assert "on the canary batch" in group.teacher.follower.rejected[20]
     outputs, _ = group.ask(group.remote.arguments())
     np.testing.assert_allclose(outputs, good(group.x), rtol=1e-5)
-    on_trial = group.teacher._place._on_trial
+    on_trial = group.teacher._copy._on_trial
     assert on_trial.experimental_get_tracing_count() == 1
 
 

@@ -249,8 +249,8 @@ def together(store: BackupStore, gather: Gather) -> Iterator[None]:
             "that all workers can read."
         ) from failure
     if any(failed):
-        replicas = [i for i, is_bad in enumerate(failed) if is_bad]
+        workers = [i for i, is_bad in enumerate(failed) if is_bad]
         raise RuntimeError(
-            f"The workers of the replicas {replicas} could not read the backup "
-            f"in {store.root}; their logs have the reason."
+            f"The workers {workers} could not read the backup in {store.root}; "
+            "their logs have the reason."
         )

@@ -52,6 +52,22 @@ def num_local(strategy: tf.distribute.Strategy) -> int:
     return strategy.num_replicas_in_sync // num_workers(strategy)
 
 
+def worker_index(strategy: tf.distribute.Strategy) -> int:
+    """Returns this task's index among those that train together."""
+    resolver: Any = strategy.cluster_resolver
+    if num_workers(strategy) == 1 or resolver.task_type == "chief":
+        return 0
+    chiefs = keras_internals.jobs_of(strategy).get("chief", ())
+    return resolver.task_id + len(chiefs)
+
+
+def local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
+    """Returns the indices of this worker's replicas among all of the group."""
+    count = num_local(strategy)
+    first = worker_index(strategy) * count
+    return list(range(first, first + count))
+
+
 def told(
     strategy: tf.distribute.Strategy, value: tf.Tensor, *, name: str
 ) -> tf.Variable:
@@ -69,47 +85,58 @@ def told(
 
 
 class WorkerValues:
-    """Gathers numbers over one group; traced once for a strategy."""
+    """Sums and gathers workers' numbers; all call it at the same point."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         """Traces nothing yet."""
         self._strategy = strategy
-        if strategy not in _GATHERS:
-            _GATHERS[strategy] = _gather_of(weakref.proxy(strategy))
-        self._gather = _GATHERS[strategy]
+        self._num_workers = num_workers(strategy)
+        self._index = worker_index(strategy)
+
+    def summed(self, values: np.ndarray) -> np.ndarray:
+        """Returns the sum of the workers' int64 vectors of one size."""
+        if self._num_workers == 1:
+            return values
+        strategy = self._strategy
+        if strategy not in _SUMS:
+            _SUMS[strategy] = _sum_of(weakref.proxy(strategy))
+        found = _SUMS[strategy](tf.constant(values, tf.int64))
+        return strategy.experimental_local_results(found)[0].numpy()
 
     def gathered(self, value: int) -> list[int]:
-        """Gathers an int64; all workers call it at the same point.
-
-        Returns one number for each replica, in the order of the workers.
-        """
-        if self._strategy.num_replicas_in_sync == 1:
-            return [value]
-        found = self._gather(tf.constant([value], tf.int64))
-        local = self._strategy.experimental_local_results(found)
-        return local[0].numpy().tolist()
+        """Returns the int64 of each worker, in their order."""
+        own = np.zeros(self._num_workers, np.int64)
+        own[self._index] = value
+        return self.summed(own).tolist()
 
     def floats(self, value: float) -> list[float]:
-        """Gathers a float64, to the bit, as `gathered` does a whole number."""
+        """Returns the float64 of each worker, to the bit."""
         bits = self.gathered(int(np.float64(value).view(np.int64)))
         return np.array(bits, np.int64).view(np.float64).tolist()
 
+    def chiefs(self, value: float) -> float:
+        """Returns the chief's float64, to the bit."""
+        return self.floats(value)[0]
+
 
 # By strategy: a trace costs a start of several workers a tenth of a second.
-_GATHERS: weakref.WeakKeyDictionary[tf.distribute.Strategy, Any] = (
+_SUMS: weakref.WeakKeyDictionary[tf.distribute.Strategy, Any] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _gather_of(strategy: tf.distribute.Strategy) -> Any:
-    def in_replica(value: tf.Tensor) -> tf.Tensor:
+def _sum_of(strategy: tf.distribute.Strategy) -> Any:
+    num_each = num_local(strategy)
+
+    def in_replica(values: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
-        # A value of this replica, or nobody knows where it is to go.
-        return context.all_gather(tf.identity(value), axis=0)
+        counts = context.replica_id_in_sync_group % num_each == 0
+        own = tf.where(counts, values, tf.zeros_like(values))
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
     return tf.function(
-        lambda value: strategy.run(in_replica, args=(value,)),
-        input_signature=[tf.TensorSpec([1], tf.int64)],
+        lambda values: strategy.run(in_replica, args=(values,)),
+        input_signature=[tf.TensorSpec([None], tf.int64)],
         autograph=False,
     )
 
@@ -191,21 +218,6 @@ def _not_together(call: str, others: str) -> NotTogetherError:
         f"worker called it while others {others}. Call it on every worker; "
         "only files should be written by the chief alone."
     )
-
-
-def local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
-    """Returns the indices of this worker's replicas among all of the group."""
-    if strategy.num_replicas_in_sync == 1:
-        return [0]
-
-    ask = tf.function(
-        lambda: strategy.run(
-            lambda: tf.distribute.get_replica_context().replica_id_in_sync_group
-        ),
-        autograph=False,
-    )
-    found = strategy.experimental_local_results(ask())
-    return [int(index) for index in found]
 
 
 def summed(values: list[Any]) -> list[Any]:

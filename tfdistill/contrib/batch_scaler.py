@@ -386,7 +386,7 @@ class BatchScaler(steps.SteppedCallback):
                     start=self._first_size,
                     multiple_of=self._multiple,
                 )
-        size = self._values.gathered(size)[0]
+        size = int(self._values.chiefs(size))
         if size != newest:
             _log.info("Batches of %d examples instead of %d.", size, newest)
         return size

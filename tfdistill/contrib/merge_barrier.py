@@ -150,7 +150,7 @@ class MergeBarrier(mixing.WeightMixer):
 
     def goes_on(self, staged: Sequence[Any]) -> bool:
         """Whether the chief, and all whose versions these are, still mix."""
-        is_wanted = self._values.gathered(self.barrier is None)[0]
+        is_wanted = self._values.chiefs(self.barrier is None)
         extras = [each.version.manifest.extras for each in staged]
         if not is_wanted or any(e.get(OPEN_FIELD) is True for e in extras):
             return False

@@ -8,7 +8,6 @@ step.
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
@@ -27,31 +26,6 @@ _FIELDS = 3
 _READ_TIMEOUT_SECS, _RETRY_SECS = 60.0, 0.2
 
 
-def _collective_sum(
-    strategy: tf.distribute.Strategy, size: int
-) -> Callable[[np.ndarray], np.ndarray]:
-    """Makes one small collective: sums workers' int64 vectors of a size."""
-    num_local = replicas.num_local(strategy)
-
-    def in_replica(values: tf.Tensor) -> tf.Tensor:
-        context = tf.distribute.get_replica_context()
-        first = context.replica_id_in_sync_group % num_local == 0
-        own = tf.where(first, values, tf.zeros_like(values))
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
-
-    @tf.function(
-        input_signature=[tf.TensorSpec([size], tf.int64)], autograph=False
-    )
-    def summed(values: tf.Tensor) -> tf.Tensor:
-        return strategy.run(in_replica, args=(values,))
-
-    def sum_over_group(values: np.ndarray) -> np.ndarray:
-        result = summed(tf.constant(values, tf.int64))
-        return strategy.experimental_local_results(result)[0].numpy()
-
-    return sum_over_group
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class News:
     """What all workers know after a collective; followers by their index.
@@ -62,13 +36,13 @@ class News:
         ready: Followers whose announced version every worker has read.
         failed: Followers whose announced version some worker could not read,
             and which all have rejected.
-        said: The sums of the workers' own numbers, by their names.
+        sums: The sums of the workers' own numbers, by their names.
     """
 
     newest: Sequence[int]
     ready: Sequence[int]
     failed: Sequence[int]
-    said: Mapping[str, Sequence[int]]
+    sums: Mapping[str, Sequence[int]]
 
 
 class Agreement:
@@ -78,44 +52,37 @@ class Agreement:
         self,
         strategy: tf.distribute.Strategy,
         followers: Sequence[follower.Follower],
-        **said: int,
     ) -> None:
-        """Takes the followers, in the same order on all workers.
-
-        `said` are the names of the workers' own numbers, and how many there
-        are of each.
-        """
+        """Takes the followers, in the same order on all workers."""
         self._followers = followers
-        size = _FIELDS * len(followers) + sum(said.values())
-        self._sum = (
-            (lambda values: values)
-            if replicas.num_workers(strategy) == 1
-            else _collective_sum(strategy, size)
-        )
+        self._sum = replicas.WorkerValues(strategy).summed
         self._num_workers = replicas.num_workers(strategy)
         self._is_chief = replicas.is_chief(strategy)
-        self._said = said
 
-    def exchange_news(self, **said: Sequence[int]) -> News:
+    def chiefs(self, values: Sequence[int]) -> Sequence[int]:
+        """Returns numbers of which all learn the chief's, to be sent."""
+        return values if self._is_chief else [0] * len(values)
+
+    def exchange_news(self, **numbers: Sequence[int]) -> News:
         """Sends the other workers what this one knows; rejects what failed.
 
-        `said` are this worker's own numbers, 0 by default, of which all learn
-        the sums.
+        `numbers` are this worker's own, of which all learn the sums. All give
+        the same names and lengths.
         """
         mine = self._no_news()
+        mine[0] = self.chiefs([each.newest for each in self._followers])
         for index, each in enumerate(self._followers):
             state = each.state
-            mine[0, index] = (each.newest + 1) * self._is_chief
             mine[1, index] = state == follower.READY
             mine[2, index] = state == follower.FAILED
-        (newest, ready, failed), sums = self._summed(mine, **said)
+        (newest, ready, failed), sums = self._summed(mine, **numbers)
         for index in map(int, np.flatnonzero(failed)):
             self._reject(index)
         return News(
-            newest=[int(step) - 1 for step in newest],
+            newest=newest.tolist(),
             ready=[int(i) for i in np.flatnonzero(ready == self._num_workers)],
             failed=[int(i) for i in np.flatnonzero(failed)],
-            said=sums,
+            sums=sums,
         )
 
     def confirm(self, reasons: Mapping[int, str | None]) -> list[int]:
@@ -140,10 +107,10 @@ class Agreement:
         has read.
         """
         mine = self._no_news()
-        for index, step in wanted.items():
-            mine[0, index] = (step + 1) * self._is_chief
+        every = range(len(self._followers))
+        mine[0] = self.chiefs([wanted.get(index, -1) for index in every])
         summed, _ = self._summed(mine)
-        asked = {i: int(s) - 1 for i, s in enumerate(summed[0]) if s > 0}
+        asked = {i: s for i, s in enumerate(summed[0].tolist()) if s >= 0}
         for index, step in asked.items():
             self._followers[index].announce(step)
             _read_now(self._followers[index])
@@ -166,15 +133,13 @@ class Agreement:
         return np.zeros([_FIELDS, len(self._followers)], np.int64)
 
     def _summed(
-        self, mine: np.ndarray, **said: Sequence[int]
+        self, mine: np.ndarray, **numbers: Sequence[int]
     ) -> tuple[np.ndarray, dict[str, list[int]]]:
-        own = [*mine.flat]
-        for name, number in self._said.items():
-            own += said.get(name, [0] * number)
-        summed = self._sum(np.array(own, np.int64))
-        ends = np.cumsum([mine.size, *self._said.values()])
+        own = [np.array(each, np.int64) for each in numbers.values()]
+        summed = self._sum(np.concatenate([mine.ravel(), *own]))
+        ends = np.cumsum([mine.size, *map(len, own)])
         of_followers, *sums, _ = np.split(summed, ends)
-        by_name = zip(self._said, (part.tolist() for part in sums), strict=True)
+        by_name = zip(numbers, (part.tolist() for part in sums), strict=True)
         return of_followers.reshape(mine.shape), dict(by_name)
 
 

@@ -197,10 +197,10 @@ class Follower:
         """
         if self._reads_deltas:
             with contextlib.suppress(versions.VersionNotFoundError):
-                place = self._exchange.deltas
-                delta = place.open(group, step)
+                store = self._exchange.deltas
+                delta = store.open(group, step)
                 if self._is_readable(delta):
-                    return place, delta
+                    return store, delta
         return self._exchange, self._exchange.open(group, step)
 
     def _is_usable(self, version: versions.Version) -> bool:
@@ -219,9 +219,9 @@ class Follower:
         staged, failure = None, None
         try:
             with self.reads.measured():
-                place, version = self._open(group, step)
+                store, version = self._open(group, step)
                 self._screen(version)
-                with place.readable(version) as readable:
+                with store.readable(version) as readable:
                     staged = Staged(version, self._read(readable))
             took = self.reads.last_secs or 0.0
             self.read_secs = max(took, _REMEMBERED * self.read_secs)

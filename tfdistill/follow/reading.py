@@ -30,7 +30,7 @@ from tfdistill.follow import follower
 _log = logging.getLogger(__name__)
 
 
-class Place(Protocol):
+class Copy(Protocol):
     """What holds the values of a version, and reads whole ones."""
 
     @property
@@ -61,22 +61,22 @@ class Reader:
         self._namer = bases.Namer()
 
     def read(
-        self, version: versions.Version, place: Place, frames: Collection[int]
+        self, version: versions.Version, copy: Copy, frames: Collection[int]
     ) -> saved_model.Snapshot:
         """Returns values, in the order of the student's variables.
 
         `version` is as `readable` of its store gives it. Deltas of `frames` fit
-        the values that `place` holds. A delta is put over the first values of
+        the values that `copy` holds. A delta is put over the first values of
         which it gives its bits; if it does over none, its version is read
-        whole, if it is there. None stands for a variable of which `place` holds
+        whole, if it is there. None stands for a variable of which `copy` holds
         the base's value. ValueError for a version that must not be used;
         DeltaError, CorruptVersionError and VersionNotFoundError as the last try
         ended.
         """
         if not deltas.is_delta(version.manifest):
-            return place.read(version, self._variables)
+            return copy.read(version, self._variables)
         fault: Any = None
-        for start in self._starts(version, place, frames):
+        for start in self._starts(version, copy, frames):
             try:
                 return self._over(start(), version)
             except (deltas.DeltaError, *follower.CONTRADICTIONS) as error:
@@ -90,11 +90,11 @@ class Reader:
             whole = self._exchange.open(version.group, version.step)
             # One publisher gives both the same bits.
             if whole.manifest.incarnation == version.manifest.incarnation:
-                return self._whole(whole, place)
+                return self._whole(whole, copy)
         raise fault
 
     def _starts(
-        self, delta: versions.Version, place: Place, frames: Collection[int]
+        self, delta: versions.Version, copy: Copy, frames: Collection[int]
     ) -> list[Callable[[], Sequence[Any]]]:
         """Returns what reads the values that a delta may be put over.
 
@@ -103,19 +103,19 @@ class Reader:
         of its step: a training ended there, and the exporter's next training
         continues from the frame.
         """
-        held, frame = lambda: place.held, deltas.frame_of(delta.manifest)
+        held, frame = lambda: copy.held, deltas.frame_of(delta.manifest)
         if frame is None or deltas.base_of(delta.manifest) is not None:
             return [held]
         by_delta = functools.partial(
-            self._frame_by_delta, delta.group, frame, place, frames
+            self._frame_by_delta, delta.group, frame, copy, frames
         )
         return [
             held if frame in frames else by_delta,
-            lambda: self._whole(self._exchange.open(delta.group, frame), place),
+            lambda: self._whole(self._exchange.open(delta.group, frame), copy),
         ]
 
     def _frame_by_delta(
-        self, group: int, step: int, place: Place, frames: Collection[int]
+        self, group: int, step: int, copy: Copy, frames: Collection[int]
     ) -> saved_model.Snapshot:
         """Reads a key frame by the delta of its step, if that is enough."""
         delta = self._exchange.deltas.open(group, step)
@@ -124,16 +124,16 @@ class Reader:
         try:
             self._screen(delta)
             with self._exchange.deltas.readable(delta) as readable:
-                return self._over(place.held, readable)
+                return self._over(copy.held, readable)
         except ValueError as error:
             raise deltas.DeltaError(str(error)) from error
 
     def _whole(
-        self, version: versions.Version, place: Place
+        self, version: versions.Version, copy: Copy
     ) -> saved_model.Snapshot:
         self._screen(version)
         with self._exchange.readable(version) as readable:
-            return place.read(readable, self._variables)
+            return copy.read(readable, self._variables)
 
     def _over(
         self, held: Sequence[Any], delta: versions.Version

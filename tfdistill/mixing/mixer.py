@@ -204,7 +204,6 @@ class ScheduledMixer(steps.Mixer):
         self._rounds = peers_lib.Rounds(
             groups,
             self._source(),
-            self._publish_own,
             strategy,
             wait_secs=self._wait_secs,
             is_exact=not self.mixes_versions,
@@ -217,9 +216,6 @@ class ScheduledMixer(steps.Mixer):
     def _source(self) -> peers_lib.Source:
         """Returns where followers find what is mixed."""
         raise NotImplementedError
-
-    def _publish_own(self, timeout_secs: float) -> None:
-        """Publishes what peers need for this group's mix, if it is not yet."""
 
     @property
     def _weights(self) -> Any:
@@ -440,10 +436,8 @@ class WeightMixer(ScheduledMixer):
             exporter.exchange,
             lambda version: saved_model.read_variables(version.path, expected),
             screen,
+            exporter.ensure_published,
         )
-
-    def _publish_own(self, timeout_secs: float) -> None:
-        self._exporter.ensure_published(timeout_secs)
 
     def _make_weights(self) -> Any:
         model = self.codistilled

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdistill.cluster import replicas
 from tfdistill.exchange import versions
 from tfdistill.follow import agreement
 from tfdistill.follow import follower
@@ -57,11 +56,16 @@ def check_origin(version: versions.Version, ours: Mapping[str, Any]) -> None:
 
 
 class Source(NamedTuple):
-    """Where followers find what is mixed, and how they read and check it."""
+    """Where followers find what is mixed, and how they read and check it.
+
+    `publish_own` has this group's own version published, in so many seconds at
+    most.
+    """
 
     store: Any
     read: Callable[[versions.Version], Any]
     screen: Callable[[versions.Version], None]
+    publish_own: Callable[[float], None] = lambda secs: None
 
 
 class Rounds:
@@ -71,7 +75,6 @@ class Rounds:
         self,
         groups: Sequence[int],
         source: Source,
-        publish_own: Callable[[float], None],
         strategy: tf.distribute.Strategy,
         *,
         wait_secs: float,
@@ -80,12 +83,11 @@ class Rounds:
     ) -> None:
         """Makes the `followers` of a source, the same on all workers.
 
-        `publish_own` has this group's own version published, in so many
-        seconds at most. With `is_exact`, a mix that waits takes no versions of
-        other steps than its own.
+        With `is_exact`, a mix that waits takes no versions of other steps than
+        its own.
         """
         self._is_exact = is_exact
-        self._publish_own = publish_own
+        self._publish_own = source.publish_own
         self._wait_secs, self._clock = wait_secs, clock
         # A later version than the first mix's is not for it.
         self._step = -1
@@ -102,10 +104,7 @@ class Rounds:
             for group in groups
         }
         self._followers = [*self.followers.values()]
-        self._is_chief = replicas.is_chief(strategy)
-        self._agreement = agreement.Agreement(
-            strategy, self._followers, is_over=1
-        )
+        self._agreement = agreement.Agreement(strategy, self._followers)
         # For each peer, the newest version in sight when it was missing.
         self._missed = [-2] * len(self._followers)
 
@@ -163,8 +162,8 @@ class Rounds:
         self._publish_own(self._wait_secs)
         num_rounds = 0
         while True:
-            is_over = self._is_chief and self._clock() >= deadline
-            news = self._agreement.exchange_news(is_over=[is_over])
+            is_over = self._agreement.chiefs([self._clock() >= deadline])
+            news = self._agreement.exchange_news(is_over=is_over)
             num_rounds += 1
             for index in news.failed:
                 self._missed[index] = news.newest[index]
@@ -177,7 +176,7 @@ class Rounds:
                     and self._followers[index].announced == step
                 )
             ]
-            if any(news.said["is_over"]) or not late:
+            if any(news.sums["is_over"]) or not late:
                 break
             for index in range(len(self._followers)):
                 self._announce(news, index)

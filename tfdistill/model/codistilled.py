@@ -214,8 +214,9 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
                 With `loss=None` the student learns from them only.
             distillation_weight: A number or a callable of the global step
                 (int64 scalar tensor) that gives a float scalar, such as the
-                schedules of `tfdistill.schedules`. Default "auto": 0 until
-                the first steep fall of the task loss is over, then 1; see
+                schedules of `tfdistill.schedules` and
+                `callbacks.ChurnBudget`. Default "auto": 0 until the first
+                steep fall of the task loss is over, then 1; see
                 `teachers.auto_burn_in`.
             distillation_output_weights: By output, as `distillation_loss`, a
                 number by which its distillation loss is multiplied, as Keras'

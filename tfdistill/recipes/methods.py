@@ -138,7 +138,7 @@ def retrain(
     weight: Any = teacher_weight
     budget = workload.line.churn_budget if workload.line else 0.0
     if budget and teacher_weight:
-        weight = tfdistill.schedules.ChurnBudget(
+        weight = tfdistill.callbacks.ChurnBudget(
             budget,
             teacher=PROMOTED,
             initial_weight=min(1.0, teacher_weight),

@@ -110,7 +110,7 @@ class AutoBurnIn(steps.BurnIn):
             self._look(batch + 1, float((logs or {})["task_loss"]))
             is_last = 0 < self._longest <= self.step
             found = int(has_fallen(self._losses) or is_last)
-        if self._values.gathered(found)[0]:
+        if self._values.chiefs(found):
             self.end = self.step
             self._variable.assign(self.end)
 

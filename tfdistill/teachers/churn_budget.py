@@ -18,6 +18,7 @@ from tfdistill.cluster import replicas
 from tfdistill.embedding import tables
 from tfdistill.exports import saved_model
 from tfdistill.system import keras_internals
+from tfdistill.teachers import auto_burn_in
 from tfdistill.teachers import canary
 from tfdistill.teachers import fixed
 from tfdistill.teachers import on_servers
@@ -38,7 +39,6 @@ _RATE = 0.2
 _NUM_HALVINGS = 10
 # By how much a teacher's outputs may differ between two ways to run it.
 _SAME = 1e-3
-_STATE = ("weight", "churn", "_pending")
 _MISSED = (
     "%s. The budget wasn't met. Measure more often (`every_steps`), or begin "
     "with a larger `initial_weight`, or with the teacher's weights: "
@@ -89,7 +89,7 @@ class ChurnBudget(steps.SteppedCallback):
             student, teachers=tfdistill.teachers.FixedTeacher(serving_model)
         )
         model.compile(
-            ..., distillation_weight=tfdistill.schedules.ChurnBudget(0.02)
+            ..., distillation_weight=tfdistill.callbacks.ChurnBudget(0.02)
         )
         model.fit(data, validation_data=held_out)
 
@@ -208,6 +208,12 @@ class ChurnBudget(steps.SteppedCallback):
         """Lets the teacher and the student predict the held-out rows."""
         super().on_train_begin(logs)
         model = self.codistilled
+        if isinstance(model.teachers.weight, auto_burn_in.AutoBurnIn):
+            raise ValueError(
+                "A ChurnBudget must be the `distillation_weight`; received it "
+                "only among the callbacks. Pass it to `compile`: `fit` adds it "
+                "to the callbacks."
+            )
         strategy = model.distribute_strategy
         if self._owner is not model:
             self._owner = model
@@ -306,7 +312,7 @@ class ChurnBudget(steps.SteppedCallback):
 
     def _take(self, churn: float) -> None:
         """Takes the chief's churn, and shows it; all workers alike."""
-        self.churn = self._values.floats(churn)[0]
+        self.churn = self._values.chiefs(churn)
         self._show()
 
     def _show(self) -> None:
@@ -331,7 +337,7 @@ class ChurnBudget(steps.SteppedCallback):
                 least = middle
             else:
                 most = middle
-        share = self._values.floats(least)[0]
+        share = self._values.chiefs(least)
         moved = _between(self._anchor, own, share)
         for variable, start, value in zip(
             self._writer.graph.variables, self._anchor, moved, strict=True
@@ -383,11 +389,16 @@ class ChurnBudget(steps.SteppedCallback):
         """Returns what a resumed training continues with."""
         if self._pending is not None:
             self._finished()
-        return {name: vars(self)[name] for name in _STATE}
+        return {
+            "weight": self.weight,
+            "churn": self.churn,
+            "_pending": self._pending,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned."""
-        self.__dict__.update({name: state[name] for name in _STATE})
+        self.weight, self.churn = state["weight"], state["churn"]
+        self._pending = state["_pending"]
         self._show()
 
 

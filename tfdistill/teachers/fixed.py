@@ -78,7 +78,7 @@ class FixedTeacher(teacher.Teacher):
         self._path = path
         self._trust_graph = trust_graph
         # What runs the model, and the places of the student's outputs there.
-        self._place: Any = None
+        self._copy: Any = None
         self._order: Sequence[int] = ()
 
     def _model(self) -> keras.Model:
@@ -98,14 +98,14 @@ class FixedTeacher(teacher.Teacher):
     def attach(self, student: teacher.Student) -> None:
         """Loads the model, and copies its values."""
         if self._path and not self._path.endswith(".keras"):
-            self._place = self._loaded(student)
-            ends = self._place.ends
+            self._copy = self._loaded(student)
+            ends = self._copy.ends
             self._order = range(len(ends))
         else:
             graph, self._order = _traced(self._model(), student)
             ends = [graph.ends[index] for index in self._order]
             values = saved_model.SavedModelWriter(graph).snapshot()
-            self._place = student.place(self.name, graph, values)
+            self._copy = student.place(self.name, graph, values)
         scale.check_ends(self.name, ends, student.losses, student.graph.ends)
 
     def _loaded(self, student: teacher.Student) -> other_graphs.FrozenFunction:
@@ -128,14 +128,14 @@ class FixedTeacher(teacher.Teacher):
 
         None if it has other variables.
         """
-        if isinstance(self._place, other_graphs.FrozenFunction):
+        if isinstance(self._copy, other_graphs.FrozenFunction):
             try:
                 return saved_model.read_variables(self._path, writer.variables)
             except (ValueError, OSError):
                 return None
         found = [
             v if isinstance(v, list) else tf.convert_to_tensor(v)
-            for v in self._place.variables
+            for v in self._copy.variables
         ]
         ours = writer.graph.variables
         same = len(found) == len(ours) and all(
@@ -147,13 +147,13 @@ class FixedTeacher(teacher.Teacher):
 
     def predict(self, inputs: object) -> list[tf.Tensor]:
         """Runs the model outside of a step, which may be on other workers."""
-        if isinstance(self._place, other_graphs.FrozenFunction):
-            return self._place(inputs)
-        return self._place.try_out(self._place.variables, inputs)
+        if isinstance(self._copy, other_graphs.FrozenFunction):
+            return self._copy(inputs)
+        return self._copy.try_out(self._copy.variables, inputs)
 
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
         """Runs the model on the student's inputs."""
-        outputs = self._place.infer(batch.inputs)
+        outputs = self._copy.infer(batch.inputs)
         ordered = [outputs[index] for index in self._order]
         return scale.checked(self.name, ordered, batch.losses)
 

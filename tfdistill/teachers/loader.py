@@ -123,7 +123,7 @@ class TeacherLoader(steps.Loader):
             is_late = time.monotonic() > deadline
             is_over = is_late or all(map(waits.has_ended, teachers.unheard))
             # All workers refresh as often as the chief.
-            is_over = bool(self._values.gathered(int(is_over))[0])
+            is_over = bool(self._values.chiefs(is_over))
             if not is_over:
                 time.sleep(_LOOK_SECS)
         waits.waited_secs += time.monotonic() - start

@@ -132,7 +132,7 @@ class ServerCopy:
         *,
         wait_until_free: Callable[[], None],
     ) -> None:
-        """Makes an empty place. Call it in the strategy's scope.
+        """Makes an empty copy. Call it in the strategy's scope.
 
         `values` are given for a model that never changes: its tables are used
         in place, and the rest is copied. `wait_until_free` waits until no
@@ -390,7 +390,7 @@ class RemoteTeachers:
         graph: student_graph.StudentGraph,
         values: saved_model.Snapshot | None = None,
     ) -> ServerCopy:
-        """Makes a place for the values of the teacher of a name."""
+        """Makes a copy for the values of the teacher of a name."""
         self._copies[name] = ServerCopy(
             name, graph, values, wait_until_free=self._wait_until_free
         )

@@ -224,22 +224,21 @@ class Peer(teacher.Teacher):
                 "train without parameter servers."
             )
         self._writer = saved_model.SavedModelWriter(graph)
-        # The place that runs in the step, and the place that reads versions of
+        # The copy that runs in the step, and the copy that reads versions of
         # the own graph.
-        self._place = self._own_place = student.place(
+        self._copy = self._own_copy = student.place(
             self.name, graph, shares=True
         )
         self.canary = self.canary or student.held_out
         if self.canary is not None:
             # Traced here: the reading thread must not run the student's code.
-            self._own_place.try_out(self._writer.snapshot(), self.canary.inputs)
+            self._own_copy.try_out(self._writer.snapshot(), self.canary.inputs)
             if student.is_chief:
                 known = student.held_out_losses
                 if self.canary not in known:
                     known[self.canary] = worth.HeldOut(self.canary, student)
                 if known[self.canary].can_compare:
                     self._held_out = known[self.canary]
-        self.is_judged = self._held_out is None
         may_differ = self._options.allow_other_graphs
         check = functools.partial(
             screen.check,
@@ -266,16 +265,16 @@ class Peer(teacher.Teacher):
         if self._student.on_servers:
             return
         with self._student.strategy.scope():
-            place = self._own_place.without_trained()
-        if self._place is self._own_place:
-            self._place = place
-        self._own_place = place
+            copy = self._own_copy.without_trained()
+        if self._copy is self._own_copy:
+            self._copy = copy
+        self._own_copy = copy
 
     # ---- in the step ----
 
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
         """Runs the version in use on the student's inputs."""
-        return self._place.infer(batch.inputs)
+        return self._copy.infer(batch.inputs)
 
     # ---- reading a version, in the background ----
 
@@ -291,16 +290,16 @@ class Peer(teacher.Teacher):
         is_own = version.manifest.graph_fingerprint == self._graph.fingerprint
         # A read that was given up may be under way still.
         with self._reading:
-            place = self._own_place
+            copy = self._own_copy
             if is_own:
                 frames = self.follower.frames
-                values = self._reader.read(version, place, frames)
-                values = place.prepared(values)
+                values = self._reader.read(version, copy, frames)
+                values = copy.prepared(values)
             else:
                 expected = saved_model.in_order(version.manifest.variables)
-                values = place.read(version, expected)
+                values = copy.read(version, expected)
         if is_own:
-            infer = functools.partial(place.try_out, values)
+            infer = functools.partial(copy.try_out, values)
             self._try_out(infer, version.step)
         return values
 
@@ -338,7 +337,7 @@ class Peer(teacher.Teacher):
         staged = self.follower.staged
         return staged is not None and not (
             staged.fingerprint == self._fingerprint
-            and self._place.fits(staged.values)
+            and self._copy.fits(staged.values)
         )
 
     def load_graph(self) -> str | None:
@@ -347,7 +346,7 @@ class Peer(teacher.Teacher):
         Returns why the version cannot be used, or None.
         """
         staged: Any = self.follower.staged
-        own, self._next = self._own_place, None
+        own, self._next = self._own_copy, None
         try:
             with self._student.strategy.scope():
                 if staged.fingerprint != self._graph.fingerprint:
@@ -385,11 +384,11 @@ class Peer(teacher.Teacher):
         # A graph loaded for a version that another worker refused is useless.
         loaded, self._next = self._next, None
         if changed := self.needs_graph:
-            self._place = loaded
+            self._copy = loaded
             self._fingerprint = staged.fingerprint
             if self._fingerprint == self._graph.fingerprint:
-                self._own_place = self._place
-        self._place.install(staged.values)
+                self._own_copy = self._copy
+        self._copy.install(staged.values)
         # From now on the next one may be read over these values.
         self.follower.take()
         extras = staged.version.manifest.extras
@@ -398,11 +397,11 @@ class Peer(teacher.Teacher):
         self._num_swaps += 1
         self._last_num_bytes = staged.version.num_bytes
         self._num_bytes += staged.version.num_bytes
-        self._note_line(staged.version.manifest)
+        self._note_link(staged.version.manifest)
         return changed
 
-    def _note_line(self, found: manifest.Manifest) -> None:
-        """Notes what a version says of the line between the two groups."""
+    def _note_link(self, found: manifest.Manifest) -> None:
+        """Notes what a version says of the link between the two groups."""
         self._lag_secs = time.time() - found.created
         hears, count = (
             found.extras.get(name)

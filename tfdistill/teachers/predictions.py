@@ -198,7 +198,6 @@ class PredictedPeer(teacher.Teacher):
 
     # Rows that a peer did not send aren't a version's fault.
     answers_every_row = False
-    is_judged = True
 
     def __init__(self, group: int, swap: PeerPredictions) -> None:
         """Takes a peer, with which `swap` swaps predictions."""
@@ -213,6 +212,10 @@ class PredictedPeer(teacher.Teacher):
     def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
         """Takes what it says of the same batch."""
         return self._swap.answer(batch, self.group)
+
+    def doubt(self) -> str:
+        """Returns why it should not count, by the student's batches, or ""."""
+        return self.record.doubt(self.label, self.waits)
 
     def status(self) -> dict[str, Any]:
         """Describes the peer, for logs: its answers in place of versions."""

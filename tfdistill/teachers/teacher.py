@@ -101,7 +101,7 @@ class Student:
         names: The names of its teachers, in order.
         yardstick: The task loss of single predictions, if there is one loss.
         held_out_losses: By canary, what compares versions with the student.
-        remote: What makes places on parameter servers, and informs workers.
+        remote: What makes copies on parameter servers, and informs workers.
         held_out: The canary of peers that were given none, if there is one.
     """
 
@@ -134,7 +134,7 @@ class Student:
         *,
         shares: bool = False,
     ) -> Any:
-        """Makes a place for the values of the teacher of a name.
+        """Makes a copy for the values of the teacher of a name.
 
         On each replica, or on the parameter servers. With `values` they are
         there from the start, and never change. `shares` is for a `Copy`.
@@ -207,8 +207,6 @@ class Teacher:
         is_attached: Whether it has a student, which it keeps.
         waits: Why it counts nothing for now although it is asked: it is
             clearly worse than the student. Empty (default) if it counts.
-        is_judged: Whether it is, by the student's own batches. Default False;
-            True for other groups without a labeled canary.
         record: What is known of it by these batches.
         num_due: In how many of the student's steps so far the distillation
             weight was above 0.
@@ -231,7 +229,6 @@ class Teacher:
 
     answers_every_row = True
     is_attached = False
-    is_judged = False
     waits = ""
     num_due = num_taught = 0
     # Where the groups that it learns from publish, if they do.
@@ -333,9 +330,7 @@ class Teacher:
 
     def doubt(self) -> str:
         """Returns why it should wait, as the chief sees it; or ""."""
-        if not self.is_judged:
-            return ""
-        return self.record.doubt(self.label, self.waits)
+        return ""
 
     def refresh(self, step: int | None) -> None:
         """Takes what changed since the last refresh.

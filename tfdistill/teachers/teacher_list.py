@@ -261,13 +261,9 @@ class TeacherList:
                     raise RuntimeError(_ATTACHED.format(each.name))
                 each.is_attached = True
                 each.attach(student)
+        self._values = replicas.WorkerValues(strategy)
         self._agreement = agreement.Agreement(
-            student.strategy,
-            [peer.follower for peer in self._peers],
-            bad=len(self),
-            doubted=len(self),
-            moves=len(self._peers),
-            loss=1,
+            student.strategy, [peer.follower for peer in self._peers]
         )
         self._show()
 
@@ -418,21 +414,17 @@ class TeacherList:
             held_out.take(step)
         self._read_report(step or 0)
         doubts = [each.doubt() for each in self._teachers]
-        decides = self._student.is_chief
-        # By its bits: all workers show the same.
-        loss = int(self._mean_loss().view(np.int32)) if decides else 0
+        chiefs = self._agreement.chiefs
         news = self._agreement.exchange_news(
             bad=[count >= _MAX_BAD for count in self._num_bad],
-            doubted=[decides and bool(doubt) for doubt in doubts],
-            moves=[peer.next_group() + 1 for peer in self._peers],
-            loss=[loss],
+            doubted=chiefs([bool(doubt) for doubt in doubts]),
+            moves=chiefs([peer.next_group() for peer in self._peers]),
         )
-        shown = np.int32(news.said["loss"][0]).view(np.float32)
-        self._student.last.also["teacher_loss"] = float(shown)
+        self._show_loss()
         for index, each in enumerate(self._teachers):
-            is_doubted = news.said["doubted"][index]
+            is_doubted = news.sums["doubted"][index]
             self._doubt(each, (doubts[index] or _CHIEFS) if is_doubted else "")
-            if news.said["bad"][index]:
+            if news.sums["bad"][index]:
                 self._num_bad[index] = 0
                 each.drop(
                     "its outputs were NaN or infinite in the batches before "
@@ -447,9 +439,9 @@ class TeacherList:
             is_good = newest not in follower.rejected
             if is_good and newest > follower.current and follower.announced < 0:
                 follower.announce(newest)
-        for peer, move in zip(self._peers, news.said["moves"], strict=True):
-            if move:
-                peer.follow(move - 1)
+        for peer, group in zip(self._peers, news.sums["moves"], strict=True):
+            if group >= 0:
+                peer.follow(group)
         if not self.has_exporter:
             for each in self._teachers:
                 each.exported(step or 0, {})
@@ -478,15 +470,18 @@ class TeacherList:
             is_bad &= bool(shares[index] < 1)
             self._num_bad[index] = self._num_bad[index] + 1 if is_bad else 0
 
-    def _mean_loss(self) -> np.float32:
-        """Returns the mean task loss of the teachers in use; NaN for none."""
+    def _show_loss(self) -> None:
+        """Logs the mean task loss of the teachers in use; NaN for none."""
         found = [
             each.record.status()["teacher_loss"]
             for each in self._teachers
             if each.standing().share
         ]
         known = [loss for loss in found if loss is not None]
-        return np.float32(np.mean(known) if known else np.nan)
+        loss = np.float32(np.mean(known) if known else np.nan)
+        # Only the chief has found any.
+        also = self._student.last.also
+        also["teacher_loss"] = self._values.chiefs(float(loss))
 
     def _doubt(self, each: teacher_lib.Teacher, doubt: str) -> None:
         if doubt and not each.waits:
@@ -603,7 +598,7 @@ class TeacherList:
                 if "record" in known:
                     each.record = worth.Record(known["record"]["reports"])
                 each.num_taught, each.num_due = known.get("num_steps", (0, 0))
-        self._student.last.also["teacher_loss"] = float(self._mean_loss())
+        self._show_loss()
         if was_following:
             self._start_following()
         self._show()

@@ -244,7 +244,7 @@ class AutoSteps(steps.SteppedCallback):
                     num_steps, secs = yield
                     done, spent = done + num_steps, spent + secs
                 # The chief's time on all workers, above 0.
-                spent = self._workers.floats(max(1e-6, spent))[0]
+                spent = self._workers.chiefs(max(1e-6, spent))
                 if spent < _LEAST_SECS:
                     length *= 2
                 else:

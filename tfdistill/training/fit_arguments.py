@@ -149,7 +149,7 @@ def check_alike(
             raise data_checks.DataError(
                 f"`{name}` must have the same size on all workers; received "
                 f"{', '.join(map(str, shares))} batches or examples, by "
-                f"replica (-1: endless). Repeat all shares (`repeat()`) and "
+                f"worker (-1: endless). Repeat all shares (`repeat()`) and "
                 f"pass `{steps}`; or pass the same `tf.data.Dataset` on all "
                 "workers, and `fit` gives each worker its rows. If a share is "
                 "empty, use more data or fewer workers."

@@ -47,7 +47,6 @@ class FirstBatches:
         self._name, self._bare = name, bare
         self._workers = replicas.WorkerValues(strategy)
         self._is_chief = replicas.is_chief(strategy)
-        self._num_local = replicas.num_local(strategy)
         # For other data: a hash of the first batch, of the first two, and so
         # on; or where a data set notes their count, and the hashes.
         self._numbers: list[int] = []
@@ -172,7 +171,7 @@ class FirstBatches:
         if not count:
             return
         own = numbers[count - 1]
-        found = self._workers.gathered(own)[:: self._num_local]
+        found = self._workers.gathered(own)
         others = [str(i) for i, each in enumerate(found) if each != found[0]]
         if not others:
             return

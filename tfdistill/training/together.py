@@ -76,7 +76,7 @@ class Together(keras.callbacks.Callback):
         if self._is_chief:
             warnings.warn(
                 "The learning rate must be the same on all workers; received "
-                f"{', '.join(f'{each:g}' for each in rates)}, by replica, at "
+                f"{', '.join(f'{each:g}' for each in rates)}, by worker, at "
                 f"the begin of epoch {epoch + 1}. All take the chief's. Let "
                 "callbacks decide by what all workers see alike: the step, the "
                 "epoch or the logs.",
@@ -97,8 +97,8 @@ class Together(keras.callbacks.Callback):
         if others:
             raise RuntimeError(
                 "The weights must be the same on all workers; at the end of "
-                f"epoch {epoch + 1}, replica {', '.join(others)} has other "
-                "weights than replica 0. A callback that sets weights, or the "
+                f"epoch {epoch + 1}, worker {', '.join(others)} has other "
+                "weights than worker 0. A callback that sets weights, or the "
                 "learning rate within an epoch, must do so on all workers "
                 "alike, by what all see alike: the step, the epoch or the logs."
             )
