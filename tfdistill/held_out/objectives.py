@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdistill.held_out import predictions
 from tfdistill.system import keras_internals
+from tfdistill.training import global_batch
 
 # Labels from which the distribution of the labels is estimated, at least.
 NUM_LABELS = 100_000
@@ -108,15 +109,10 @@ def distribution(counts: np.ndarray, num_classes: int) -> np.ndarray:
 
 def of(loss: keras.losses.Loss) -> Any:
     """Returns by what a loss is judged: `Classes` or `Clicks`."""
-    while isinstance(loss, Regularized):
-        loss = loss.inner
-    kinds = {
-        keras.losses.SparseCategoricalCrossentropy: Classes,
-        keras.losses.BinaryCrossentropy: Clicks,
-    }
-    for kind, objective in kinds.items():
-        if isinstance(loss, kind) and loss.from_logits:
-            return objective
+    own, kinds = _innermost(loss), keras.losses
+    judged = kinds.SparseCategoricalCrossentropy, kinds.BinaryCrossentropy
+    if isinstance(own, judged) and own.from_logits:
+        return _BY_KIND[keras_internals.kind_of_loss(own)]
     raise ValueError(
         "The loss of a workload must be SparseCategoricalCrossentropy or "
         f"BinaryCrossentropy, with from_logits=True; received {loss!r}. Let "
@@ -200,8 +196,8 @@ def compiled(loss: Any) -> tuple[Any, tuple[Any, ...], Any]:
     )
 
 
-def _innermost(loss: Any) -> Any:
-    while hasattr(loss, "inner"):
+def _innermost(loss: object) -> Any:
+    while isinstance(loss, Regularized | global_batch.GlobalBatchLoss):
         loss = loss.inner
     return loss
 
@@ -254,8 +250,11 @@ def predictions_of(
             f"received outputs of {type(outputs).__name__}. Leave "
             "HeldOutPredictions out."
         )
+    # A function of Keras has none: it takes probabilities.
+    is_named = not isinstance(loss, keras.losses.Loss)
+    settings = {} if is_named else loss.get_config()
     exact = np.asarray(outputs, np.float64)
-    if not getattr(loss, "from_logits", False):
+    if not settings.get("from_logits"):
         tiny = np.finfo(np.float64).tiny
         is_click = kind is Clicks
         exact = np.clip(exact, tiny, 1 - np.finfo(np.float64).epsneg)
@@ -263,7 +262,7 @@ def predictions_of(
     if kind is Classes and labels.shape == exact.shape:
         labels = np.argmax(labels, -1)
     counted: np.ndarray = np.ones(labels.shape, bool)
-    if (ignored := getattr(loss, "ignore_class", None)) is not None:
+    if (ignored := settings.get("ignore_class")) is not None:
         counted = labels != ignored
     for each in weights:
         missing = (1,) * (labels.ndim - each.ndim)
