@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Any
 
 from tfdistill.launcher import fields
 from tfdistill.recipes import methods
@@ -136,7 +135,7 @@ class Setup:
         workers: int = 1,
         shares: int = 1,
         teacher: Run | None = None,
-        **arguments: Any,
+        **arguments: object,
     ) -> Run:
         """Returns a run of the recipe by a method.
 

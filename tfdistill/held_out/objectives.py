@@ -172,7 +172,7 @@ class Clicks:
 _BY_KIND: dict[str | None, Any] = {"classes": Classes, "binary": Clicks}
 
 
-def compiled(loss: Any) -> tuple[Any, tuple[Any, ...], Any]:
+def compiled(loss: object) -> tuple[Any, tuple[Any, ...], Any]:
     """Returns a model's only loss, its place among others, and the objective.
 
     ValueError unless there is one loss, and it is a cross-entropy.
@@ -187,7 +187,10 @@ def compiled(loss: Any) -> tuple[Any, tuple[Any, ...], Any]:
         objective = _BY_KIND.get(keras_internals.kind_of_loss(own))
         if objective is not None:
             return own, path, objective
-    names = [getattr(own, "name", None) or repr(own) for _, own in found]
+    names = [
+        own.name if isinstance(own, keras.losses.Loss) else repr(own)
+        for _, own in found
+    ]
     raise ValueError(
         "Predictions are compared as probabilities, so the model must have one "
         "loss, a categorical or binary cross-entropy; received "
@@ -215,7 +218,7 @@ def part(values: Any, path: tuple[Any, ...], names: Any = None) -> Any:
     return values
 
 
-def check_labels(loss: Any, labels: np.ndarray) -> None:
+def check_labels(loss: object, labels: np.ndarray) -> None:
     """Refuses labels for which a report has no figures."""
     if compiled(loss)[2] is not Clicks:
         return
@@ -232,8 +235,8 @@ def check_labels(loss: Any, labels: np.ndarray) -> None:
 
 
 def predictions_of(
-    loss: Any,
-    outputs: Any,
+    loss: object,
+    outputs: object,
     labels: np.ndarray,
     weights: Sequence[np.ndarray] = (),
 ) -> Any:
@@ -243,7 +246,7 @@ def predictions_of(
     places in a sequence, that have a weight of 0 in one of `weights`, or that
     the loss ignores, are left out.
     """
-    loss, _, kind = compiled(loss)
+    own, _, kind = compiled(loss)
     if not isinstance(outputs, np.ndarray):
         raise ValueError(
             "The output with a loss must be a tensor in held-out predictions; "
@@ -251,8 +254,8 @@ def predictions_of(
             "HeldOutPredictions out."
         )
     # A function of Keras has none: it takes probabilities.
-    is_named = not isinstance(loss, keras.losses.Loss)
-    settings = {} if is_named else loss.get_config()
+    has_settings = isinstance(own, keras.losses.Loss)
+    settings = own.get_config() if has_settings else {}
     exact = np.asarray(outputs, np.float64)
     if not settings.get("from_logits"):
         tiny = np.finfo(np.float64).tiny
