@@ -228,6 +228,19 @@ def two_replicas() -> Any:
 
 
 @pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Returns the message with which a program refuses arguments, by code 2."""
+
+    def message(main: Any, *arguments: object) -> str:
+        with pytest.raises(SystemExit) as caught:
+            main(list(map(str, arguments)))
+        assert caught.value.code == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    return message
+
+
+@pytest.fixture
 def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets scripts of this process train on one of its two devices.
 

@@ -402,8 +402,7 @@ class StudentExporter(steps.Exporter):
             secs = max(writing, teachers.read_secs, teachers.heard_secs)
         every = self._interval.adapted(self.every_steps, self.step, secs)
         self.every_steps = every
-        offset = self.step % self.every_steps
-        self._schedule = steps.EverySteps(self.every_steps, offset_steps=offset)
+        self._schedule = steps.EverySteps(every, offset_steps=self.step % every)
         self._schedule.start(self.step)
 
     def _export(self, *, wait: bool) -> None:

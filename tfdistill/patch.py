@@ -71,6 +71,10 @@ _WRITERS = ("export", "save", "save_weights")
 _OF_GROUPS = method.PEERS, method.PREDICTIONS
 # Rows of the validation data that are compared.
 _MOST_HELD_OUT, _HELD_OUT_BATCH = 4096, 256
+# A method of Keras' or a function of TensorFlow's that another replaces, which
+# gets it as its first argument.
+_Call = Callable[..., Any]
+_Path = str | os.PathLike[str]
 # Attribute of a script's model, of which Keras knows nothing.
 _STATE = "_tfdistill_patch"
 
@@ -149,7 +153,7 @@ class _Patch:
         self.files = outputs.of(identity.Cluster())
         self.settings: dict[str, Any] = {}
 
-    def apply(self, **settings: Any) -> None:
+    def apply(self, **settings: object) -> None:
         """Makes the strategy, and replaces what a script calls."""
         self.settings = settings
         keras_internals.prepare()  # What it replaces stays.
@@ -283,7 +287,9 @@ def _differ(cluster: identity.Cluster) -> Callable[[], None]:
     )
 
 
-def _compile(own: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+def _compile(
+    own: _Call, model: keras.Model, *args: object, **kwargs: object
+) -> None:
     """Notes what a script compiles a model with."""
     own(model, *args, **kwargs)
     if not isinstance(model, model_lib.DistributedModel):
@@ -297,7 +303,7 @@ def _compile(own: Any, model: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _hand_over(
-    name: str, own: Any, model: Any, *args: Any, **kwargs: Any
+    name: str, own: _Call, model: keras.Model, *args: object, **kwargs: object
 ) -> Any:
     """Calls a method of the model around a script's own, if it has one."""
     if isinstance(model, model_lib.DistributedModel) or tf.inside_function():
@@ -308,7 +314,9 @@ def _hand_over(
     return getattr(wrapper, name)(*args, **kwargs)
 
 
-def _write(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
+def _write(
+    own: _Call, model: keras.Model, filepath: _Path, *args: object, **kw: object
+) -> Any:
     """Writes a model on the chief, for all workers to read after that."""
     strategy = _patched.strategy
     if isinstance(model, model_lib.DistributedModel) or strategy is None:
@@ -351,7 +359,7 @@ def _is_missing(path: str | os.PathLike[str]) -> bool:
 
 
 def _save_exported(
-    own: Any, obj: Any, export_dir: Any, *args: Any, **kwargs: Any
+    own: _Call, obj: object, export_dir: _Path, *args: object, **kwargs: object
 ) -> None:
     """Exports what a script gives to TensorFlow itself."""
     # Keras does so, too, on the chief only.
@@ -362,12 +370,15 @@ def _save_exported(
 
 
 def _write_checkpoint(
-    own: Any, checkpoint: Any, prefix: str, options: Any = None
+    own: _Call,
+    checkpoint: tf.train.Checkpoint,
+    prefix: str,
+    options: tf.train.CheckpointOptions | None = None,
 ) -> str:
     """Writes a checkpoint of TensorFlow's."""
     path = _patched.files.written(prefix)
 
-    def write(place: str) -> None:
+    def write(place: _Path) -> None:
         changed = options
         if place != path and options and options.experimental_write_callbacks:
             # Such as those that note which checkpoints there are.
@@ -383,11 +394,11 @@ def _write_checkpoint(
     return path
 
 
-def _call_with(callback: Any, path: str, _: str) -> None:
+def _call_with(callback: Callable[..., None], path: str, _: str) -> None:
     callback(*[path][: len(inspect.signature(callback).parameters)])
 
 
-def _write_together(write: Callable[[Any], None], path: Any) -> None:
+def _write_together(write: Callable[[_Path], None], path: _Path) -> None:
     """Writes on all workers, and keeps what the chief has written.
 
     TensorFlow's own variables may be of a kind that all workers read together.
@@ -407,32 +418,44 @@ def _write_together(write: Callable[[Any], None], path: Any) -> None:
 
 
 def _manage_checkpoints(
-    own: Any, manager: Any, checkpoint: Any, directory: Any, *a: Any, **k: Any
+    own: _Call,
+    manager: tf.train.CheckpointManager,
+    checkpoint: tf.train.Checkpoint,
+    directory: _Path,
+    *a: object,
+    **k: object,
 ) -> None:
     """Keeps a group's checkpoints apart from other groups'."""
     own(manager, checkpoint, _patched.files.written(directory), *a, **k)
 
 
-def _clear(own: Any, *args: Any, **kwargs: Any) -> None:
+def _clear(own: _Call, *args: object, **kwargs: object) -> None:
     """Clears what Keras keeps, but not the strategy of the task."""
     own(*args, **kwargs)
     _patched.enter()
 
 
-def _save(own: Any, model: Any, filepath: Any, *args: Any, **kw: Any) -> Any:
+def _save(
+    own: _Call, model: keras.Model, filepath: _Path, *args: object, **kw: object
+) -> Any:
     """Saves a whole model as its method does."""
     if isinstance(model, model_lib.DistributedModel):
         return model.save(filepath, *args, **kw)
     return _write(own, model, filepath, *args, **kw)
 
 
-def _load_exported(own: Any, *args: Any, **kwargs: Any) -> Any:
+def _load_exported(own: _Call, *args: object, **kwargs: object) -> Any:
     """Loads what was exported, for calls as in one process."""
     return replicas.outside_scopes(lambda: own(*args, **kwargs))
 
 
 def _gradient(
-    own: Any, tape: Any, target: Any, sources: Any, *a: Any, **k: Any
+    own: _Call,
+    tape: tf.GradientTape,
+    target: object,
+    sources: object,
+    *a: object,
+    **k: object,
 ) -> Any:
     """Refuses a script's own loop that each worker or group would run alone."""
     is_step = fits.is_under_way() or replicas.in_replica()
@@ -445,12 +468,14 @@ def _gradient(
     return own(tape, target, found, *a, **k)
 
 
-def _watch(own: Any, tape: Any, tensor: Any) -> None:
+def _watch(own: _Call, tape: tf.GradientTape, tensor: object) -> None:
     """Watches what is read of a variable here."""
     own(tape, keras.tree.map_structure(keras_internals.copy_here, tensor))
 
 
-def _make_train_function(own: Any, model: Any, *args: Any, **kw: Any) -> Any:
+def _make_train_function(
+    own: _Call, model: keras.Model, *args: object, **kw: object
+) -> Any:
     """Refuses a loop over Keras' own step, which knows no other task."""
     if not isinstance(model, model_lib.DistributedModel):
         raise _own_loop("make_train_function")
@@ -520,7 +545,7 @@ class _State:
         return wrapper
 
 
-def _is_built_late(model: Any) -> bool:
+def _is_built_late(model: keras.Model) -> bool:
     """Whether only its own `train_step` can build it, as with a GAN."""
     if not own_steps.is_own(model, "train_step"):
         return False
@@ -529,7 +554,7 @@ def _is_built_late(model: Any) -> bool:
 
 
 def _of_script(name: str) -> Any:
-    def write(self: Any, value: Any) -> None:
+    def write(self: "_OfScript", value: object) -> None:
         # Keras sets some before there is a model inside.
         if "model" in vars(self):
             setattr(self.model, name, value)
@@ -537,66 +562,61 @@ def _of_script(name: str) -> Any:
     return property(lambda self: getattr(self.model, name), write)
 
 
-class _OfScript:
+class _OfScript(model_lib.DistributedModel):
     """What models around a script's own do otherwise than any other."""
 
-    model: Any
     _is_validating = False
     # By these a script and its callbacks talk to Keras.
     history, stop_training, _initial_epoch = map(
         _of_script, ("history", "stop_training", "_initial_epoch")
     )
 
-    def compile_as(self, model: Any, arguments: dict[str, Any]) -> None:
+    def compile_as(self, model: keras.Model, arguments: dict[str, Any]) -> None:
         """Compiles it as a script has compiled its own model."""
-        this: Any = self
-        if this._exchanges and arguments.get("jit_compile") is True:
+        if self._exchanges and arguments.get("jit_compile") is True:
             warnings.warn(
                 "`jit_compile=True` is left out: XLA cannot compile what "
                 "replicas and servers exchange.",
                 stacklevel=2,
             )
             arguments["jit_compile"] = False
-        if not this._own.is_compiled:
+        if not self._own.is_compiled:
             # Keras has made of it what it makes for the dtype.
             own = {"optimizer": model.optimizer, "auto_scale_loss": False}
-            this.compile(**{**arguments, **own})
-            keras_internals.lend_compiled(this, model, metrics=True)
+            self.compile(**{**arguments, **own})
+            keras_internals.lend_compiled(self, model, metrics=True)
         else:
-            this.compile(jit_compile=arguments.get("jit_compile", "auto"))
+            self.compile(jit_compile=arguments.get("jit_compile", "auto"))
 
-    def _compile_inside(self, args: Any, kwargs: Any) -> Any:
-        this: Any = self
-        if this._own.is_compiled:
-            return kwargs, {**this._own.compiled, **kwargs}
-        found: Any = super()
-        return found._compile_inside(args, kwargs)
+    def _compile_inside(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        if self._own.is_compiled:
+            return kwargs, {**self._own.compiled, **kwargs}
+        return super()._compile_inside(args, kwargs)
 
-    def _callbacks(self, arguments: Mapping[str, Any]) -> Any:
+    def _callbacks(self, arguments: dict[str, Any]) -> list[Any]:
         given = guards.listed(arguments.get("callbacks"))
         added = self._added(given)
         if steps.first(added, callbacks_lib.Backup):
             # It does the same, and on several workers.
             kind = keras.callbacks.BackupAndRestore
             given = [each for each in given if not isinstance(each, kind)]
-        found: Any = super()
-        return found._callbacks({**arguments, "callbacks": [*given, *added]})
+        return super()._callbacks({**arguments, "callbacks": [*given, *added]})
 
     def _added(self, given: list[Any]) -> list[Any]:
         """Returns the callbacks that a launched run adds."""
-        this: Any = self
-        directory = this._cluster.group_dir
+        directory = self._cluster.group_dir
         if directory is None or steps.first(given, callbacks_lib.Backup):
             return []
         # No backup counts other optimizers' steps, such as a GAN's.
-        optimizers = keras_internals.optimizers_of(this.model).values()
-        if any(each is not this.optimizer for each in optimizers):
+        optimizers = keras_internals.optimizers_of(self.model).values()
+        if any(each is not self.optimizer for each in optimizers):
             return []
         return [callbacks_lib.Backup(f"{directory}/backup")]
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, *args: object, **kwargs: object) -> Any:
         """Trains the script's model; see `DistributedModel.fit`."""
-        found: Any = super()
         keras_own = keras.Model.fit.__get__(self)
         arguments = fit_arguments.bind(keras_own, args, kwargs)
         # Keras leaves these out without a word.
@@ -605,35 +625,39 @@ class _OfScript:
         if arguments.get("validation_data") is not None:
             arguments.pop("validation_split", None)
         with _shown(self.model, arguments.get("callbacks")):
-            history = found.fit(**arguments)
+            history = super().fit(**arguments)
         history.set_model(self.model)
         return history
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, *args: object, **kwargs: object) -> Any:
         """Evaluates as `keras.Model.evaluate`; within `fit` as the script does.
 
         Keras' `fit` calls the `evaluate` that the script's class may define,
         which may call Keras' again.
         """
-        found: Any = super()
         is_of_fit = "_use_cached_eval_dataset" in kwargs
         if not is_of_fit or self._is_validating:
-            return found.evaluate(*args, **kwargs)
+            return super().evaluate(*args, **kwargs)
         self._is_validating = True
         try:
             return self.model.evaluate(*args, **kwargs)
         finally:
             self._is_validating = False
 
-    def _loop(self, name: str, keras_own: Any, args: Any, kwargs: Any) -> Any:
-        found: Any = super()
+    def _loop(
+        self,
+        name: str,
+        keras_own: _Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         arguments = fit_arguments.bind(keras_own, args, kwargs)
         with _shown(self.model, arguments.get("callbacks")):
-            return found._loop(name, keras_own, (), arguments)
+            return super()._loop(name, keras_own, (), arguments)
 
 
 @contextlib.contextmanager
-def _shown(model: Any, callbacks: Any) -> Iterator[None]:
+def _shown(model: keras.Model, callbacks: object) -> Iterator[None]:
     """Makes a script's callbacks see its own model, not the model around it."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         yield  # The `fit` that it is called in has them.
@@ -653,7 +677,7 @@ def _shown(model: Any, callbacks: Any) -> Iterator[None]:
             vars(each).pop("set_model", None)
 
 
-class _Distributed(_OfScript, model_lib.DistributedModel):
+class _Distributed(_OfScript):
     """Trains a script's model on workers or servers."""
 
     # Its own loops run, and their calls of Keras are handed over.
@@ -696,7 +720,7 @@ class _Codistilled(_OfScript, model_lib.CodistillModel):
         object.__setattr__(made, "_settings", settings)
         return made
 
-    def compile_as(self, model: Any, arguments: dict[str, Any]) -> None:
+    def compile_as(self, model: keras.Model, arguments: dict[str, Any]) -> None:
         """Compiles it so that it learns from others what its loss is about."""
         if len(self.teachers):
             loss = self._settings["loss"]
@@ -706,7 +730,7 @@ class _Codistilled(_OfScript, model_lib.CodistillModel):
             arguments["distillation_weight"] = self._settings["weight"]
         super().compile_as(model, arguments)
 
-    def _callbacks(self, arguments: Any) -> Any:
+    def _callbacks(self, arguments: dict[str, Any]) -> list[Any]:
         if chosen := self._cluster.method:
             if chosen.teachers in _OF_GROUPS or chosen.mixes:
                 _share(arguments, self._cluster)
@@ -716,7 +740,7 @@ class _Codistilled(_OfScript, model_lib.CodistillModel):
             ]
         return super()._callbacks(arguments)
 
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+    def train_on_batch(self, *args: object, **kwargs: object) -> Any:
         """Refuses what no group would learn from another by."""
         raise ValueError(
             "`train_on_batch` must not be called in a run of several groups, "
@@ -754,7 +778,8 @@ def _share(arguments: dict[str, Any], cluster: identity.Cluster) -> None:
         arguments["x"] = data.group_shard(x, cluster, mode="shared")
         return
     parts = {n: arguments[n] for n in names if arguments.get(n) is not None}
-    if not all(hasattr(v, "shape") for v in keras.tree.flatten(parts)):
+    kind = keras_internals.Array
+    if not all(isinstance(v, kind) for v in keras.tree.flatten(parts)):
         # Nothing is to be left out of data that all groups have.
         number = cluster.num_groups
         if method.share(cluster.method, "shared", num_groups=number) != (
@@ -818,7 +843,7 @@ def _rows_of(dataset: keras.utils.PyDataset) -> tuple[Any, ...]:
     return found
 
 
-def derived(task: Any) -> Any:
+def derived(task: object) -> Any:
     """Returns the distillation loss that fits the loss of a task.
 
     Args:

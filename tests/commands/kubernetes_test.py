@@ -44,14 +44,6 @@ def topology(request):
     return TOPOLOGIES[request.param]
 
 
-def _refused(capsys, *options, command=("python", "my_train.py")):
-    """The message with which options are refused, with code 2."""
-    with pytest.raises(SystemExit) as caught:
-        __main__.main([*options, *(["--", *command] if command else [])])
-    assert caught.value.code == 2
-    return " ".join(capsys.readouterr().err.split())
-
-
 # --- The published schemas ---------------------------------------------------
 
 
@@ -250,7 +242,7 @@ def test_the_kubelet_leaves_commands_and_variables_as_they_are(capsys, text):
     assert (env["NOTE"], command) == (text, ["sh", "-c", text])
 
 
-def test_a_recipe_is_checked_before_it_is_sent(capsys):
+def test_a_recipe_is_checked_before_it_is_sent(capsys, refused):
     options = (VOLUME, "--recipe=digits")
     objects = manifest_cases.write(capsys, *options, "--override=seed=7")
     (job,) = manifest_cases.jobs(objects).values()
@@ -260,13 +252,10 @@ def test_a_recipe_is_checked_before_it_is_sent(capsys):
         *("--workdir=/mnt/run1", "--override=seed=7"),
     ]
     given = [*manifest_cases.REQUIRED, "--workdir=/mnt/run1", *options]
-
-    def refused(*more):
-        return _refused(capsys, *given, *more, command=())
-
-    assert "num_stepz" in refused("--override=num_stepz=7")
+    wrong = "--override=num_stepz=7"
+    assert "num_stepz" in refused(__main__.main, *given, wrong)
     given[-1] = "--recipe=config.json"
-    assert "`recipe` must be " in refused()
+    assert "`recipe` must be " in refused(__main__.main, *given)
     assert all(re.fullmatch(r"\w+", name) for name in recipes.RECIPES)
 
 
@@ -283,7 +272,8 @@ def test_a_recipe_is_checked_before_it_is_sent(capsys):
     ],
 )
 def test_what_kubernetes_would_refuse_late_is_refused_at_once(
-    capsys, option, said
+    refused, option, said
 ):
-    given = [*manifest_cases.REQUIRED, "--workdir=/mnt/run1"]
-    assert said in _refused(capsys, *given, option)
+    given = [*manifest_cases.REQUIRED, "--workdir=/mnt/run1", option]
+    command = ["--", "python", "my_train.py"]
+    assert said in refused(__main__.main, *given, *command)

@@ -7,22 +7,14 @@ import pytest
 from tfdistill.commands import slurm
 
 
-def _refused(capsys, *argv):
-    """The message with which a command line is refused, with code 2."""
-    with pytest.raises(SystemExit) as caught:
-        slurm.main(argv)
-    assert caught.value.code == 2
-    return " ".join(capsys.readouterr().err.split())
-
-
-def test_a_recipe_is_checked_before_it_waits_in_a_queue(tmp_path, capsys):
+def test_a_recipe_is_checked_before_it_waits_in_a_queue(tmp_path, refused):
     run = f"--workdir={tmp_path / 'run'}"
     for options, said in (
         (["--recipe=digits", "--override=num_stps=1"], "num_stps"),
         ([], "expected a script such as my_train.py"),
         (["--num_groups=0", "--", "python"], "`num_groups` must be >= 1"),
     ):
-        assert said in _refused(capsys, run, *options)
+        assert said in refused(slurm.main, run, *options)
     assert not (tmp_path / "run").exists()
 
 

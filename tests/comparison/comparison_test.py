@@ -78,24 +78,22 @@ def test_a_total_budget_is_the_same_for_all(name, num_groups):
     ],
 )
 def test_wrong_options_are_told_before_anything_starts(
-    tmp_path, capsys, options, message
+    tmp_path, refused, options, message
 ):
     workdir = tmp_path / "compared"
-    with pytest.raises(SystemExit) as ended:
-        compare.main(["--recipe=digits", f"--workdir={workdir}", *options])
-    assert ended.value.code == 2
-    assert re.search(message, capsys.readouterr().err)
+    given = ["--recipe=digits", f"--workdir={workdir}", *options]
+    assert re.search(message, refused(compare.main, *given))
     assert not workdir.exists()
 
 
 def test_a_sweep_of_an_argument_that_a_workload_lacks_names_the_remedy(
-    tmp_path, capsys
+    tmp_path, refused
 ):
     file = tmp_path / "my_workload.py"
     file.write_text('def workload(*, rate=0.1):\n    """Mine."""\n')
-    with pytest.raises(SystemExit):
-        compare.main([str(file), "--sweep=burn_in=1,2", f"--workdir={file}.d"])
-    assert "Add burn_in_steps=100 to its function" in capsys.readouterr().err
+    given = [file, "--sweep=burn_in=1,2", f"--workdir={file}.d"]
+    said = refused(compare.main, *given)
+    assert "Add burn_in_steps=100 to its function" in said
 
 
 def _curve(*values, every=100):

@@ -176,11 +176,10 @@ def test_a_script_that_sets_its_own_seed_is_found(script, tmp_path):
     ],
 )
 def test_what_a_script_cannot_do_is_told_at_once(
-    tmp_path, monkeypatch, capsys, options, message
+    tmp_path, monkeypatch, refused, options, message
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_train.py").write_text("")
-    with pytest.raises(SystemExit):
-        compare.main(["my_train.py", "--held-out=day", *options])
-    assert message in capsys.readouterr().err
+    given = ["my_train.py", "--held-out=day", *options]
+    assert message in refused(compare.main, *given)
     assert not (tmp_path / "comparisons").exists()

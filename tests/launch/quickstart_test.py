@@ -27,11 +27,9 @@ TINY = (
         ("--trials=1", "`trials` must be >= 2; received 1"),
     ],
 )
-def test_wrong_options_start_nothing(tmp_path, capsys, option, words):
-    with pytest.raises(SystemExit) as caught:
-        quickstart.main([f"--workdir={tmp_path / 'runs'}", option])
-    assert caught.value.code == 2
-    assert words in capsys.readouterr().err
+def test_wrong_options_start_nothing(tmp_path, refused, option, words):
+    workdir = f"--workdir={tmp_path / 'runs'}"
+    assert words in refused(quickstart.main, workdir, option)
     assert not (tmp_path / "runs").exists()
 
 

@@ -71,8 +71,3 @@ def test_ctrl_c_stops_all_tasks_and_is_raised(tmp_path):
         _launch(tmp_path, "connect()\ntrain(10_000)", workers_per_group=2)
     thread.join()
     assert signal.getsignal(signal.SIGINT) is handler
-
-
-def test_wrong_arguments_are_refused_before_anything_starts(tmp_path):
-    with pytest.raises(ValueError, match="`command` must be a list"):
-        tfdistill.launch("python train.py", workdir=tmp_path)

@@ -84,6 +84,7 @@ def test_trackers_get_one_run_a_group_with_the_group_as_a_tag(tmp_path):
         ({"stuck_secs": "8"}, "`stuck_secs` must be a number; received '8'"),
         ({"exchange": 1}, "`exchange` must be a string or None; received 1"),
         ({"command": ["python", 3]}, "`command` must be a list"),
+        ({"command": "python x.py"}, "`command` must be a list"),
         ({"env": {"A": None}}, "`env` must be .*; received {'A': None}"),
         ({"workdir": "gs://b/x"}, "URL may be given as `exchange`"),
     ],

@@ -292,12 +292,9 @@ def test_a_run_ends_with_a_result_and_a_finished_one_says_so(
         ("--workdir=W python my.py", "Pass a script without `python`"),
     ],
 )
-def test_wrong_options(tmp_path, monkeypatch, capsys, arguments, message):
+def test_wrong_options(tmp_path, monkeypatch, refused, arguments, message):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as error:
-        cli.main(arguments.split())
-    assert error.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(cli.main, *arguments.split())
     assert list(tmp_path.iterdir()) == []
 
 

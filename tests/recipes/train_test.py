@@ -47,14 +47,6 @@ def _as_group(monkeypatch, group, num_groups=2):
     monkeypatch.setenv("TFDISTILL_NUM_GROUPS", str(num_groups))
 
 
-def _refused(capsys, argv):
-    """The message with which a command line is refused, with code 2."""
-    with pytest.raises(SystemExit) as caught:
-        train.main(argv)
-    assert caught.value.code == 2
-    return " ".join(capsys.readouterr().err.split())
-
-
 _BACKED_UP = (*SHORT, "checkpoints=best", "backup_every_steps=4")
 
 
@@ -113,10 +105,10 @@ def test_one_group_on_one_machine_leaves_all_files(whole):
     np.testing.assert_allclose(answer, logits, atol=1e-4)
 
 
-def test_a_workdir_holds_one_run_of_one_configuration(tmp_path, capsys):
+def test_a_workdir_holds_one_run_of_one_configuration(tmp_path, refused):
     workdir = tmp_path / "run"
     outputs.write_config(_config(*SHORT), str(workdir))
-    message = _refused(capsys, _options(workdir, "seed=1"))
+    message = refused(train.main, *_options(workdir, "seed=1"))
     assert "config.json in seed. Choose another workdir" in message
 
 
@@ -359,12 +351,12 @@ def test_errors_of_training_become_exit_codes(capsys, caplog):
     ],
 )
 def test_wrong_options_are_refused(
-    tmp_path, monkeypatch, capsys, variables, options, words
+    tmp_path, monkeypatch, refused, variables, options, words
 ):
     monkeypatch.chdir(tmp_path)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert words in _refused(capsys, options)
+    assert words in refused(train.main, *options)
     assert not list(tmp_path.iterdir())
 
 

@@ -73,6 +73,7 @@ def test_callbacks_that_act_by_batches_are_known(exchange):
     def nothing(*args):
         pass
 
+    around = tfdistill.callbacks.IgnoreStorageErrors
     for callback, acts in (
         (_EachBatch(), True),
         (keras.callbacks.LambdaCallback(on_train_batch_begin=nothing), True),
@@ -86,6 +87,11 @@ def test_callbacks_that_act_by_batches_are_known(exchange):
         (keras.callbacks.TensorBoard(), False),
         (keras.callbacks.TerminateOnNaN(), False),
         (tfdistill.callbacks.StudentExporter(exchange, every_steps=7), False),
+        (tfdistill.callbacks.WaitForGroups(), False),
+        (around(keras.callbacks.ModelCheckpoint("a.keras")), False),
+        (around(keras.callbacks.ModelCheckpoint("a.keras", save_freq=5)), True),
+        (around(keras.callbacks.TensorBoard()), True),
+        (around(_EachBatch()), True),
     ):
         assert auto_steps.acts_by_batches(callback) is acts, callback
 

@@ -347,18 +347,19 @@ def kept_of(
     """
     found: dict[str, steps.Stateful] = {}
     for callback in callbacks:
+        key: str | None = None
         kept: list[steps.Stateful] = [
             _Counts(callback, names)
             for known, names in _ATTRIBUTES
             if isinstance(callback, known)
         ]
         if isinstance(callback, steps.SteppedCallback):
+            key = callback.backup_key
             kept.append(callback)
         if isinstance(callback, keras.callbacks.History):
             kept.append(_Rows(callback))
-        key = getattr(callback, "backup_key", None) or type(callback).__name__
         for each in kept:
-            found[_free(key, found)] = each
+            found[_free(key or type(callback).__name__, found)] = each
     return found
 
 

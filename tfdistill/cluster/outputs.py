@@ -135,7 +135,9 @@ class GroupFiles:
     def _reader(self, index: int, name: str) -> Callable[..., Any]:
         """Returns what calls a function with its path as this group's."""
 
-        def read(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def read(
+            own: Callable[..., Any], *args: object, **kwargs: object
+        ) -> Any:
             given = list(args)
             if index < len(given):
                 given[index] = self.read(given[index])
@@ -150,8 +152,8 @@ class GroupFiles:
         own: Callable[..., Any],
         file: object,
         mode: str = "r",
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> Any:
         """Opens a file; warns once of one that all groups write."""
         place = self.read(file)
@@ -217,8 +219,8 @@ def share_directories(cluster: identity.Cluster) -> Callable[[], None]:
     def make(
         plain: Callable[..., None],
         path: str | os.PathLike[str],
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> None:
         whole = None if "dir_fd" in kwargs else os.path.realpath(path)
         try:

@@ -167,7 +167,7 @@ def _gather(
             _send(connection, go=True)
 
 
-def _send(connection: socket.socket, **message: Any) -> None:
+def _send(connection: socket.socket, **message: object) -> None:
     """Sends a line; one that is gone will come again, or be missed."""
     with contextlib.suppress(OSError):
         connection.settimeout(_REPLY_SECS)

@@ -218,9 +218,7 @@ def _at_first_import(act: Callable[[], None]) -> None:
 
 def _is_being_imported() -> bool:
     """Whether this statement is one of Keras' or TensorFlow's own."""
-    specs = [
-        getattr(sys.modules.get(name), "__spec__", None) for name in _HELPED
-    ]
+    specs = [sys.modules[n].__spec__ for n in _HELPED if n in sys.modules]
     return any(getattr(spec, "_initializing", False) for spec in specs)
 
 

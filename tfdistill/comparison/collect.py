@@ -333,7 +333,8 @@ def _exchanged(
         return {"slow_bytes_per_step": float(size)}
     teachers = [teacher for result in results for teacher in result["teachers"]]
     mixing = [result["mixing"] for result in results if "mixing" in result]
-    if run.recipe.method in ("own_past", "ema_teacher"):
+    # The versions of a group's own past travel nowhere.
+    if teachers and all("swaps" in t and "bytes" not in t for t in teachers):
         return _shares(results)
     if others or run.num_groups < 2 or not (teachers or mixing):
         return {}

@@ -82,7 +82,7 @@ class Script(recipes.Recipe):
         settings = {**self.settings, **changes}
         return dataclasses.replace(self, settings=settings)
 
-    def by_method(self, name: str, **arguments: Any) -> "Script":
+    def by_method(self, name: str, **arguments: object) -> "Script":
         """Returns the same script, trained by a method."""
         if name not in METHODS:
             raise ValueError(

@@ -4,6 +4,7 @@ Imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -68,13 +69,17 @@ class Run:
 class Trial:
     """What one method takes for one seed.
 
-    `runs` are in the order in which they must run; the groups of `students`
-    predict, as one ensemble if `averaged`.
+    The groups of `students` predict, as one ensemble if `averaged`.
     """
 
-    runs: tuple[Run, ...]
     students: tuple[Run, ...]
     averaged: bool = False
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs, in the order in which they must run."""
+        teachers = [run.teacher for run in self.students if run.teacher]
+        return (*teachers, *self.students)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,7 +139,7 @@ class Setup:
         workers: int = 1,
         shares: int = 1,
         teacher: Run | None = None,
-        **arguments: Any,
+        **arguments: object,
     ) -> Run:
         """Returns a run of the recipe by a method.
 
@@ -159,16 +164,10 @@ class Setup:
         )
 
 
-def _one(*names: str) -> Callable[..., Trial]:
-    """One group; the options of these names are arguments of the method."""
-
-    def make(setup: Setup, seed: int, method: str) -> Trial:
-        keys = {"smoothing_weight": "weight", "weight_decay": "decay"}
-        arguments = {keys[name]: getattr(setup, name) for name in names}
-        run = setup.run(method, seed, **arguments)
-        return Trial(runs=(run,), students=(run,))
-
-    return make
+def _one(setup: Setup, seed: int, method: str, **options: str) -> Trial:
+    """One group; `options` of the setup are arguments of the method."""
+    arguments = {name: getattr(setup, own) for name, own in options.items()}
+    return Trial(students=(setup.run(method, seed, **arguments),))
 
 
 def _several(setup: Setup, seed: int, method: str) -> Trial:
@@ -180,7 +179,7 @@ def _several(setup: Setup, seed: int, method: str) -> Trial:
         )
     size = setup.num_groups
     run = setup.run(method, seed, part="groups", num_groups=size, shares=size)
-    return Trial(runs=(run,), students=(run,))
+    return Trial(students=(run,))
 
 
 def _large_group(setup: Setup, seed: int, method: str) -> Trial:
@@ -194,7 +193,7 @@ def _large_group(setup: Setup, seed: int, method: str) -> Trial:
         parts=parts,
         learning_rate_scale=setup.learning_rate_scale,
     )
-    return Trial(runs=(run,), students=(run,))
+    return Trial(students=(run,))
 
 
 def _ensemble(setup: Setup, seed: int, method: str) -> Trial:
@@ -208,7 +207,7 @@ def _ensemble(setup: Setup, seed: int, method: str) -> Trial:
         )
         for index in range(size)
     )
-    return Trial(runs=members, students=members, averaged=True)
+    return Trial(students=members, averaged=True)
 
 
 def _offline(setup: Setup, seed: int, method: str) -> Trial:
@@ -216,20 +215,20 @@ def _offline(setup: Setup, seed: int, method: str) -> Trial:
         "independent", seed + _SEEDS_PER_MEMBER, part="teacher", shares=2
     )
     student = setup.run(method, seed, part="student", shares=2, teacher=teacher)
-    return Trial(runs=(teacher, student), students=(student,))
+    return Trial(students=(student,))
 
 
 # How many groups a method takes, and which. One of `launch.methods`, except
 # for the ensemble, which is several independent groups. The first ones learn
 # from nobody, so that nothing of teachers can be swept.
 _ALONE: Mapping[str, Callable[[Setup, int, str], Trial]] = {
-    "independent": _one(),
+    "independent": _one,
     "large_group": _large_group,
-    "label_smoothing": _one("smoothing_weight"),
-    "unigram_smoothing": _one("smoothing_weight"),
-    "weight_decay": _one("weight_decay"),
+    "label_smoothing": functools.partial(_one, weight="smoothing_weight"),
+    "unigram_smoothing": functools.partial(_one, weight="smoothing_weight"),
+    "weight_decay": functools.partial(_one, decay="weight_decay"),
     "ensemble": _ensemble,
-    "diloco_alone": _one(),
+    "diloco_alone": _one,
 }
 _SEVERAL = (
     *("codistill", "codistill_shared", "codistill_coordinated"),
@@ -238,8 +237,8 @@ _SEVERAL = (
 _SHAPES: Mapping[str, Callable[[Setup, int, str], Trial]] = {
     **_ALONE,
     "offline_distillation": _offline,
-    "ema_teacher": _one(),
-    "own_past": _one(),
+    "ema_teacher": _one,
+    "own_past": _one,
     **dict.fromkeys(_SEVERAL, _several),
 }
 DESCRIPTIONS: Mapping[str, str] = {

@@ -5,7 +5,6 @@ each learns from what the others predicted before the step. Nothing is sent or
 run twice, since the predictions are outputs of the step itself.
 """
 
-import copy
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -41,16 +40,22 @@ class OtherStudents(teachers.Teacher):
                 "`num_students` must be the number of students in the model's "
                 f"outputs, >= 2; received {num_students!r}."
             )
-        self._num_students, self._distance = num_students, 1
+        self._num_students = num_students
 
     def members(self, cluster: tfdistill.Cluster) -> Sequence[teachers.Teacher]:
         """Returns one teacher for each distance between two students."""
-        found = []
-        for distance in range(1, self._num_students):
-            ahead = copy.copy(self)
-            ahead.name, ahead._distance = f"next_{distance}", distance
-            found.append(ahead)
-        return found
+        return [
+            _Ahead(distance, self._num_students, self.weight)
+            for distance in range(1, self._num_students)
+        ]
+
+
+class _Ahead(teachers.Teacher):
+    """To each student, the one at a distance ahead of it in the circle."""
+
+    def __init__(self, distance: int, num_students: int, weight: float) -> None:
+        super().__init__(name=f"next_{distance}", weight=weight)
+        self._distance, self._num_students = distance, num_students
 
     def ask(self, batch: teachers.Batch) -> list[tf.Tensor]:
         """Returns the outputs of the step, each student's at another's place.

@@ -65,7 +65,7 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
         momentum: float = 0.9,
         nesterov: bool = False,
         every_steps: int = 1,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(

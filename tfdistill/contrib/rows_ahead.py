@@ -64,7 +64,7 @@ class RowsAhead:
         return {"num_batches": self.num_batches}
 
     def fetching(
-        self, model: Any, update: Any, *, endless: bool
+        self, model: keras.Model, update: Any, *, endless: bool
     ) -> fetching.Fetching:
         """Returns what reads for a model's steps; `fit` calls it.
 
@@ -91,7 +91,12 @@ class _Part(fetching.Part):
 
     slots: Sequence[tf.Tensor] = ()
 
-    def update(self, rule: Any, changed: tf.IndexedSlices, hyper: Any) -> None:
+    def update(
+        self,
+        rule: Any,
+        changed: tf.IndexedSlices,
+        hyper: Mapping[str, tf.Tensor],
+    ) -> None:
         """Changes those rows that an update of the shard changes."""
         # Rows of one list are different, so this finds them in the other.
         _, places = tf.unique(tf.concat([self.rows, changed.indices], axis=0))
@@ -134,7 +139,7 @@ class _Fetched:
 class _Ahead(fetching.Fetching):
     """Fetches what the steps of one execution read, some batches ahead."""
 
-    def __init__(self, model: Any, update: Any, num_ahead: int) -> None:
+    def __init__(self, model: keras.Model, update: Any, num_ahead: int) -> None:
         """Fetches nothing yet."""
         super().__init__(update.fetching.variables)
         for table in self.variables.tables:

@@ -70,7 +70,7 @@ class SampledOutput(keras.layers.Layer):
         num_sampled: int = 1024,
         kernel_initializer: str | keras.Initializer = "glorot_uniform",
         seed: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Takes the sizes; variables are made at the first call.
 
@@ -118,7 +118,7 @@ class SampledOutput(keras.layers.Layer):
             autocast=False,
         )
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: object, training: bool | None = None) -> Any:
         """Returns logits; in training the inputs, for `cross_entropy`."""
         if training:
             self._handed_out.add(threading.get_ident())

@@ -38,7 +38,7 @@ class IdColumn(keras.layers.Layer):
         self._regions, self._rules = regions, rules
         self.columns: list[places.Column] = []
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: object = None) -> None:
         """Makes the keys, and what is to be known of them, beside shards."""
         self.table.make()
         for shard, variable in enumerate(self.table.shards):
@@ -69,11 +69,11 @@ class IdColumn(keras.layers.Layer):
         found = self.table.gathered(tf.reshape(places, [-1]), training=False)
         return tf.reshape(found, tf.shape(places))
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: tables.Store) -> None:
         """Saves the keys, whatever their shards."""
         self.table.save(store)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: tables.Store) -> None:
         """Loads the keys, shard by shard."""
         self.table.load(store)
 
@@ -137,7 +137,7 @@ class DynamicEmbedding(layer.TableLookup):
         admit_after: int = 1,
         evict: str | None = "lru",
         max_age_steps: int | None = None,
-        embeddings_initializer: Any = "uniform",
+        embeddings_initializer: tables.Initializer = "uniform",
         combiner: str | None = None,
         num_shards: int | None = None,
         **kwargs: Any,
@@ -193,7 +193,7 @@ class DynamicEmbedding(layer.TableLookup):
         self._training: _Training | None = None
         self.table.trained_by = self._trained_by
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: object = None) -> None:
         """Makes the shards, and beside each its keys."""
         num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if num_replicas > 1:
@@ -279,7 +279,7 @@ class DynamicEmbedding(layer.TableLookup):
             experimental_attributes={"_noinline": True},
         )
 
-    def rows_of(self, ids: Any) -> np.ndarray:
+    def rows_of(self, ids: object) -> np.ndarray:
         """Returns the stored row of each id, int64, -1 for those without.
 
         `ids` are shaped as for a call.
@@ -293,7 +293,7 @@ class DynamicEmbedding(layer.TableLookup):
         return np.where(held > 0, found, -1).reshape(keys.shape)
 
     def _vectors(
-        self, ids: tf.Tensor, fields: Any, training: bool | None
+        self, ids: tf.Tensor, fields: tf.Tensor | None, training: bool | None
     ) -> tf.Tensor:
         """Returns `[number of ids, dim]`."""
         keys = self.fields.in_table(ids, fields, owner=self.table.owner)
@@ -367,12 +367,12 @@ class DynamicEmbedding(layer.TableLookup):
             own.append(tf.boolean_mask(who, has_row))
         return rows, own
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: tables.Store) -> None:
         """Saves `unknown` besides the table; the ids save themselves."""
         super().save_own_variables(store)
         store["unknown"] = keras.ops.convert_to_numpy(self.unknown)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: tables.Store) -> None:
         """Loads both."""
         super().load_own_variables(store)
         self.unknown.assign(store["unknown"])

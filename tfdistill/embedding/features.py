@@ -58,7 +58,7 @@ class FeatureEmbedding(keras.layers.Layer):
         sharding: str = "hash",
         num_shards: int | None = None,
         oov_index: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Makes a table for each `TableConfig`.
 
@@ -117,14 +117,17 @@ class FeatureEmbedding(keras.layers.Layer):
             for field, table in enumerate(stack)
         }
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: object = None) -> None:
         """Makes the tables."""
         for stack in self.stacks:
             stack.build()
         self.built = True
 
     def call(
-        self, inputs: Any, weights: Any = None, training: bool | None = None
+        self,
+        inputs: object,
+        weights: object = None,
+        training: bool | None = None,
     ) -> Any:
         """Looks up each feature and reduces its vectors to one.
 
@@ -237,7 +240,8 @@ def _looked_up(
 def _kind(table: Any) -> Any:
     """What tables of one stack have in common."""
     initializer = keras.initializers.get(table.initializer)
-    if getattr(initializer, "mode", "fan_out") != "fan_out":
+    is_scaled = isinstance(initializer, keras.initializers.VarianceScaling)
+    if is_scaled and initializer.mode != "fan_out":
         return table.name  # The variance follows from the number of rows.
     config = keras.saving.serialize_keras_object(initializer)
     if isinstance(config, dict) and isinstance(config.get("config"), dict):

@@ -125,7 +125,7 @@ class FieldKeys(FieldIds):
 def _refuse(
     ids: tf.Tensor,
     limits: tf.Tensor,
-    fields: Any,
+    fields: tf.Tensor | None,
     is_bad: tf.Tensor,
     owner: tf.Tensor,
     names: tf.Tensor,

@@ -30,11 +30,11 @@ class TableLookup(keras.layers.Layer):
         layout: table_rows.RowLayout,
         output_dim: int,
         *,
-        embeddings_initializer: Any,
+        embeddings_initializer: tables.Initializer,
         combiner: str | None,
         num_shards: int | None,
         combine_on_servers: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Makes the table, whose shards follow when the layer is built."""
         super().__init__(**kwargs)
@@ -83,7 +83,9 @@ class TableLookup(keras.layers.Layer):
         """The table in stored order."""
         return self.table.shards
 
-    def call(self, ids: Any, training: bool | None = None) -> Any:
+    def call(
+        self, ids: tf.Tensor | tf.RaggedTensor, training: bool | None = None
+    ) -> Any:
         """Looks up the vectors.
 
         Args:
@@ -114,7 +116,7 @@ class TableLookup(keras.layers.Layer):
         vectors = with_vectors(ids, vectors, self.output_dim)
         return table_rows.combine(vectors, self.combiner)
 
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+    def compute_output_spec(self, *args: object, **kwargs: object) -> Any:
         """Returns the spec of the vectors; see `keras.Layer`.
 
         Ids are checked first: Keras puts another reason before what `call`
@@ -140,13 +142,17 @@ class TableLookup(keras.layers.Layer):
             )
 
     def _vectors(
-        self, ids: tf.Tensor, fields: Any, training: bool | None
+        self, ids: tf.Tensor, fields: tf.Tensor | None, training: bool | None
     ) -> tf.Tensor:
         """Returns the vectors of ids of any shape, `[number of ids, dim]`."""
         raise NotImplementedError
 
     def _pooled(
-        self, ids: Any, flat: tf.Tensor, fields: Any, training: bool | None
+        self,
+        ids: tf.Tensor | tf.RaggedTensor,
+        flat: tf.Tensor,
+        fields: tf.Tensor | None,
+        training: bool | None,
     ) -> tf.Tensor:
         """Returns what servers reduce each bag to."""
         is_fm = self.combiner == "fm"
@@ -193,11 +199,11 @@ class TableLookup(keras.layers.Layer):
                 stacklevel=2,
             )
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: tables.Store) -> None:
         """Saves the table, whatever its shards."""
         self.table.save(store)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: tables.Store) -> None:
         """Loads the table, shard by shard."""
         self.table.load(store)
 
@@ -214,7 +220,7 @@ class TableLookup(keras.layers.Layer):
         }
 
 
-def check_ids(ids: Any, name: str) -> None:
+def check_ids(ids: tf.Tensor | tf.RaggedTensor, name: str) -> None:
     """Checks that ids of the layer of this name can be looked up."""
     is_sparse = isinstance(ids, tf.SparseTensor)
     if is_sparse or ids.dtype not in (tf.int32, tf.int64):
@@ -225,7 +231,9 @@ def check_ids(ids: Any, name: str) -> None:
         )
 
 
-def with_vectors(ids: Any, vectors: tf.Tensor, dim: int) -> Any:
+def with_vectors(
+    ids: tf.Tensor | tf.RaggedTensor, vectors: tf.Tensor, dim: int
+) -> Any:
     """Gives each of the ids, dense or ragged, its vector of `[number, dim]`."""
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(vectors)
@@ -272,13 +280,13 @@ class ShardedEmbedding(TableLookup):
         input_dim: int | Sequence[int],
         output_dim: int,
         *,
-        embeddings_initializer: Any = "uniform",
+        embeddings_initializer: tables.Initializer = "uniform",
         combiner: str | None = None,
         combine_on_servers: bool = False,
         sharding: str = "hash",
         num_shards: int | None = None,
         oov_index: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Makes the layer; the table follows when it is built.
 
@@ -330,7 +338,7 @@ class ShardedEmbedding(TableLookup):
         self.input_dim = ids.sizes if ids.has_axis else ids.sizes[0]
         self.combine_on_servers = combine_on_servers
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: object = None) -> None:
         """Makes the shards and fills them, each where it lives."""
         self.table.make(
             self.embeddings_initializer, num_shards=self._num_shards
@@ -338,7 +346,7 @@ class ShardedEmbedding(TableLookup):
         self.built = True
 
     def _vectors(
-        self, ids: tf.Tensor, fields: Any, training: bool | None
+        self, ids: tf.Tensor, fields: tf.Tensor | None, training: bool | None
     ) -> tf.Tensor:
         ids = self.fields.in_table(ids, fields, owner=self.table.owner)
         rows = self.table.stored(ids)

@@ -110,10 +110,12 @@ def find(
     # Nothing was ever put behind an empty place.
     left = tf.where(~is_it & (held != 0))[:, 0]
 
-    def more(probe: Any, left: Any, *_: Any) -> tf.Tensor:
+    def more(probe: tf.Tensor, left: tf.Tensor, *_: object) -> tf.Tensor:
         return (probe < MOST_PROBES) & (tf.size(left) > 0)
 
-    def look(probe: Any, left: Any, places: Any, found: Any) -> Any:
+    def look(
+        probe: tf.Tensor, left: tf.Tensor, places: tf.Tensor, found: tf.Tensor
+    ) -> Any:
         sought = tf.gather(keys, left)
         some = regions.places(
             sought, tf.gather(homes, left), probe, _PROBES_AT_ONCE
@@ -261,10 +263,10 @@ class Column:
         every = self._regions.places(keys, homes, 0, MOST_PROBES)
         count = tf.size(keys)
 
-        def more(turn: Any, goes_on: Any, _: Any) -> tf.Tensor:
+        def more(turn: tf.Tensor, goes_on: tf.Tensor, _: Any) -> tf.Tensor:
             return goes_on & (turn < MOST_PROBES)
 
-        def give(turn: Any, _: Any, places: Any) -> Any:
+        def give(turn: tf.Tensor, _: Any, places: tf.Tensor) -> Any:
             left = tf.where(places < 0)[:, 0]
             own = tf.gather(every, left)
             cost = self._cost(own, step)

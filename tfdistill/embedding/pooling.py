@@ -57,7 +57,7 @@ def _sum_of_shard(
             summands = table_rows.with_squared_norms(vectors)
         total = tf.math.unsorted_segment_sum(summands, bags, tf.size(counts))
 
-    def gradient(upstream: Any) -> tf.IndexedSlices:
+    def gradient(upstream: tf.Tensor) -> tf.IndexedSlices:
         upstream = tf.convert_to_tensor(upstream)
         with tf.device(source.device):
             of_id = tf.gather(upstream, bags)

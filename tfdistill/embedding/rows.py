@@ -118,14 +118,14 @@ class RowLayout:
         """Returns the same stored order, cut into other shards."""
         return dataclasses.replace(self, num_shards=num_shards)
 
-    def storage_rows(self, ids: Any) -> tf.Tensor:
+    def storage_rows(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rows, int64, in which ids in [0, num_rows) are stored."""
         ids = tf.cast(ids, tf.int64)
         if self.sharding == "contiguous":
             return ids
         return ids * self.multiplier % self.num_rows
 
-    def split(self, rows: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def split(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the shards that hold stored rows, and the rows in these.
 
         The shards' indices are int32; the local rows int32 if every shard is
@@ -173,7 +173,7 @@ def look_up(
     layout: RowLayout,
     storage_rows: tf.Tensor,
     *,
-    dtype: Any,
+    dtype: tf.DType,
 ) -> tf.Tensor:
     """Returns rows; the tape sees one gradient row for each distinct id.
 
@@ -214,7 +214,7 @@ class Lookup:
         rows, places_by_shard = zip(*by_shard, strict=True)
         return cls(rows, places_by_shard, positions)
 
-    def vectors(self, found: Sequence[tf.Tensor], dtype: Any) -> tf.Tensor:
+    def vectors(self, found: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
         """Returns `[num_ids, dim]`, given what was found by shard."""
         if len(found) == 1:
             return expand(found[0], self.positions, dtype)
@@ -222,7 +222,7 @@ class Lookup:
         return expand(rows, self.positions, dtype)
 
 
-def expand(rows: tf.Tensor, positions: tf.Tensor, dtype: Any) -> tf.Tensor:
+def expand(rows: tf.Tensor, positions: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Repeats rows; the gradients of one row are summed before they leave.
 
     From `[n, dim]` and integers `[m]` in [0, n) to `[m, dim]` of `dtype`.
@@ -230,7 +230,7 @@ def expand(rows: tf.Tensor, positions: tf.Tensor, dtype: Any) -> tf.Tensor:
 
     @tf.custom_gradient
     def repeated(rows: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        def gradient(upstream: Any) -> tf.Tensor:
+        def gradient(upstream: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
             segments = positions
             if isinstance(upstream, tf.IndexedSlices):
                 segments = tf.gather(positions, upstream.indices)
@@ -254,7 +254,7 @@ def sum_per_row(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
-def combine(vectors: Any, combiner: str | None) -> Any:
+def combine(vectors: tf.Tensor | tf.RaggedTensor, combiner: str | None) -> Any:
     """Reduces the vectors of each bag of ids to one.
 
     From floats, dense `[..., k, dim]` or ragged `[batch, (k), dim]`, to what
@@ -277,7 +277,7 @@ def combine(vectors: Any, combiner: str | None) -> Any:
     return tf.cast(combined(total, sizes, combiner), dtype)
 
 
-def with_squared_norms(vectors: Any) -> Any:
+def with_squared_norms(vectors: tf.Tensor | tf.RaggedTensor) -> Any:
     """Returns vectors `[..., dim + 1]` that end with their squared norm."""
     if isinstance(vectors, tf.RaggedTensor):
         return vectors.with_values(with_squared_norms(vectors.values))

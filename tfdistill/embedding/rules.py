@@ -59,14 +59,15 @@ class UpdateRule:
         self._step = replicas.outside_scopes(
             lambda: keras_internals.UpdateStep(optimizer)
         )
-        plain = not (optimizer.weight_decay or getattr(optimizer, "amsgrad", 0))
-        is_adam = type(optimizer) is keras.optimizers.Adam and plain
+        is_adam = type(optimizer) is keras.optimizers.Adam and not (
+            optimizer.weight_decay or optimizer.amsgrad
+        )
         # So they are called in backups.
         names = {"momentum": "m", "velocity": "v"} if is_adam else {}
         self.slots = {names.get(k, k): v for k, v in self._step.slots.items()}
 
     def make_slots(
-        self, variable: Any, strategy: tf.distribute.Strategy
+        self, variable: tf.Variable, strategy: tf.distribute.Strategy
     ) -> dict[str, tf.Variable]:
         """Makes what it keeps for a variable, by name, beside that variable.
 
@@ -86,7 +87,7 @@ class UpdateRule:
                 for name, initial in self.slots.items()
             }
 
-    def hyperparameters(self, step: Any) -> dict[str, tf.Tensor]:
+    def hyperparameters(self, step: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns what changes from step to step, float32 scalars by name.
 
         `step` counts the updates made before this one. A learning rate
@@ -110,7 +111,7 @@ class UpdateRule:
 
     def changed(
         self,
-        variable: Any,
+        variable: tf.Variable,
         values: Sequence[tf.Tensor],
         grad: tf.Tensor,
         hyper: Hyperparameters,
@@ -124,9 +125,9 @@ class UpdateRule:
 
     def added(
         self,
-        variable: Any,
+        variable: tf.Variable,
         values: Sequence[tf.Tensor],
-        grad: Any,
+        grad: tf.Tensor | tf.IndexedSlices,
         hyper: Hyperparameters,
     ) -> list[tf.Tensor]:
         """Returns what an update of a whole variable adds to such values.
@@ -141,7 +142,11 @@ class UpdateRule:
         return [new - old for new, old in zip(after, values, strict=True)]
 
     def apply_dense(
-        self, variable: Any, slots: Slots, grad: Any, hyper: Hyperparameters
+        self,
+        variable: tf.Variable,
+        slots: Slots,
+        grad: tf.Tensor | tf.IndexedSlices,
+        hyper: Hyperparameters,
     ) -> None:
         """Updates a whole variable, on its device.
 
@@ -158,7 +163,7 @@ class UpdateRule:
 
     def apply_rows(
         self,
-        variable: Any,
+        variable: tf.Variable,
         slots: Slots,
         rows: tf.Tensor,
         grads: tf.Tensor,
@@ -180,7 +185,9 @@ class UpdateRule:
                 for target, new in zip(targets, after, strict=True)
             ]
 
-    def in_turns(self, variable: Any, slots: Slots) -> Callable[..., Any]:
+    def in_turns(
+        self, variable: tf.Variable, slots: Slots
+    ) -> Callable[..., Any]:
         """Returns `apply_rows` of a variable on a server, for many workers.
 
         A function of rows, gradients and hyperparameters. Each call reads and
@@ -268,7 +275,7 @@ def clip(
         members.setdefault(key, []).append(gradient)
     scales = {key: _scale(_norm(members[key]), limit) for key in members}
     return [
-        _mapped(g, lambda v, s=scales[key]: v * tf.cast(s, v.dtype))
+        _mapped(g, functools.partial(_scaled, scales[key]))
         for key, g in zip(keys, gradients, strict=True)
     ]
 
@@ -292,7 +299,14 @@ def _norm(gradients: Sequence[Any]) -> tf.Tensor:
     return tf.sqrt(tf.add_n(squares)) if squares else tf.zeros([])
 
 
-def _mapped(gradient: Any, function: Any) -> Any:
+def _scaled(scale: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    return value * tf.cast(scale, value.dtype)
+
+
+def _mapped(
+    gradient: tf.Tensor | tf.IndexedSlices | None,
+    function: Callable[[tf.Tensor], tf.Tensor],
+) -> Any:
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):

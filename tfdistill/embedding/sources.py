@@ -40,7 +40,9 @@ class OnServer(OwnRows):
             return tf.gather(self._shard, rows)
 
 
-def gather(source: Any, rows: tf.Tensor) -> tf.Tensor:
+def gather(
+    source: tf.Tensor | tf.Variable | OwnRows, rows: tf.Tensor
+) -> tf.Tensor:
     """Returns rows of one source: a tensor, a variable, or `OwnRows`."""
     if isinstance(source, OwnRows):
         return source.gather_rows(rows)
@@ -75,6 +77,6 @@ def rows_from(sources: Mapping[Any, Sources]) -> Iterator[None]:
         _given.sources = before
 
 
-def given(table: Any) -> Sources | None:
+def given(table: object) -> Sources | None:
     """Returns what a table's lookups read in this thread, if not its shards."""
     return _given.sources.get(id(table))

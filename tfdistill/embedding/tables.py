@@ -9,7 +9,9 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import MutableMapping
 from typing import Any
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -22,6 +24,11 @@ from tfdistill.system import keras_internals
 
 # The order of a table whose rows lie where their ids were put.
 BY_ID = "by_id"
+# What a layer saves its arrays to, and loads them from.
+Store = MutableMapping[str, Any]
+Initializer: TypeAlias = (
+    str | Mapping[str, Any] | keras.initializers.Initializer
+)
 Slots = Mapping[str, tf.Variable]
 
 
@@ -69,7 +76,10 @@ class Table:
     # ---- shards ----
 
     def make(
-        self, initializer: Any = "zeros", *, num_shards: int | None = None
+        self,
+        initializer: Initializer = "zeros",
+        *,
+        num_shards: int | None = None,
     ) -> None:
         """Makes the shards and fills them, each where it lives.
 
@@ -168,12 +178,12 @@ class Table:
             "sharding": BY_ID if self.is_by_id else self.layout.sharding,
         }
 
-    def save(self, store: Any) -> None:
+    def save(self, store: Store) -> None:
         """Saves one array `table` in stored order, whatever the shards."""
         shards = [keras.ops.convert_to_numpy(v) for v in self.shards]
         store["table"] = np.concatenate(shards)
 
-    def load(self, store: Any) -> None:
+    def load(self, store: Store) -> None:
         """Loads what `save` saved, shard by shard."""
         table, expected = store["table"], tuple(self.shape)
         if tuple(table.shape) != expected:
@@ -208,7 +218,10 @@ class Table:
         return self.layout.storage_rows(tf.reshape(ids, [-1]))
 
     def gathered(
-        self, rows: tf.Tensor, training: bool | None, dtype: Any = None
+        self,
+        rows: tf.Tensor,
+        training: bool | None,
+        dtype: tf.DType | None = None,
     ) -> tf.Tensor:
         """Returns stored rows, int64 `[n]`, from wherever they are in force.
 
@@ -288,12 +301,14 @@ def variables_of(model: keras.Model) -> list[Any]:
     return found
 
 
-def parts_of(variable: Any) -> list[Any]:
+def parts_of(variable: Table | keras.Variable) -> list[Any]:
     """Returns the Keras variables of one of a graph: a table has shards."""
     return variable.shards if isinstance(variable, Table) else [variable]
 
 
-def by_part(variable: Any, value: tf.Tensor) -> list[tuple[Any, tf.Tensor]]:
+def by_part(
+    variable: Table | keras.Variable, value: tf.Tensor
+) -> list[tuple[Any, tf.Tensor]]:
     """Returns the Keras variables of one of a graph, each with its rows."""
     parts = parts_of(variable)
     if len(parts) == 1:
@@ -303,7 +318,9 @@ def by_part(variable: Any, value: tf.Tensor) -> list[tuple[Any, tf.Tensor]]:
 
 
 def assign(
-    variable: Any, value: tf.Tensor, strategy: tf.distribute.Strategy
+    variable: Table | keras.Variable,
+    value: tf.Tensor,
+    strategy: tf.distribute.Strategy,
 ) -> None:
     """Gives one of a graph's variables a value, on all of this task's replicas.
 

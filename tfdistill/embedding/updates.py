@@ -76,7 +76,9 @@ class TableUpdates:
         else:
             self.optimizer.iterations.assign_add(1)
 
-    def _update_tables(self, gradients: dict[int, Any], hyper: Any) -> None:
+    def _update_tables(
+        self, gradients: dict[int, Any], hyper: rules.Hyperparameters
+    ) -> None:
         moved = [
             (shard, gradients[id(shard.variable)])
             for shard in self.shards
@@ -89,7 +91,11 @@ class TableUpdates:
                 )
             return
 
-        def update_copies(strategy: Any, slices: Any, hyper: Any) -> None:
+        def update_copies(
+            strategy: tf.distribute.Strategy,
+            slices: Sequence[tuple[tf.Tensor, tf.Tensor]],
+            hyper: rules.Hyperparameters,
+        ) -> None:
             for (shard, _), (rows, values) in zip(moved, slices, strict=True):
                 strategy.extended.update(
                     shard.value,
@@ -128,7 +134,9 @@ def make_shards(
     return found
 
 
-def _distinct(gradient: Any, table: Any) -> Any:
+def _distinct(
+    gradient: tf.Tensor | tf.IndexedSlices | None, table: tables.Table | None
+) -> Any:
     """Makes each row come once: sums over replicas and lookups repeat it."""
     if isinstance(gradient, tf.IndexedSlices):
         return table_rows.sum_per_row(gradient)

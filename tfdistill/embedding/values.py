@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill.embedding import rows as table_rows
+from tfdistill.system import keras_internals
 
 # Any odd constants would do: they keep the seeds of blocks apart.
 _SEED_FACTOR, _SEED_RANGE = 1_000_003, 2**31 - 1
@@ -36,12 +37,15 @@ class TableValues:
         self._dim = dim
         # Keras gives an initializer a seed when it is made, which follows from
         # `keras.utils.set_random_seed`. If it has none, one is drawn that way.
-        own = getattr(initializer, "seed", None)
-        seed = own if isinstance(own, int) else random.randint(1, 10**9)
+        seed = keras_internals.seed_of(initializer)
+        if seed is None:
+            seed = random.randint(1, 10**9)
         self._seed = seed % _SEED_RANGE
         self._block_rows = table_rows.rows_per_block(dim)
 
-    def of_shard(self, shard: int, shape: Any, dtype: Any = None) -> tf.Tensor:
+    def of_shard(
+        self, shard: int, shape: object, dtype: str | tf.DType | None = None
+    ) -> tf.Tensor:
         """Returns the values of one shard, `[rows, dim]`, all at once."""
         parts = [
             self._block(block, dtype)[first:last]
@@ -70,7 +74,7 @@ class TableValues:
             for block in range(start // size, -(-end // size))
         ]
 
-    def _block(self, block: int, dtype: Any) -> tf.Tensor:
+    def _block(self, block: int, dtype: str | tf.DType | None) -> tf.Tensor:
         first = block * self._block_rows
         num_rows = min(self._block_rows, self._layout.num_rows - first)
         seed = (self._seed * _SEED_FACTOR + block) % _SEED_RANGE

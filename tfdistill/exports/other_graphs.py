@@ -2,7 +2,9 @@
 
 import logging
 import tempfile
+import typing
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +18,20 @@ from tfdistill.exports import graph_check
 from tfdistill.exports import student_graph
 
 _log = logging.getLogger(__name__)
+
+
+@typing.runtime_checkable
+class _Written(typing.Protocol):
+    """A loaded SavedModel that `saved_model.SavedModelWriter` wrote."""
+
+    model_variables: Sequence[tf.Variable]
+
+
+@typing.runtime_checkable
+class _Quantized(typing.Protocol):
+    """One in whose place of floats there are numbers with scales."""
+
+    scales: Mapping[str, tf.Variable]
 
 
 class FrozenFunction:
@@ -48,9 +64,11 @@ class FrozenFunction:
         self._signature = signature
         self.input_spec, self.output_spec = input_spec, output_spec
         # To assign new values to, if `SavedModelWriter` wrote them.
-        self.variables = list(getattr(self._loaded, "model_variables", ()))
-        if self.variables:
-            scales = getattr(self._loaded, "scales", {})
+        self.variables: list[tf.Variable] = []
+        if isinstance(self._loaded, _Written):
+            self.variables += self._loaded.model_variables
+        if isinstance(self._loaded, _Quantized):
+            scales = self._loaded.scales
             self.variables += [scales[n] for n in sorted(scales, key=int)]
         wanted = signature.structured_input_signature[1]
         self._inputs = match(

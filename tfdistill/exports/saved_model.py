@@ -292,7 +292,7 @@ def export_for_inference(
     format: str = "tf_saved_model",
     verbose: bool | None = None,
     input_signature: object = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> None:
     """Exports a student as `keras.Model.export` does, in inference mode.
 

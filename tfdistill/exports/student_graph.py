@@ -38,6 +38,11 @@ _NOT_COMPUTED = frozenset(
 PROBABILITIES = SOFTMAX, SIGMOID = "Softmax", "Sigmoid"
 LOGITS = "Logits"
 _Table: Any = tf.saved_model.experimental.TrackableResource
+_READABLE = (
+    tf.lookup.StaticHashTable,
+    tf.lookup.experimental.DenseHashTable,
+    tf.lookup.experimental.MutableHashTable,
+)
 
 
 def tables_used(model: keras.Model, captured: Sequence[Any]) -> list[Any]:
@@ -81,7 +86,7 @@ def tables_fingerprint(tables: Sequence[Any]) -> str:
     digest = hashlib.sha256()
     for table in tables:
         digest.update(b"table")
-        if hasattr(table, "export"):
+        if isinstance(table, _READABLE):
             keys, values = (column.numpy() for column in table.export())
             for key, value in sorted(
                 zip(keys.tolist(), values.tolist(), strict=True)

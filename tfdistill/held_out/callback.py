@@ -37,7 +37,7 @@ class Measuring(steps.SteppedCallback):
         kind = wait_for_groups.WaitForGroups
         self._waits = [c for c in callbacks if isinstance(c, kind)]
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: steps.Logs | None = None) -> None:
         """Starts the clocks."""
         super().on_train_begin(logs)
         self._start = time.perf_counter(), time.process_time()
@@ -45,12 +45,14 @@ class Measuring(steps.SteppedCallback):
         self._epochs: list[tuple[int, float]] = []
         self._epoch: tuple[int, float] | None = None
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(
+        self, epoch: int, logs: steps.Logs | None = None
+    ) -> None:
         """Notes when an epoch begins."""
         super().on_epoch_begin(epoch, logs)
         self._epoch = self.step, time.perf_counter()
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: steps.Logs | None = None) -> None:
         """Notes when an epoch ends: its evaluation comes next."""
         if self._epoch is not None:
             step, start = self._epoch
@@ -58,11 +60,11 @@ class Measuring(steps.SteppedCallback):
             self._epochs.append((self.step - step, spent))
             self._epoch = None
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: steps.Logs | None = None) -> None:
         """Notes when an epoch without an evaluation ends."""
         self.on_test_begin()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: steps.Logs | None = None) -> None:
         """Stops the clocks."""
         self.read_step()
         now = time.perf_counter(), time.process_time()
@@ -144,7 +146,7 @@ class HeldOutPredictions(Measuring):
         self.name, self._data = name, data
         method.predicted.add(name)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: steps.Logs | None = None) -> None:
         """Checks what would fail after the training."""
         super().on_train_begin(logs)
         self._first_loss: float | None = None
@@ -153,14 +155,16 @@ class HeldOutPredictions(Measuring):
         self._labels = self._read(1)
         objectives.check_labels(self.codistilled.loss, self._labels)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(
+        self, batch: int, logs: steps.Logs | None = None
+    ) -> None:
         """Notes an early loss, which another seed would not give."""
         super().on_train_batch_end(batch, logs)
         # The first may be one of weights that are 0, whatever the seed.
         if self._first_loss is None and self.step > 1 and logs:
             self._first_loss = float(logs["loss"])
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: steps.Logs | None = None) -> None:
         """Predicts on all workers, and writes on the chief."""
         super().on_train_end(logs)
         strategy = self.codistilled.distribute_strategy
@@ -225,7 +229,7 @@ class HeldOutPredictions(Measuring):
             )
         return outputs
 
-    def _part(self, values: Any) -> Any:
+    def _part(self, values: object) -> Any:
         """Returns the output, or its labels, that the loss compares."""
         names = steps.output_names(self.codistilled.student)
         return objectives.part(values, self._path, names)

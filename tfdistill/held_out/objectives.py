@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdistill.held_out import predictions
 from tfdistill.system import keras_internals
+from tfdistill.training import global_batch
 
 # Labels from which the distribution of the labels is estimated, at least.
 NUM_LABELS = 100_000
@@ -108,15 +109,10 @@ def distribution(counts: np.ndarray, num_classes: int) -> np.ndarray:
 
 def of(loss: keras.losses.Loss) -> Any:
     """Returns by what a loss is judged: `Classes` or `Clicks`."""
-    while isinstance(loss, Regularized):
-        loss = loss.inner
-    kinds = {
-        keras.losses.SparseCategoricalCrossentropy: Classes,
-        keras.losses.BinaryCrossentropy: Clicks,
-    }
-    for kind, objective in kinds.items():
-        if isinstance(loss, kind) and loss.from_logits:
-            return objective
+    own, kinds = _innermost(loss), keras.losses
+    judged = kinds.SparseCategoricalCrossentropy, kinds.BinaryCrossentropy
+    if isinstance(own, judged) and own.from_logits:
+        return _BY_KIND[keras_internals.kind_of_loss(own)]
     raise ValueError(
         "The loss of a workload must be SparseCategoricalCrossentropy or "
         f"BinaryCrossentropy, with from_logits=True; received {loss!r}. Let "
@@ -176,7 +172,7 @@ class Clicks:
 _BY_KIND: dict[str | None, Any] = {"classes": Classes, "binary": Clicks}
 
 
-def compiled(loss: Any) -> tuple[Any, tuple[Any, ...], Any]:
+def compiled(loss: object) -> tuple[Any, tuple[Any, ...], Any]:
     """Returns a model's only loss, its place among others, and the objective.
 
     ValueError unless there is one loss, and it is a cross-entropy.
@@ -191,7 +187,10 @@ def compiled(loss: Any) -> tuple[Any, tuple[Any, ...], Any]:
         objective = _BY_KIND.get(keras_internals.kind_of_loss(own))
         if objective is not None:
             return own, path, objective
-    names = [getattr(own, "name", None) or repr(own) for _, own in found]
+    names = [
+        own.name if isinstance(own, keras.losses.Loss) else repr(own)
+        for _, own in found
+    ]
     raise ValueError(
         "Predictions are compared as probabilities, so the model must have one "
         "loss, a categorical or binary cross-entropy; received "
@@ -200,8 +199,8 @@ def compiled(loss: Any) -> tuple[Any, tuple[Any, ...], Any]:
     )
 
 
-def _innermost(loss: Any) -> Any:
-    while hasattr(loss, "inner"):
+def _innermost(loss: object) -> Any:
+    while isinstance(loss, Regularized | global_batch.GlobalBatchLoss):
         loss = loss.inner
     return loss
 
@@ -219,7 +218,7 @@ def part(values: Any, path: tuple[Any, ...], names: Any = None) -> Any:
     return values
 
 
-def check_labels(loss: Any, labels: np.ndarray) -> None:
+def check_labels(loss: object, labels: np.ndarray) -> None:
     """Refuses labels for which a report has no figures."""
     if compiled(loss)[2] is not Clicks:
         return
@@ -236,8 +235,8 @@ def check_labels(loss: Any, labels: np.ndarray) -> None:
 
 
 def predictions_of(
-    loss: Any,
-    outputs: Any,
+    loss: object,
+    outputs: object,
     labels: np.ndarray,
     weights: Sequence[np.ndarray] = (),
 ) -> Any:
@@ -247,15 +246,18 @@ def predictions_of(
     places in a sequence, that have a weight of 0 in one of `weights`, or that
     the loss ignores, are left out.
     """
-    loss, _, kind = compiled(loss)
+    own, _, kind = compiled(loss)
     if not isinstance(outputs, np.ndarray):
         raise ValueError(
             "The output with a loss must be a tensor in held-out predictions; "
             f"received outputs of {type(outputs).__name__}. Leave "
             "HeldOutPredictions out."
         )
+    # A function of Keras has none: it takes probabilities.
+    has_settings = isinstance(own, keras.losses.Loss)
+    settings = own.get_config() if has_settings else {}
     exact = np.asarray(outputs, np.float64)
-    if not getattr(loss, "from_logits", False):
+    if not settings.get("from_logits"):
         tiny = np.finfo(np.float64).tiny
         is_click = kind is Clicks
         exact = np.clip(exact, tiny, 1 - np.finfo(np.float64).epsneg)
@@ -263,7 +265,7 @@ def predictions_of(
     if kind is Classes and labels.shape == exact.shape:
         labels = np.argmax(labels, -1)
     counted: np.ndarray = np.ones(labels.shape, bool)
-    if (ignored := getattr(loss, "ignore_class", None)) is not None:
+    if (ignored := settings.get("ignore_class")) is not None:
         counted = labels != ignored
     for each in weights:
         missing = (1,) * (labels.ndim - each.ndim)

@@ -68,7 +68,7 @@ def _labels(run: run_lib.Run, group: int) -> dict[str, str]:
     }
 
 
-def _given(**fields: Any) -> dict[str, Any]:
+def _given(**fields: object) -> dict[str, Any]:
     """Returns the fields that are not None."""
     return {name: v for name, v in fields.items() if v is not None}
 

@@ -131,7 +131,7 @@ class TeacherClient:
         self._refused: collections.Counter[str] = collections.Counter()
         self._outputs = {name: list(shape) for name, shape in outputs.items()}
 
-    def __call__(self, *element: Any) -> Any:
+    def __call__(self, *element: object) -> Any:
         """Adds labels to an element, for `dataset.map`.
 
         Args:

@@ -548,7 +548,7 @@ class Fragments(weights.Floats):
         flat = [tf.TensorSpec([size]) for size in self.sizes[index]]
         whole = [tf.TensorSpec(a.shape, a.dtype) for a in common]
 
-        def traced(function: Callable[..., Any], *like: Any) -> Any:
+        def traced(function: Callable[..., Any], *like: object) -> Any:
             made = tf.function(function, autograph=False)
             return made.get_concrete_function(*like)
 

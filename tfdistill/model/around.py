@@ -59,22 +59,22 @@ class ModelAround(steps.Trained, keras_internals.SavedAsInner, keras.Model):
         # variables.
         self._learned: uncertainty.LearnedWeights = {}
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: object, training: bool | None = None) -> Any:
         """Runs the model inside."""
         return self._own.call(inputs, training)
 
-    def save(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
+    def save(self, filepath: str | os.PathLike[str], **kwargs: object) -> None:
         """Saves the model inside as `.keras`; see `keras.Model.save`."""
         self.model.save(self._files.written(filepath), **kwargs)
 
     def save_weights(
-        self, filepath: str | os.PathLike[str], **kwargs: Any
+        self, filepath: str | os.PathLike[str], **kwargs: object
     ) -> None:
         """Saves the weights inside; see `keras.Model.save_weights`."""
         self.model.save_weights(self._files.written(filepath), **kwargs)
 
     def load_weights(
-        self, filepath: str | os.PathLike[str], **kwargs: Any
+        self, filepath: str | os.PathLike[str], **kwargs: object
     ) -> None:
         """Loads the weights inside; see `keras.Model.load_weights`."""
         self.model.load_weights(self._files.read(filepath), **kwargs)
@@ -127,7 +127,9 @@ class ModelAround(steps.Trained, keras_internals.SavedAsInner, keras.Model):
 
     @classmethod
     def from_config(
-        cls, config: dict[str, Any], custom_objects: Any = None
+        cls,
+        config: dict[str, Any],
+        custom_objects: Mapping[str, Any] | None = None,
     ) -> Any:
         """Makes the model from `get_config`."""
         model = keras.saving.deserialize_keras_object(

@@ -284,7 +284,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
     def _exchanges(self) -> bool:
         return super()._exchanges or self.teachers.swaps_predictions
 
-    def _callbacks(self, arguments: Mapping[str, Any]) -> list[Any]:
+    def _callbacks(self, arguments: dict[str, Any]) -> list[Any]:
         found = super()._callbacks(arguments)
         self.teachers.begin(
             validation_data=arguments.get("validation_data"),
@@ -315,10 +315,10 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
 
     def compute_loss(
         self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
+        x: object = None,
+        y: object = None,
+        y_pred: object = None,
+        sample_weight: object = None,
         training: bool = True,
     ) -> Any:
         """Returns the task loss, or 0 if there are teachers and no task."""
@@ -329,7 +329,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
             x, y, y_pred, sample_weight, training=training
         )
 
-    def train_step(self, data: Any) -> Logs:
+    def train_step(self, data: object) -> Logs:
         """Runs one codistilled update on one replica's part of the batch."""
         agree_on = self._agree_on
         if isinstance(data, steps.WithRows):
@@ -382,7 +382,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
             steps.EXAMPLES: batch.total,
         }
 
-    def test_step(self, data: Any) -> Logs:
+    def test_step(self, data: object) -> Logs:
         """Evaluates only the student on one replica's part of the batch."""
         logs = super().test_step(data)
         return {k: v for k, v in logs.items() if k not in steps.PARTS}

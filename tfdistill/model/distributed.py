@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -93,7 +92,10 @@ class DistributedModel(replica_steps.ReplicaSteps):
     # ---- Keras' methods ----
 
     def compile(
-        self, *args: Any, rows_ahead: Any = None, **kwargs: Any
+        self,
+        *args: object,
+        rows_ahead: steps.RowsAhead | None = None,
+        **kwargs: Any,
     ) -> None:
         """Configures training; accepts the arguments of the model's `compile`.
 
@@ -182,7 +184,7 @@ class DistributedModel(replica_steps.ReplicaSteps):
         has_replicas = strategy.num_replicas_in_sync > 1
         return has_replicas or replicas.on_servers(strategy)
 
-    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+    def fit(self, *args: object, **kwargs: object) -> keras.callbacks.History:
         """Trains the model; accepts the arguments of `keras.Model.fit`.
 
         In a launched run it adds callbacks: one that writes what the launcher
@@ -267,13 +269,13 @@ class DistributedModel(replica_steps.ReplicaSteps):
                 f"on the {kind}, with the same arguments."
             )
 
-    def _callbacks(self, arguments: Mapping[str, Any]) -> list[Any]:
+    def _callbacks(self, arguments: dict[str, Any]) -> list[Any]:
         """Returns the callbacks of a `fit`, and what this model adds."""
         found = guards.listed(arguments.get("callbacks"))
         run_log.add_to(found, self._cluster.group_dir)
         return found
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, *args: object, **kwargs: object) -> Any:
         """Evaluates the model as `keras.Model.evaluate` does.
 
         Each example counts once; results are equal on all workers. A callback
@@ -283,7 +285,7 @@ class DistributedModel(replica_steps.ReplicaSteps):
         self._check_compiled()
         return self._loop("evaluate", super().evaluate, args, kwargs)
 
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
+    def predict(self, *args: object, **kwargs: object) -> Any:
         """Predicts by the model as `keras.Model.predict` does.
 
         Every worker gets all predictions, in the order of the data. A callback
@@ -291,12 +293,12 @@ class DistributedModel(replica_steps.ReplicaSteps):
         """
         return self._loop("predict", super().predict, args, kwargs)
 
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+    def train_on_batch(self, *args: object, **kwargs: object) -> Any:
         """Makes one step, of a global batch; see `keras.Model`."""
         self._check_on_batch("train_on_batch", "fit(x, y, batch_size=...)")
         return super().train_on_batch(*args, **kwargs)
 
-    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+    def test_on_batch(self, *args: object, **kwargs: object) -> Any:
         """Evaluates one global batch; see `keras.Model`."""
         self._check_on_batch("test_on_batch", "evaluate(x, y)")
         if alone := self._alone("evaluate"):

@@ -102,7 +102,7 @@ class ReplicaSteps(around.ModelAround):
             setattr(self, name, make(step, getattr(self, name)))
         return getattr(self, name)
 
-    def train_step(self, data: Any) -> Logs:
+    def train_step(self, data: object) -> Logs:
         """Runs one update on one replica's part of the global batch."""
         if "train_step" in self._own:
             return self._own.step("train_step", data)
@@ -120,7 +120,7 @@ class ReplicaSteps(around.ModelAround):
         metrics = self.compute_metrics(x, y, y_pred, sample_weight)
         return {**metrics, **logs, steps.EXAMPLES: batch.total}
 
-    def test_step(self, data: Any) -> Logs:
+    def test_step(self, data: object) -> Logs:
         """Evaluates one replica's part of the global batch.
 
         Args:
@@ -142,7 +142,7 @@ class ReplicaSteps(around.ModelAround):
         batch.record(self._recorded, {"loss": loss})
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
-    def predict_step(self, data: Any) -> Any:
+    def predict_step(self, data: object) -> Any:
         """Predicts for one replica's part of the global batch.
 
         On several workers it returns a dtype that collectives can gather, and
@@ -156,10 +156,10 @@ class ReplicaSteps(around.ModelAround):
 
     def compute_loss(
         self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
+        x: object = None,
+        y: object = None,
+        y_pred: object = None,
+        sample_weight: object = None,
         training: bool = True,
     ) -> Any:
         """Returns the loss; see `keras.Model.compute_loss`.
@@ -211,7 +211,7 @@ class ReplicaSteps(around.ModelAround):
         """Resets the metrics, on all replicas."""
         self.trainer.reset_metrics(super().reset_metrics)
 
-    def compute_metrics(self, *args: Any, **kwargs: Any) -> Logs:
+    def compute_metrics(self, *args: object, **kwargs: object) -> Logs:
         """Updates the metrics; see `keras.Model.compute_metrics`."""
         owner: Any = self.model if self._own.is_compiled else super()
         with global_batch.metrics_of_all_rows():

@@ -2,10 +2,11 @@
 
 import functools
 import logging
-from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
 # What TensorFlow raises if a file cannot be written: a full disk is
@@ -22,7 +23,7 @@ ERRORS = (
 )
 
 
-class IgnoreStorageErrors(keras.callbacks.Callback):
+class IgnoreStorageErrors(steps.Around):
     """Runs another callback, and warns if its files cannot be written.
 
     `keras.callbacks.TensorBoard` and `ModelCheckpoint` stop training when the
@@ -55,7 +56,7 @@ class IgnoreStorageErrors(keras.callbacks.Callback):
         super().set_model(model)
         self._try("set_model", model)
 
-    def _try(self, hook: str, *args: Any, **kwargs: Any) -> None:
+    def _try(self, hook: str, *args: object, **kwargs: object) -> None:
         try:
             getattr(self.callback, hook)(*args, **kwargs)
         except ERRORS as error:

@@ -210,7 +210,24 @@ class CodistillTensorBoard(steps.SteppedCallback):
 # ---- the tags of docs/monitoring.md, and their values ----
 
 _Scalars = dict[str, Any]
-# By tag, with the teacher's role left out; of metrics, by their prefix.
+# By the tag's last part, for each teacher.
+_OF_A_TEACHER = {
+    "taught_rows": "Share of the last step's examples (on the "
+    "chief's first replica) for which the teacher had "
+    "an answer.",
+    "staleness_steps": "The student's step minus the version's.",
+    "health": "4 good, 3 fading, 2 too stale, 1 dropped, 0 absent.",
+    "share": "Share of the teacher's weight that remains at its age.",
+    "loss": "Task loss on rows of the student's batches, over the "
+    "last five refreshes.",
+    "num_quarantined": "Versions (messages, answers) refused so far.",
+    "num_answers": "Batches with this teacher's predictions in time.",
+    "num_missed": "Batches without this teacher's predictions.",
+    "num_unsent": "Messages that the peer didn't accept.",
+    "num_forged": "Messages that were unsigned or from another run.",
+    "sent_bytes": "Bytes sent to that peer so far.",
+}
+# By tag; of metrics, by their prefix.
 _MEANINGS = {
     "codistillation/task_loss": "Task loss, mean since the epoch began.",
     "codistillation/distillation_loss": "Distillation loss before its weight, "
@@ -225,20 +242,6 @@ _MEANINGS = {
         "The largest churn that a ChurnBudget allows."
     ),
     "teachers/num_good": "Teachers with full weight.",
-    "teachers//taught_rows": "Share of the last step's examples (on the "
-    "chief's first replica) for which the teacher had "
-    "an answer.",
-    "teachers//staleness_steps": "The student's step minus the version's.",
-    "teachers//health": "4 good, 3 fading, 2 too stale, 1 dropped, 0 absent.",
-    "teachers//share": "Share of the teacher's weight that remains at its age.",
-    "teachers//loss": "Task loss on rows of the student's batches, over the "
-    "last five refreshes.",
-    "teachers//num_quarantined": "Versions (messages, answers) refused so far.",
-    "teachers//num_answers": "Batches with this teacher's predictions in time.",
-    "teachers//num_missed": "Batches without this teacher's predictions.",
-    "teachers//num_unsent": "Messages that the peer didn't accept.",
-    "teachers//num_forged": "Messages that were unsigned or from another run.",
-    "teachers//sent_bytes": "Bytes sent to that peer so far.",
     "exchange/export_secs": "Duration of the last export, in the background.",
     "exchange/export_bytes": "Size of the last version.",
     "exchange/read_secs": (
@@ -308,10 +311,10 @@ def _roles(teachers: Iterable[teacher_lib.Teacher]) -> dict[str, str]:
 def _described(tag: str, roles: Mapping[str, str]) -> str:
     """Returns what TensorBoard says of a tag; nothing of unknown ones."""
     kind, _, name = tag.partition("/")
-    if kind != "teachers" or name not in roles and "/" not in name:
-        return _MEANINGS.get(tag) or _MEANINGS.get(f"{kind}/", "")
     role, _, name = name.rpartition("/")
-    return f"{_MEANINGS[f'teachers//{name}']} The teacher: {roles[role]}."
+    if kind == "teachers" and role:
+        return f"{_OF_A_TEACHER[name]} The teacher: {roles[role]}."
+    return _MEANINGS.get(tag) or _MEANINGS.get(f"{kind}/", "")
 
 
 def _of_logs(logs: Mapping[str, Any]) -> _Scalars:

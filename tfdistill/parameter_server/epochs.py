@@ -104,7 +104,7 @@ class TrainingEpochs:
         data: worker_data.WorkerData,
         in_flight: Executions,
         *,
-        with_each_step: Any,
+        with_each_step: steps.WithEachStep | None,
         last: steps.LastExecution,
         endless: bool,
         steps_per_epoch: int | None,

@@ -141,7 +141,9 @@ class ServerTrainer(trainer.Trainer):
             num_unsteady=2 * training_epochs.IN_FLIGHT_PER_WORKER * num_workers,
         )
 
-    def compiled(self, num_steps: int | str | None, *, rows_ahead: Any) -> None:
+    def compiled(
+        self, num_steps: int | str | None, *, rows_ahead: steps.RowsAhead | None
+    ) -> None:
         """Drops what depends on how the model was compiled before."""
         super().compiled(num_steps, rows_ahead=rows_ahead)
         self._update = self._variables = self._predict = None

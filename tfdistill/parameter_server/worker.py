@@ -18,6 +18,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -36,7 +37,7 @@ class RemoteStep:
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         variables: variables.RemoteVariables,
         reading: fetching.Fetching | None = None,
     ) -> None:
@@ -46,7 +47,7 @@ class RemoteStep:
         self.fetching = reading or fetching.Fetching(variables)
 
     def train(
-        self, data: Any, *, step: tf.Tensor, metrics: Sequence[tf.Tensor]
+        self, data: object, *, step: tf.Tensor, metrics: Sequence[tf.Tensor]
     ) -> tuple[list[tf.Tensor], Logs]:
         """Reads all dense variables, runs one training step and updates.
 
@@ -76,7 +77,7 @@ class RemoteStep:
 
     def test(
         self,
-        data: Any,
+        data: object,
         *,
         values: Sequence[tf.Tensor],
         metrics: Sequence[tf.Tensor],
@@ -95,7 +96,7 @@ class RemoteStep:
         return after, values, list(steps.flat(logs))
 
     def predict(
-        self, data: Any, *, values: Sequence[tf.Tensor]
+        self, data: object, *, values: Sequence[tf.Tensor]
     ) -> tuple[Any, list[tf.Tensor]]:
         """Runs inference on what `read` gave; returns that after it, too."""
         found, _, values = self._run(self._model.predict_step, data, values, [])
@@ -104,7 +105,7 @@ class RemoteStep:
     def _run(
         self,
         step: Callable[[Any], Any],
-        data: Any,
+        data: object,
         values: Sequence[tf.Tensor],
         states: Sequence[Any],
     ) -> tuple[Any, variables.StepScope, list[tf.Tensor]]:
@@ -117,7 +118,7 @@ class RemoteStep:
         return found, scope, [scope.get_current_value(v) for v in dense]
 
 
-def _joined(data: object, *beside: Any) -> Any:
+def _joined(data: object, *beside: tf.data.Iterator) -> Any:
     """Returns an element of the data, with the next rows beside it."""
     rows = [each.get_next_as_optional().get_value() for each in beside]
     return steps.WithRows(data, *rows) if rows else data
@@ -146,7 +147,7 @@ class TrainFunction:
         step: RemoteStep,
         totals: metric_totals.MetricTotals,
         *,
-        with_each_step: Any,
+        with_each_step: steps.WithEachStep | None,
         num_steps: int,
         endless: bool,
     ) -> None:
@@ -176,7 +177,7 @@ class TrainFunction:
         iterator: tf.data.Iterator,
         first_step: tf.Tensor,
         arguments: tf.Tensor,
-        *beside: Any,
+        *beside: tf.data.Iterator,
     ) -> tf.Tensor:
         if self._with_each_step is not None:
             self._with_each_step.on_worker(arguments)
@@ -231,7 +232,10 @@ class TrainFunction:
         }
 
     def _unrolled(
-        self, iterator: tf.data.Iterator, first_step: tf.Tensor, *beside: Any
+        self,
+        iterator: tf.data.Iterator,
+        first_step: tf.Tensor,
+        *beside: tf.data.Iterator,
     ) -> tf.Tensor:
         states = self._totals.initial()
         total = tf.zeros([], tf.float64)
@@ -250,11 +254,14 @@ class TrainFunction:
         return self._packed(tf.constant(self._num_steps), total, logs, states)
 
     def _loop(
-        self, iterator: tf.data.Iterator, first_step: tf.Tensor, *beside: Any
+        self,
+        iterator: tf.data.Iterator,
+        first_step: tf.Tensor,
+        *beside: tf.data.Iterator,
     ) -> tf.Tensor:
         """The same for data that may end."""
 
-        def more(index: tf.Tensor, goes_on: tf.Tensor, *_: Any) -> tf.Tensor:
+        def more(index: tf.Tensor, goes_on: tf.Tensor, *_: object) -> tf.Tensor:
             return goes_on & (index < self._num_steps)
 
         def body(

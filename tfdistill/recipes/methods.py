@@ -200,7 +200,7 @@ def predictions(workload: Workload, *, wait_secs: float = 0.05) -> Workload:
 def labels(workload: Workload, *, directory: str = "") -> Workload:
     """Taught by what `tfdistill label` wrote; {group} is its number."""
 
-    def data(cluster: tfdistill.Cluster, **options: Any) -> tuple[Any, Any]:
+    def data(cluster: tfdistill.Cluster, **options: object) -> tuple[Any, Any]:
         train, validation = workload.datasets(cluster)
         path = directory.replace("{group}", str(cluster.group))
         return train.apply(tfdistill.labels.read(path)), validation

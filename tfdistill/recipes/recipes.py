@@ -105,7 +105,7 @@ class Recipe:
             method_arguments=of_method,
         )
 
-    def by_method(self, name: str, **arguments: Any) -> "Recipe":
+    def by_method(self, name: str, **arguments: object) -> "Recipe":
         """Returns the same recipe, trained by a method."""
         methods.check(name)
         for argument in arguments:

@@ -160,7 +160,7 @@ def task_loss(workload: Workload, train: tf.data.Dataset) -> Any:
     return loss
 
 
-def _by_output(loss: Any) -> Mapping[str, keras.losses.Loss]:
+def _by_output(loss: object) -> Mapping[str, keras.losses.Loss]:
     """Returns losses by output; the only output of a model is named ""."""
     return loss if isinstance(loss, Mapping) else {"": loss}
 
@@ -183,7 +183,7 @@ def make_model(
     cluster: tfdistill.Cluster,
     exchange: tfdistill.Exchange,
     *,
-    loss: Any,
+    loss: object,
 ) -> tfdistill.CodistillModel:
     """Returns the compiled student with its teachers.
 
@@ -209,7 +209,7 @@ def make_model(
     return model
 
 
-def _metrics(workload: Workload, loss: Any) -> Any:
+def _metrics(workload: Workload, loss: object) -> Any:
     """Returns the metrics, a log loss of each output among them."""
     given = workload.metrics()
     if not isinstance(loss, Mapping):
@@ -236,7 +236,9 @@ def _teachers(
 
 
 def _optimizer(
-    workload: Workload, cluster: tfdistill.Cluster, model: Any
+    workload: Workload,
+    cluster: tfdistill.Cluster,
+    model: tfdistill.CodistillModel,
 ) -> keras.optimizers.Optimizer:
     """Returns the optimizer of a group that learns from others, or not."""
     make = workload.optimizer
@@ -307,7 +309,7 @@ def _predict(
     model: tfdistill.CodistillModel,
     validation: tf.data.Dataset,
     workload: Workload,
-    loss: Any,
+    loss: object,
 ) -> dict[str, Any]:
     """Predicts the validation data, a part at a time if logits are many.
 

@@ -8,6 +8,7 @@ import collections
 import logging
 import threading
 from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent import futures
 from typing import Any
 from typing import NamedTuple
@@ -44,7 +45,7 @@ def _signature(version: versions.Version) -> _Signature:
     return _Signature(_specs(said.inputs), _specs(said.outputs))
 
 
-def _specs(described: Any) -> protocol.Specs:
+def _specs(described: Mapping[str, Mapping[str, Any]]) -> protocol.Specs:
     return {
         name: tf.TensorSpec(leaf["shape"], tf.as_dtype(leaf["dtype"]), name)
         for name, leaf in described.items()
@@ -96,8 +97,14 @@ class Followed:
         self._following = follower.Following(
             [self._follower], proposes=True, also=self._swap
         )
-        # Start to look for versions; and end.
-        self.start, self.stop = self._following.start, self._following.stop
+
+    def start(self) -> None:
+        """Starts to look for versions, in a thread."""
+        self._following.start()
+
+    def stop(self) -> None:
+        """Ends that thread."""
+        self._following.stop()
 
     def _screen(self, version: versions.Version) -> None:
         specs = self.function or _signature(version)

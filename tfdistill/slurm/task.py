@@ -24,7 +24,6 @@ import time
 import types
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Any
 
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
@@ -154,7 +153,7 @@ def _leave_to_command(number: int, frame: types.FrameType | None) -> None:
     _told.append(number)
 
 
-def record_failure(path: pathlib.Path, **failure: Any) -> bool:
+def record_failure(path: pathlib.Path, **failure: object) -> bool:
     """Notes a failure if it is the first of its step; returns whether it is.
 
     `path` is a file of this step only. The note also says whether the task was

@@ -123,7 +123,7 @@ def ratio_of_pairs(
 
 
 def _compared(
-    statistic: Callable[..., Any], *samples: Any
+    statistic: Callable[..., Any], *samples: object
 ) -> tuple[float, Interval | None]:
     arrays = [np.asarray(sample) for sample in samples]
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -93,7 +93,7 @@ class SummaryFile:
             self._failed, self._step = True, step
             self.close()
 
-    def _write(self, step: int, **what: Any) -> None:
+    def _write(self, step: int, **what: object) -> None:
         self._writer.add_event(
             event_pb2.Event(wall_time=time.time(), step=step, **what)
         )

@@ -175,7 +175,7 @@ class Marks:
         """Notes that training has ended."""
         self._add("ended", step)
 
-    def _add(self, event: str, step: int, **details: Any) -> None:
+    def _add(self, event: str, step: int, **details: object) -> None:
         self._last = event
         line = {"event": event, "time": time.time(), "step": step}
         line |= {**self._fit, **details}

@@ -70,7 +70,7 @@ class EventLog(run_files.LineFile):
         *,
         group: int | None = None,
         task: str | None = None,
-        **details: Any,
+        **details: object,
     ) -> dict[str, Any]:
         """Adds one of the events above, as of now, with what belongs to it."""
         added = {

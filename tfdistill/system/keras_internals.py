@@ -29,6 +29,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.export import export_utils
+from keras.src.initializers import random_initializers
 from keras.src.losses import loss as loss_module
 from keras.src.losses import losses as losses_module
 from keras.src.optimizers import base_optimizer
@@ -132,7 +133,7 @@ class SavedAsInner:
         return self.model._default_save_signature
 
     def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: Any
+        self, save_type: str = "checkpoint", **kwargs: object
     ) -> Any:
         if save_type == "savedmodel":
             return self.model._trackable_children(save_type, **kwargs)
@@ -265,7 +266,7 @@ _here = _Here()
 
 
 @contextlib.contextmanager
-def _holding(**values: Any) -> Iterator[None]:
+def _holding(**values: object) -> Iterator[None]:
     """Sets attributes of this thread, and afterwards as they were before."""
     before = {name: getattr(_here, name) for name in values}
     vars(_here).update(values)
@@ -275,7 +276,7 @@ def _holding(**values: Any) -> Iterator[None]:
         vars(_here).update(before)
 
 
-def _with_switch(scale: Callable[[Any], Any], value: Any) -> Any:
+def _with_switch(scale: Callable[[Any], Any], value: object) -> Any:
     return value if _here.is_off else scale(value)
 
 
@@ -297,13 +298,13 @@ def losses_of_one_replica(
 def _count_by_share(
     update: Callable[..., Any],
     mean: keras.metrics.Mean,
-    values: Any,
-    sample_weight: Any = None,
+    values: object,
+    sample_weight: object = None,
 ) -> None:
     """Makes a `Mean` weigh a replica's number by its share of the rows."""
     if sample_weight is None and _here.share is not None:
-        values = tf.convert_to_tensor(values)
-        sample_weight = _here.share if values.shape.rank == 0 else None
+        given = tf.convert_to_tensor(values)
+        sample_weight = _here.share if given.shape.rank == 0 else None
     update(mean, values, sample_weight)
 
 
@@ -320,10 +321,10 @@ def metrics_gather(
 
 def _measure_all_rows(
     update: Callable[..., Any],
-    metric: Any,
-    y_true: Any,
-    y_pred: Any,
-    sample_weight: Any = None,
+    metric: keras.metrics.MeanMetricWrapper,
+    y_true: object,
+    y_pred: object,
+    sample_weight: object = None,
 ) -> Any:
     """Makes a function of one number a batch see the rows of all replicas."""
     gather, function = _here.gather, metric._fn
@@ -366,7 +367,7 @@ def may_mask(model: keras.Model) -> bool:
     """Whether a layer may say that places of a sequence don't count."""
     return any(
         isinstance(layer, keras.layers.Masking)
-        or getattr(layer, "mask_zero", False)
+        or (isinstance(layer, keras.layers.Embedding) and layer.mask_zero)
         or not type(layer).compute_mask.__module__.startswith("keras.")
         for layer in all_layers(model)
     )
@@ -417,7 +418,8 @@ def goes_over_rows(wrapper: keras.losses.Loss | keras.Metric) -> bool:
 
     Keras keeps the arguments of its functions in `_fn_kwargs` alone.
     """
-    return getattr(wrapper, "_fn_kwargs", {}).get("axis") == 0
+    kinds = losses_module.LossFunctionWrapper | keras.metrics.MeanMetricWrapper
+    return isinstance(wrapper, kinds) and wrapper._fn_kwargs.get("axis") == 0
 
 
 def _is_number(value: object) -> bool:
@@ -430,8 +432,8 @@ def _add_up_rows(
     target: object,
     sources: object,
     output_gradients: object = None,
-    *args: Any,
-    **kwargs: Any,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     """Makes gradients of losses by row add up over all replicas' rows.
 
@@ -475,7 +477,7 @@ def _moments_of_replicas(
         return tf.nn.moments(x, axes, keepdims=keepdims)
     context: Any = tf.distribute.get_replica_context()
 
-    def sums(*values: Any) -> list[Any]:
+    def sums(*values: object) -> list[Any]:
         own = [tf.reduce_sum(v, axis=axes, keepdims=True) for v in values]
         return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
@@ -487,7 +489,9 @@ def _moments_of_replicas(
 
 
 def _mark_losses(
-    add_loss: Callable[[keras.Layer, Any], None], layer: keras.Layer, loss: Any
+    add_loss: Callable[[keras.Layer, Any], None],
+    layer: keras.Layer,
+    loss: object,
 ) -> None:
     """Adds losses, and notes whose: replicas' threads share the layers."""
     if in_replica():
@@ -514,7 +518,10 @@ def copy_here(value: object) -> Any:
 
 
 def _shaped(
-    convolve: Callable[..., Any], inputs: Any, *args: Any, **kwargs: Any
+    convolve: Callable[..., Any],
+    inputs: tf.Tensor,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     """Gives a convolution of no rows, as on a replica, its right shape.
 
@@ -697,7 +704,7 @@ class UpdateStep:
 
     def __call__(
         self,
-        variable: Any,
+        variable: tf.Variable,
         values: Sequence[tf.Tensor],
         gradient: tf.Tensor,
         hyper: Mapping[str, tf.Tensor],
@@ -737,10 +744,12 @@ class _Assigned:
         self.value = value
         self.dtype, self.shape = value.dtype, value.shape
 
-    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+    def __tf_tensor__(
+        self, dtype: tf.DType | None = None, name: str | None = None
+    ) -> tf.Tensor:
         return tf.convert_to_tensor(self.value, dtype)
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: object) -> None:
         self.value = tf.convert_to_tensor(value, self.dtype)
 
     def assign_add(self, value: tf.Tensor) -> None:
@@ -873,22 +882,24 @@ def trace_own_step(
     batch = keras.tree.map_structure(_first_replica, element_spec)
     data = keras.tree.map_structure(_symbol, batch)
     step = inspect.getattr_static(model, "train_step")
-    step = loss or getattr(step, "python_function", step)
+    if isinstance(step, tf.types.experimental.PolymorphicFunction):
+        step = step.python_function
+    step = loss or step
     targets: list[Any] = []
 
     def gradient(
         tape: tf.GradientTape,
         target: object,
         sources: object,
-        *a: Any,
-        **k: Any,
+        *a: object,
+        **k: object,
     ) -> Any:
         targets.extend(tf.nest.flatten(target))
         return tf.nest.map_structure(
             lambda source: tf.zeros_like(tf.convert_to_tensor(source)), sources
         )
 
-    def apply(*args: Any, **kwargs: Any) -> None:
+    def apply(*args: object, **kwargs: object) -> None:
         return None
 
     def traced(data: object) -> Any:
@@ -934,7 +945,7 @@ def _build_for_inference(model: keras.Model, batch: object) -> None:
 
 
 def trace_call(
-    model: keras.Model, element_spec: Any, *, training: bool | None
+    model: keras.Model, element_spec: object, *, training: bool | None
 ) -> None:
     """Traces a call of a model with data of a spec, which never runs."""
     batch = keras.tree.map_structure(_first_replica, element_spec)
@@ -947,7 +958,7 @@ def _symbols(batch: object) -> Any:
     return keras.tree.map_structure(_symbol, x)
 
 
-def _symbol(value: Any) -> Any:
+def _symbol(value: tf.TypeSpec | None) -> Any:
     if value is None:
         return None
     return keras.KerasTensor(
@@ -994,9 +1005,8 @@ def draw_from(state: keras.random.SeedGenerator) -> None:
 
 
 def _first_replica(spec: object) -> Any:
-    if isinstance(spec, tf.distribute.DistributedValues) or hasattr(
-        spec, "_value_specs"
-    ):
+    kinds = tf.distribute.DistributedValues | distributed_values.PerReplicaSpec
+    if isinstance(spec, kinds):
         spec = spec._value_specs[0]
     return None if is_none(spec) else spec
 
@@ -1014,7 +1024,9 @@ def is_none(spec: object) -> bool:
     kinds = none_tensor.NoneTensorSpec | tf.OptionalSpec
     if isinstance(spec, kinds | tf.experimental.Optional):
         return True
-    return getattr(spec, "dtype", None) == _NONE_DTYPE
+    if isinstance(spec, tf.Tensor | tf.TensorSpec):
+        return bool(spec.dtype == _NONE_DTYPE)
+    return False
 
 
 def with_none(data: object) -> Any:
@@ -1054,15 +1066,15 @@ def jobs_of(strategy: tf.distribute.Strategy) -> dict[str, list[str]]:
     `ParameterServerStrategy` keeps its resolver where the public property
     `cluster_resolver` does not look: that is None.
     """
-    resolver = strategy.cluster_resolver or getattr(
-        strategy, "_cluster_resolver", None
-    )
+    resolver = strategy.cluster_resolver
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        resolver = strategy._cluster_resolver
     return dict(resolver.cluster_spec().as_dict()) if resolver else {}
 
 
 def loss_tracker(model: keras.Model) -> keras.Metric | None:
     """Returns the metric by which Keras counts the losses of a model."""
-    return getattr(model, "_loss_tracker", None)
+    return model._loss_tracker
 
 
 def takes_training(model: keras.Model) -> bool:
@@ -1152,6 +1164,13 @@ def export_signature(model: keras.Model) -> Any:
     return export_utils.get_input_signature(model)
 
 
+def seed_of(initializer: keras.initializers.Initializer) -> int | None:
+    """Returns the number with which one of Keras' initializers draws."""
+    is_random = isinstance(initializer, random_initializers.RandomInitializer)
+    seed = initializer.seed if is_random else None
+    return seed if isinstance(seed, int) else None
+
+
 def global_seed() -> int | None:
     """Returns the seed of `tf.random.set_seed`, or None if none is set.
 
@@ -1178,7 +1197,7 @@ def tell_cluster(reason: str) -> None:
 
 
 def _not_tuned(
-    make: Callable[..., tf.data.Dataset], *args: Any, **kwargs: Any
+    make: Callable[..., tf.data.Dataset], *args: object, **kwargs: object
 ) -> tf.data.Dataset:
     """Makes strategies pass batches to their devices without autotuning.
 
@@ -1212,8 +1231,8 @@ def _sent(
     value: object,
     shape: object,
     dtype: object,
-    *args: Any,
-    **more: Any,
+    *args: object,
+    **more: object,
 ) -> Any:
     sent_as = _SENT_AS.get(dtype, dtype)
     return send(tf.cast(value, sent_as), shape, sent_as, *args, **more)
@@ -1223,8 +1242,8 @@ def _received(
     receive: Callable[..., Any],
     shape: object,
     dtype: object,
-    *args: Any,
-    **more: Any,
+    *args: object,
+    **more: object,
 ) -> Any:
     found = receive(shape, _SENT_AS.get(dtype, dtype), *args, **more)
     return tf.cast(found, dtype)
@@ -1234,7 +1253,7 @@ def _received(
 _ALIGNMENT = 64
 
 
-def _copied(call: Callable[..., Any], registry: object, *args: Any) -> Any:
+def _copied(call: Callable[..., Any], registry: object, *args: object) -> Any:
     """Leaves the arrays that Python functions return as they are.
 
     `tf.numpy_function`, by which TensorFlow and Keras read generators and
@@ -1351,8 +1370,9 @@ def pipeline_of(dataset: tf.data.Dataset) -> Iterator[Any]:
     TensorFlow has no public way to look at a pipeline.
     """
     yield dataset
-    for source in reversed(getattr(dataset, "_inputs", list)()):
-        yield from pipeline_of(source)
+    if isinstance(dataset, tf.data.Dataset):
+        for source in reversed(dataset._inputs()):
+            yield from pipeline_of(source)
 
 
 def is_shuffled(dataset: tf.data.Dataset, *, then_cut: bool) -> bool:
@@ -1610,7 +1630,7 @@ def give_strategy(
     before = [(kind, kind.__init__) for kind in (*kinds, *others)]
     is_given = [True]
 
-    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def new(cls: type, *args: object, **kwargs: object) -> Any:
         if not is_given:
             return object.__new__(cls)
         asked.append(cls)
@@ -1619,14 +1639,17 @@ def give_strategy(
     for kind, init in before[: len(kinds)]:
 
         def first(
-            self: Any, *args: Any, init: Callable[..., None] = init, **kw: Any
+            self: Any,
+            *args: object,
+            init: Callable[..., None] = init,
+            **kw: object,
         ) -> None:
             if self is not strategy:
                 init(self, *args, **kw)
 
         kind.__new__, kind.__init__ = new, first
 
-    def refuse(self: object, *args: Any, **kwargs: Any) -> None:
+    def refuse(self: object, *args: object, **kwargs: object) -> None:
         raise ValueError(
             "A script must not make another strategy than its run has, on "
             "several workers, servers or devices; received "
@@ -1680,7 +1703,7 @@ def replace(
     own = vars(home)[name]
 
     @functools.wraps(own)
-    def new(*args: Any, **kwargs: Any) -> Any:
+    def new(*args: object, **kwargs: object) -> Any:
         return by(own, *args, **kwargs)
 
     setattr(home, name, new)

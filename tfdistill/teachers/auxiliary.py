@@ -25,7 +25,7 @@ class AuxiliaryHeads(keras.layers.Layer):
         self._model, self._heads = model, dict(heads)
         self.built = True
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: object, training: bool | None = None) -> Any:
         """Returns the student's outputs, and those that teachers teach."""
         outputs = self._model(inputs, training=training)
         own = _without(outputs, self._heads)

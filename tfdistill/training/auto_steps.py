@@ -6,6 +6,7 @@ computes the same, and callbacks determine where executions end, so the number
 changes only the speed.
 """
 
+import inspect
 import logging
 import time
 import weakref
@@ -47,9 +48,16 @@ def acts_by_batches(callback: keras.callbacks.Callback) -> bool:
     """
     if isinstance(callback, steps.ActsAtSteps):
         return False
+    if isinstance(callback, steps.Around):
+        # Keras would count executions there, in the place of batches.
+        within, board = callback.callback, keras.callbacks.TensorBoard
+        is_counting = isinstance(within, board) or _every(within) is not None
+        return is_counting or acts_by_batches(within)
     for name in _BATCH_HOOKS:
-        home = getattr(getattr(callback, name), "__module__", None) or ""
-        if home.partition(".")[0] not in ("keras", "tfdistill"):
+        hook = getattr(callback, name)
+        # A partial function has no module.
+        home = f"{hook.__module__}" if inspect.isroutine(hook) else ""
+        if not home.startswith("keras."):
             return True
     is_backup = isinstance(callback, keras.callbacks.BackupAndRestore)
     return is_backup and callback.save_freq != "epoch"

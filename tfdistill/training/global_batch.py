@@ -9,6 +9,7 @@ over the global divisor, so that the shares add up to the one-process loss.
 
 import contextlib
 import dataclasses
+import inspect
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -351,8 +352,10 @@ def _is_of_whole_batch(loss: keras.losses.Loss, given: list[tf.Tensor]) -> bool:
     function = keras_internals.function_of(loss)
     if function is keras.losses.circle:
         return True
-    # A partial function has no module.
-    home = getattr(function or type(loss), "__module__", None) or ""
+    source = function or type(loss)
+    # Others, such as a partial function, have no module.
+    is_plain = inspect.isfunction(source) or inspect.isclass(source)
+    home = f"{source.__module__}" if is_plain else ""
     if tf.executing_eagerly() or home.startswith(("keras.", "tfdistill.")):
         return False
     after = metric_joins.operations_after(given)

@@ -485,7 +485,7 @@ class _Phases(keras.callbacks.Callback):
         for hook, phase in phases.items():
             setattr(self, hook, functools.partial(self._report, phase))
 
-    def _report(self, phase: str, *given: Any, **logs: Any) -> None:
+    def _report(self, phase: str, *given: Any, **logs: object) -> None:
         num_steps = (self.params or {}).get("steps")
         # A step's hook is given its batch.
         if phase == signs.STEP and num_steps and given[0] + 1 >= num_steps:

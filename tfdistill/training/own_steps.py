@@ -75,7 +75,7 @@ class Own:
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
-    def call(self, inputs: Any, training: bool | None) -> Any:
+    def call(self, inputs: object, training: bool | None) -> Any:
         """Calls the model; on replicas with all rows, if it compares them."""
         if self.calls_on_all_rows and replicas.in_replica():
             # Batches of `predict` may be cut into parts of several known sizes.
@@ -104,7 +104,7 @@ class Own:
         return found
 
     def look_at_call(
-        self, model: keras.Model, spec: Any, *, training: bool | None
+        self, model: keras.Model, spec: object, *, training: bool | None
     ) -> None:
         """Finds out what `call` does with rows, where no trace shows it.
 
@@ -126,19 +126,19 @@ class Own:
             if self.calls_on_all_rows:
                 raise
 
-    def step(self, name: str, data: Any) -> Any:
+    def step(self, name: str, data: object) -> Any:
         """Calls one of its steps.
 
         A step that is itself a `tf.function` is called as plain Python: inside
         the function, replicas could not meet.
         """
         found = inspect.getattr_static(self._model, name)
-        function = getattr(found, "python_function", None)
-        if function is not None and _has_replicas(self._model):
-            return function(self._model, data)
+        is_traced = isinstance(found, tf.types.experimental.PolymorphicFunction)
+        if is_traced and _has_replicas(self._model):
+            return found.python_function(self._model, data)
         return getattr(self._model, name)(data)
 
-    def compile(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def compile(self, *args: object, **kwargs: object) -> dict[str, Any]:
         """Compiles it by its own `compile`; returns what the other takes."""
         self._model.compile(*args, **kwargs)
         found = self.compiled
@@ -150,7 +150,7 @@ class Own:
         names = ("optimizer", "run_eagerly", "steps_per_execution")
         return {name: getattr(self._model, name) for name in names}
 
-    def loss(self, *data: Any, training: bool) -> Any:
+    def loss(self, *data: object, training: bool) -> Any:
         """Calls its `compute_loss`, to which Keras gives `training` since 3.3.
 
         A `compute_loss` written for earlier versions does not take it.
@@ -164,7 +164,7 @@ class Own:
         self,
         model: keras.Model,
         batch: global_batch.GlobalBatch,
-        *data: Any,
+        *data: object,
         training: bool,
     ) -> tf.Tensor:
         """A replica's share of what `compute_loss` of the wrapper gives.
@@ -209,7 +209,7 @@ class Own:
         if not is_own(self._model, "compute_loss"):
             return False
 
-        def loss(_: Any, data: Any) -> Any:
+        def loss(_: object, data: object) -> Any:
             x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
             y_pred = self._model(x)
             return model.compute_loss(x, y, y_pred, weights, training=True)
@@ -266,7 +266,7 @@ class Own:
         do all but one that have the same rows.
         """
 
-        def run(data: Any) -> Logs:
+        def run(data: object) -> Logs:
             if self.needs_all_rows:
                 return run_on_all(data)
             inputs, _, weights = keras.utils.unpack_x_y_sample_weight(data)
@@ -291,7 +291,7 @@ class Own:
             means = batch.averaged(list(numbers.values()))
             return {**logs, **dict(zip(numbers, means, strict=True))}
 
-        def run_on_all(data: Any) -> Logs:
+        def run_on_all(data: object) -> Logs:
             batch, data = global_batch.GlobalBatch.gathered(data)
             own = tf.distribute.get_replica_context().replica_id_in_sync_group
             sums = [
@@ -350,7 +350,7 @@ def mark_built(model: keras.Model) -> None:
             model.built = True
 
 
-def build(model: keras.Model, element_spec: Any) -> None:
+def build(model: keras.Model, element_spec: object) -> None:
     """Builds what only the model's own `train_step` calls, if anything."""
     parts = keras_internals.all_layers(model)
     if all(part.built for part in parts if part is not model):
@@ -382,7 +382,7 @@ def _weigh_rows(weights: Any) -> bool:
     )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, float) or (
         isinstance(value, tf.Tensor | tf.Variable | keras.Variable)
         and tf.as_dtype(value.dtype).is_floating

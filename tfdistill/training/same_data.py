@@ -91,7 +91,7 @@ class FirstBatches:
         noted = self._noted = replicas.outside_scopes(make)
 
         @tf.autograph.experimental.do_not_convert
-        def note(*element: Any) -> tf.Tensor:
+        def note(*element: object) -> tf.Tensor:
             def one_more() -> tf.Tensor:
                 whole = element if len(element) > 1 else element[0]
                 known = noted.read_value()

@@ -90,6 +90,28 @@ class ActsAtSteps(typing.Protocol):
         """Returns after which step it next acts, as far as it is known."""
 
 
+class WithEachStep(typing.Protocol):
+    """What travels to the workers of servers with each execution."""
+
+    def arguments(self) -> tf.Tensor:
+        """Returns what the workers of the next execution are told."""
+
+    def on_worker(self, arguments: tf.Tensor) -> None:
+        """Takes that in, while an execution is traced."""
+
+    def note(self) -> None:
+        """Notes that an execution has ended."""
+
+
+class RowsAhead(typing.Protocol):
+    """What `compile(rows_ahead=)` takes, such as `contrib.RowsAhead`."""
+
+    def fetching(
+        self, model: keras.Model, update: Any, *, endless: bool
+    ) -> Any:
+        """Returns what reads for a model's steps on servers."""
+
+
 class WithRows(NamedTuple):
     """An element of the data, and rows that its step gets beside it."""
 
@@ -284,6 +306,12 @@ class SteppedCallback(keras.callbacks.Callback):
         counter = keras_internals.num_batches(self.model.optimizer)
         self.step, self._next_batch = int(counter.numpy()), 0
         self._is_fresh = True
+
+
+class Around(keras.callbacks.Callback):
+    """The role of what only calls the hooks of another `callback`."""
+
+    callback: keras.callbacks.Callback
 
 
 class Exporter(SteppedCallback):

@@ -82,7 +82,9 @@ class Trainer:
         auto = self.auto_steps
         return self._model.steps_per_execution if auto is None else auto.count
 
-    def compiled(self, num_steps: int | str | None, *, rows_ahead: Any) -> None:
+    def compiled(
+        self, num_steps: int | str | None, *, rows_ahead: steps.RowsAhead | None
+    ) -> None:
         """Takes how the model was compiled: None if it gave no `num_steps`."""
         is_auto = num_steps == "auto" or (
             num_steps is None
@@ -192,7 +194,9 @@ class ReplicaTrainer(Trainer):
             self._strategy, most=64, longest_secs=0.1, num_unsteady=2
         )
 
-    def compiled(self, num_steps: int | str | None, *, rows_ahead: Any) -> None:
+    def compiled(
+        self, num_steps: int | str | None, *, rows_ahead: steps.RowsAhead | None
+    ) -> None:
         """Takes the sums of gradients away from the optimizer."""
         super().compiled(num_steps, rows_ahead=rows_ahead)
         self.alone = None
@@ -580,13 +584,13 @@ def _without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
     ):
         return dataset
 
-    def fill(*element: Any) -> Any:
-        element = element if len(element) > 1 else element[0]
-        num_rows, _ = global_batch.num_rows(element)
+    def fill(*element: object) -> Any:
+        given = element if len(element) > 1 else element[0]
+        num_rows, _ = global_batch.num_rows(given)
         none = keras_internals.column_of_none(num_rows)
         return keras.tree.map_structure(
             lambda v: none if v is None or keras_internals.is_none(v) else v,
-            element,
+            given,
         )
 
     return dataset.map(fill)
@@ -816,7 +820,7 @@ class _Execution:
         }
 
 
-def _joined(data: object, *beside: Any) -> Any:
+def _joined(data: object, *beside: tf.data.Iterator) -> Any:
     """Returns an element of the data, with the next rows beside it."""
     if not beside:
         return data

@@ -76,6 +76,10 @@ class WaitForGroups(keras.callbacks.Callback):
         with contextlib.suppress(OSError):
             self._marker(_ENDED).unlink()
 
+    def next_due(self, step: int) -> int | None:
+        """Returns none: it waits after the first execution, of any length."""
+        return None
+
     def end(self) -> None:
         """Announces that this group publishes no more versions."""
         if self._cluster.workdir is not None and self._cluster.is_chief:

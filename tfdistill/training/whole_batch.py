@@ -47,7 +47,7 @@ _MOVES = frozenset(
 
 def reason(
     model: keras.Model,
-    element_spec: Any,
+    element_spec: object,
     loss: Callable[[Any, Any], Any] | None = None,
 ) -> str | None:
     """Returns what a `train_step` does with several rows, or None.
@@ -68,7 +68,7 @@ def reason(
     return found[0] if found else None
 
 
-def compares(model: keras.Model, data: Any, results: Any) -> bool:
+def compares(model: keras.Model, data: object, results: object) -> bool:
     """Whether a call compares rows of the data, in the graph of a trace.
 
     Or makes its results by something of all rows, such as their mean.
@@ -171,7 +171,7 @@ def _are_rows(size: int | None, sizes: set[int | None]) -> bool:
     return size is None or any(each and size % each == 0 for each in sizes)
 
 
-def _tensors(data: Any) -> list[tf.Tensor]:
+def _tensors(data: object) -> list[tf.Tensor]:
     flat = keras.tree.flatten(data)
     return [value for value in flat if isinstance(value, tf.Tensor)]
 

@@ -291,5 +291,5 @@ def _aligned(one: Summary, other: Summary) -> np.ndarray:
     return np.array(found, np.float64).transpose(2, 0, 1)
 
 
-def _size(first: Any, second: Any) -> Any:
+def _size(first: np.ndarray | float, second: np.ndarray | float) -> Any:
     return first * second / np.maximum(first + second, 1)

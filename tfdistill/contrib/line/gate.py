@@ -181,17 +181,7 @@ def verdict(
     `[rows]`. Lineages are what the gate's checks compare; see `Context`.
     """
     masks = {k: np.asarray(rows, bool) for k, rows in (slices or {}).items()}
-    labels = np.asarray(candidate[0].labels)
-    for other in (*candidate, *([] if promoted is None else [promoted])):
-        if not np.array_equal(other.labels, labels):
-            raise ValueError(
-                "A candidate and the promoted version must have predicted the "
-                f"same rows in the same order; received {len(labels)} and "
-                f"{len(other.labels)} rows, or different labels. Retrain the "
-                "candidate."
-            )
-    before = None if promoted is None else figures.Model(promoted)
-    models = [figures.Model(one, before) for one in candidate]
+    before, models = _models(candidate, promoted)
     labels = models[0].labels
     for name, rows in masks.items():
         if rows.shape != labels.shape:
@@ -215,16 +205,12 @@ def verdict(
     data = (lineage or {}).get("data", {})
     overall, lacked = of_both(np.s_[:]), 0.0
     if before and "offset" in estimates:
-        lacked = overall["promoted"]["offset"]
-        known = [
-            data[part]["calibration"]
-            for part in ("training", "held_out")
-            if "calibration" in data.get(part, {})
-        ]
-        if len(known) == 2:
-            estimates["offset"], lacked = _of_all_rows(
-                estimates["offset"]["value"] - lacked, known, gate.confidence
-            )
+        estimates["offset"], lacked = _offsets(
+            estimates["offset"],
+            overall["promoted"]["offset"],
+            data,
+            gate.confidence,
+        )
     losses = np.mean([one.means["log_loss"] for one in models], axis=0)
     failed = [] if before else _unskilled(labels, float(losses.mean()))
     failed += [
@@ -277,15 +263,43 @@ def verdict(
     }
 
 
-def _of_all_rows(
-    change: float, known: Sequence[Sequence[float]], confidence: float
-) -> tuple[dict[str, Any], float]:
+def _models(
+    candidate: Sequence[Any], promoted: Any
+) -> tuple[figures.Model | None, list[figures.Model]]:
+    """Returns what the promoted version and the candidate have predicted."""
+    labels = np.asarray(candidate[0].labels)
+    for other in (*candidate, *([] if promoted is None else [promoted])):
+        if not np.array_equal(other.labels, labels):
+            raise ValueError(
+                "A candidate and the promoted version must have predicted the "
+                f"same rows in the same order; received {len(labels)} and "
+                f"{len(other.labels)} rows, or different labels. Retrain the "
+                "candidate."
+            )
+    before = None if promoted is None else figures.Model(promoted)
+    return before, [figures.Model(one, before) for one in candidate]
+
+
+def _offsets(
+    found: Mapping[str, Any],
+    lacked: float,
+    data: Mapping[str, Any],
+    confidence: float,
+) -> tuple[Mapping[str, Any], float]:
     """Returns the candidate's offset and the promoted version's.
 
     The promoted version has not seen the rows that the candidate was trained
     on. Its offset there makes both more precise: on the held-out rows they
-    share the noise of the labels, and differ by `change`.
+    share the noise of the labels, and differ by a change.
     """
+    known = [
+        data[part]["calibration"]
+        for part in ("training", "held_out")
+        if "calibration" in data.get(part, {})
+    ]
+    if len(known) < 2:
+        return found, lacked
+    change = found["value"] - lacked
     lacked, error = estimates_lib.pooled(known)
     value = lacked + change
     reach = -error * _NORMAL.inv_cdf(0.5 - confidence / 2)

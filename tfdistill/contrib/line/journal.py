@@ -48,7 +48,7 @@ class Journal:
     def __init__(self, files: filesystem.FileSystem, root: str) -> None:
         self._files, self.root = files, root
 
-    def init(self, **settings: Any) -> None:
+    def init(self, **settings: object) -> None:
         """Writes the settings; ValueError if there are others."""
         settings = {"format": _FORMAT, **settings}
         path = f"{self.root}/{_SETTINGS}"
@@ -104,7 +104,7 @@ class Journal:
                 found.append(event)
         return found
 
-    def note(self, what: str, **fields: Any) -> dict[str, Any]:
+    def note(self, what: str, **fields: object) -> dict[str, Any]:
         """Adds an event to the log, with its number and the time."""
         with self.writing(what, points=False) as add:
             return add(**fields)

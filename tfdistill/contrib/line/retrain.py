@@ -49,7 +49,7 @@ def run(
     overrides: Mapping[str, Any] | None = None,
     again: bool = False,
     controls: bool = False,
-    **topology: Any,
+    **topology: object,
 ) -> int:
     """Trains a candidate on a span; returns its number.
 
@@ -174,7 +174,7 @@ class _Candidate:
         earlier = self.line.lineage(self.parent)["spans"]
         return [*(name for name in earlier if name not in new), *new]
 
-    def by_method(self, **options: Any) -> recipes.Recipe:
+    def by_method(self, **options: object) -> recipes.Recipe:
         """Returns the recipe, on the new span and by the method."""
         new = len(self.span.split(","))
         spans = self._spans[-new - self.replay :]
@@ -298,7 +298,7 @@ def _train(
 
 
 def train_controls(
-    line: store.Line, number: int, **topology: Any
+    line: store.Line, number: int, **topology: object
 ) -> dict[str, Any]:
     """Trains what a candidate is compared with, each on as many examples.
 
@@ -327,7 +327,7 @@ def train_controls(
     )
     promoted = line.local_version(lineage["parent"])
 
-    def taught(parts: int = 1, **options: Any) -> recipes.Recipe:
+    def taught(parts: int = 1, **options: object) -> recipes.Recipe:
         made = _in_steps(own, lineage["steps"] // parts)
         return made.by_method("retrain", promoted=promoted, **options)
 
