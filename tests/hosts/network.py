@@ -144,8 +144,9 @@ def joined(
 
     Args:
         num_hosts: Up to eight.
-        host_names: What each host takes for its own name. Default: the names
-            by which others find it.
+        host_names: What each host takes for its own name, which only that host
+            finds, and at its loopback. Default: the names by which others find
+            it.
     """
     skip_without_namespaces()
     names = "alpha beta gamma delta epsilon zeta eta theta".split()[:num_hosts]
@@ -183,7 +184,8 @@ def joined(
             directory = _NAMES / host.namespace
             directory.mkdir(parents=True)
             stack.callback(shutil.rmtree, directory)
-            (directory / "hosts").write_text(known)
+            own_line = f"127.0.1.1 {host.name}\n" if host_names else ""
+            (directory / "hosts").write_text(known + own_line)
             _ip("link", "set", tap, "netns", host.namespace)
             on = "-n", host.namespace
             _ip(*on, "link", "set", "lo", "up")
