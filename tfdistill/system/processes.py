@@ -73,6 +73,10 @@ class Answer(enum.Enum):
     OPEN = "takes connections"
     REFUSED = "refuses connections"
     SILENT = "does not answer"
+    UNKNOWN = (
+        "has a name that this machine can't resolve: use an address, or add "
+        "the name to DNS or /etc/hosts"
+    )
 
 
 def listener(port: int, *, backlog: int | None = None) -> socket.socket:
@@ -98,7 +102,7 @@ def ask(address: str, *, timeout_secs: float = _CONNECT_SECS) -> Answer:
     """Connects to `host:port` and hangs up.
 
     `REFUSED` means that the host is there without a listener; `SILENT` is all
-    else, such as a host that is down or unknown.
+    else, such as a host that is down.
     """
     host, _, port = address.rpartition(":")
     peer = (host.strip("[]"), int(port))
@@ -110,6 +114,8 @@ def ask(address: str, *, timeout_secs: float = _CONNECT_SECS) -> Answer:
                 return Answer.REFUSED
     except ConnectionRefusedError:
         return Answer.REFUSED
+    except socket.gaierror:
+        return Answer.UNKNOWN
     except OSError:
         return Answer.SILENT
     return Answer.OPEN
