@@ -28,18 +28,22 @@ np.savez(f"group_{cluster.group}.npz", *model.get_weights())
 
 
 @pytest.mark.parametrize(
-    "host_names",
+    "hosts_as",
     [
-        pytest.param(["twin", "twin"], id="equal"),
-        pytest.param(["castor", "pollux"], id="unknown_to_others"),
+        pytest.param({"host_names": ["twin", "twin"]}, id="equal_names"),
+        pytest.param(
+            # The other group does not reach the first's own, known address.
+            {"host_names": ["castor", "pollux"], "networks": [[0, 1], [1]]},
+            id="unknown_names_two_networks",
+        ),
     ],
 )
-def test_groups_learn_from_each_other_whatever_their_hosts_are_called(
-    no_process_left, tmp_path, host_names
+def test_groups_learn_from_each_other_by_any_network_and_name(
+    no_process_left, tmp_path, hosts_as
 ):
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)
-    with network.joined(2, host_names=host_names) as hosts:
+    with network.joined(2, **hosts_as) as hosts:
         hosts.link(delay_secs=0.0025, loss=0.01)
         started = [
             task
