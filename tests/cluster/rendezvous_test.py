@@ -89,15 +89,17 @@ def test_a_name_that_is_not_known_is_told_of_soon(monkeypatch, capsys):
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     monkeypatch.setattr(rendezvous, "_WORD_SECS", 0.1)
+    monkeypatch.setattr(rendezvous, "_AGAIN_SECS", 0.1)
     address = _address("chief.invalid")
     with pytest.raises(
-        rendezvous.MissingWorkersError, match="no known address"
+        rendezvous.MissingWorkersError, match="can't resolve: use an address"
     ):
         _meet(NAMES[1], address, limit_secs=1.4)
     word = (
-        f"tfdistill: worker:1 still waits for worker:0 at {address}: the name "
+        f"tfdistill: worker:1 still waits for worker:0 at {address}: it has a "
+        "name that this machine can't resolve"
     )
-    assert capsys.readouterr().err.count(word) == 1
+    assert capsys.readouterr().err.count(word) > 2
 
 
 def test_a_worker_whose_own_port_is_taken_says_so_before_it_meets(pool):

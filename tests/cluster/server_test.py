@@ -39,7 +39,7 @@ def test_the_launcher_and_the_user_are_told(ready_path, error):
     assert signs.found(ready_path, signs.PORT_TAKEN)
 
 
-OPEN, REFUSED, SILENT = processes.Answer
+OPEN, REFUSED, SILENT, UNKNOWN = processes.Answer
 
 
 def _over(limit_secs, *probes):
@@ -63,7 +63,7 @@ def test_silence_is_borne_for_longer_than_refusal():
 
 
 def test_a_coordinator_that_never_came_is_late():
-    assert _over(10.0, (REFUSED, 0), (SILENT, 10)) == [False, True]
+    assert _over(10.0, (REFUSED, 0), (UNKNOWN, 10)) == [False, True]
     assert _over(0.0, (REFUSED, 1e9)) == [False]
 
 
@@ -88,5 +88,6 @@ def test_a_server_without_a_coordinator_says_so_and_may_be_tried_again(
         code = process.wait()
     said = process.text()
     assert code == 75, said
+    assert f"ps:0 waits for chief:0 at {chief}, 1 s at most. It refuses" in said
     assert f"ps:0 waited 1 s for chief:0 at {chief}, which refuses" in said
     assert "returned" not in said

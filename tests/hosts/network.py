@@ -135,40 +135,54 @@ class Network:
 
 @contextlib.contextmanager
 def joined(
-    num_hosts: int, *, host_names: Sequence[str] = ()
+    num_hosts: int,
+    *,
+    host_names: Sequence[str] = (),
+    networks: Sequence[Sequence[int]] = (),
 ) -> Iterator[Network]:
     """Creates hosts for the time of a test.
 
-    They find each other by address and by name: `alpha`, `beta` and so on,
-    which are those of IPv4, and `alpha6`.
+    They find each other by address and by name: `alpha`, `beta` and so on. A
+    name has an address of IPv4 and one of IPv6.
 
     Args:
         num_hosts: Up to eight.
-        host_names: What each host takes for its own name. Default: the names
-            by which others find it.
+        host_names: What each host takes for its own name, which only that host
+            finds, and at its loopback. Default: the names by which others find
+            it.
+        networks: For each host the networks that it is in, of which the first
+            has the addresses that others know. Default: all are in one.
     """
     skip_without_namespaces()
     names = "alpha beta gamma delta epsilon zeta eta theta".split()[:num_hosts]
     own = list(host_names) or names
     key = f"{os.getpid()}n{next(_numbers)}"
-    taps = [f"t{key}h{i}" for i in range(num_hosts)]
+    networks = networks or [[0]] * num_hosts
+    # Hosts' first devices are before all others: their index is the host's.
+    places = sorted(
+        (j, i) for i, its in enumerate(networks) for j in range(len(its))
+    )
+    taps = {(i, networks[i][j]): f"t{key}h{i}n{j}" for j, i in places}
     hosts = [
         Host(
             namespace=f"tfdistill-{key}-{name}",
             name=own[i],
-            ipv4=f"10.78.0.{i + 1}",
-            ipv6=f"fd78::{i + 1}",
+            ipv4=f"10.78.{networks[i][0]}.{i + 1}",
+            ipv6=f"fd78:{networks[i][0]}::{i + 1}",
         )
         for i, name in enumerate(names)
     ]
     known = "127.0.0.1 localhost\n::1 localhost\n" + "".join(
-        f"{host.ipv4} {name}\n{host.ipv6} {name}6\n"
+        f"{host.ipv4} {name}\n{host.ipv6} {name}\n"
         for name, host in zip(names, hosts, strict=True)
     )
     with contextlib.ExitStack() as stack:
         switch = stack.enter_context(
             subprocess.Popen(
-                [sys.executable, str(_SWITCH), *taps],
+                [
+                    *(sys.executable, str(_SWITCH)),
+                    *(f"{tap}={network}" for (_, network), tap in taps.items()),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -177,17 +191,20 @@ def joined(
         # Before the process is waited for: the switch ends with its input.
         stack.callback(switch.stdin.close)
         assert switch.stdout.readline() == "{}\n", "the switch has no devices"
-        for tap, host in zip(taps, hosts, strict=True):
+        for host in hosts:
             _ip("netns", "add", host.namespace)
             stack.callback(_ip, "netns", "delete", host.namespace)
             directory = _NAMES / host.namespace
             directory.mkdir(parents=True)
             stack.callback(shutil.rmtree, directory)
-            (directory / "hosts").write_text(known)
-            _ip("link", "set", tap, "netns", host.namespace)
-            on = "-n", host.namespace
-            _ip(*on, "link", "set", "lo", "up")
-            _ip(*on, "addr", "add", f"{host.ipv4}/24", "dev", tap)
-            _ip(*on, "addr", "add", f"{host.ipv6}/64", "dev", tap, "nodad")
+            own_line = f"127.0.1.1 {host.name}\n" if host_names else ""
+            (directory / "hosts").write_text(known + own_line)
+            _ip("-n", host.namespace, "link", "set", "lo", "up")
+        for (i, network), tap in taps.items():
+            on = "-n", hosts[i].namespace
+            _ip("link", "set", tap, "netns", hosts[i].namespace)
+            ipv4, ipv6 = f"10.78.{network}.{i + 1}", f"fd78:{network}::{i + 1}"
+            _ip(*on, "addr", "add", f"{ipv4}/24", "dev", tap)
+            _ip(*on, "addr", "add", f"{ipv6}/64", "dev", tap, "nodad")
             _ip(*on, "link", "set", tap, "up")
         yield Network(hosts, switch)

@@ -1,7 +1,8 @@
 """A switch between the hosts of a test: each is at the far end of a tap device.
 
-python switch.py TAP ...
+python switch.py TAP[=NETWORK] ...
 
+Hosts reach each other in the same network, by default 0.
 Reads a JSON object in each line of its input, and prints one for each: how
 many bytes have passed between the hosts. It ends with its input, and the
 devices with it. Frames are Ethernet's; what a host sends goes to the one host
@@ -54,10 +55,10 @@ class _Link:
 
 
 class _Switch:
-    def __init__(self, taps: list[int]) -> None:
+    def __init__(self, taps: list[int], networks: list[str]) -> None:
         self.link = _Link()
         self.num_bytes: Counter[tuple[int, int]] = Counter()
-        self._taps = taps
+        self._taps, self._networks = taps, networks
         self._homes: dict[bytes, int] = {}
         self._order = itertools.count()
         self._waiting: list[tuple[float, int, int, bytes]] = []
@@ -75,7 +76,8 @@ class _Switch:
             home = self._homes.get(frame[:6])
             everyone = range(len(self._taps))
             for target in everyone if home is None else [home]:
-                if target != source:
+                is_joined = self._networks[source] == self._networks[target]
+                if is_joined and target != source:
                     self._send(source, target, frame)
 
     def _send(self, source: int, target: int, frame: bytes) -> None:
@@ -107,9 +109,10 @@ class _Switch:
 
 
 def main() -> None:
-    taps = [_open_tap(name) for name in sys.argv[1:]]
+    names = [name.partition("=") for name in sys.argv[1:]]
+    taps = [_open_tap(name) for name, _, _ in names]
     sources = {tap: source for source, tap in enumerate(taps)}
-    switch = _Switch(taps)
+    switch = _Switch(taps, [network or "0" for _, _, network in names])
     commands = sys.stdin.fileno()
     poll = select.poll()
     for file in (commands, *taps):

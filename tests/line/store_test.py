@@ -19,6 +19,7 @@ from tfdistill.contrib.line import locks
 from tfdistill.contrib.line import store
 from tfdistill.exchange import filesystem
 from tfdistill.exports import promotion
+from tfdistill.system import processes
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -177,7 +178,8 @@ def test_a_writer_that_lost_its_lease_writes_nothing(monkeypatch):
     # One of a process that is gone, here or by its time, is taken.
     gone = subprocess.Popen(["true"])
     gone.wait()
-    for left in ({"host": os.uname().nodename, "pid": gone.pid}, {"until": 0}):
+    here = {"machine": processes.machine(), "pid": gone.pid}
+    for left in (here, {"until": 0}):
         hold({**other, **left})
         line.journal.note("report")
     assert _kinds(line) == ["init", "report", "report"]

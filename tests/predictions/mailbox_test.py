@@ -5,6 +5,7 @@ No TensorFlow: two mailboxes in one process are two groups.
 
 import contextlib
 import gc
+import itertools
 import logging
 import socket
 import threading
@@ -18,6 +19,7 @@ from tfdistill.exchange import publisher
 from tfdistill.predictions import addresses
 from tfdistill.predictions import mailbox
 from tfdistill.predictions import message as message_lib
+from tfdistill.system import processes
 
 KEY = b"0123456789abcdef"
 BATCH = b"12345678"
@@ -34,8 +36,12 @@ class Worker:
             group=group,
             worker=0,
             peers=peers,
-            host="127.0.0.1",
-            **{"replicas": (0,), "wait_secs": LONG_SECS, **kwargs},
+            **{
+                "host": "127.0.0.1",
+                "replicas": (0,),
+                "wait_secs": LONG_SECS,
+                **kwargs,
+            },
         )
 
     def swap(self, step, *, peer=None, batch=BATCH, classes=3, array=None):
@@ -355,6 +361,24 @@ def test_what_a_peer_does_not_take_is_bounded(opened):
     peer = one.box.peer(1)
     waits.until(lambda: peer.num_unsent == 3 * mailbox.MAX_KEPT)
     assert len(peer.recent) == mailbox.MAX_KEPT
+
+
+def test_machines_with_one_name_find_each_other(opened, monkeypatch):
+    # All of 127.0.0.0/8 is here: each mailbox has an address that no other has.
+    names = itertools.count()
+    monkeypatch.setattr(processes, "machine", lambda: f"machine {next(names)}")
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    workers = []
+    for group, address in enumerate(("127.0.0.2", "127.0.0.3")):
+        listening = socket.create_server((address, 0))
+        monkeypatch.setattr(processes, "listener", lambda _, it=listening: it)
+        monkeypatch.setattr(processes, "own_addresses", lambda a=address: [a])
+        workers.append(opened(group, (1 - group,), host=""))
+        noted = workers[-1].box
+        waits.until(lambda box=noted: box._is_listed)
+    meet(*workers)
+    answers = both(*workers, 0)
+    assert all(answer is not None for answer in answers)
 
 
 def test_a_peer_that_starts_again_teaches_again(two, opened):

@@ -23,8 +23,8 @@ from tfdistill.system import processes
 from tfdistill.system import untrusted
 
 _RETRY_SECS = 0.2
-# After which a task says what it waits for.
-_WORD_SECS = 10.0
+# After which a task says what it waits for, and then again.
+_WORD_SECS, _AGAIN_SECS = 10.0, 30.0
 _REPLY_SECS = 5.0
 _LINE_BYTES = 4096
 
@@ -60,25 +60,27 @@ def meet(
         _report(cluster, host, limit_secs)
 
 
-def say_later(what: Callable[[], str]) -> threading.Timer:
-    """Prints what is waited for after ten seconds, unless it is cancelled."""
+@contextlib.contextmanager
+def told(
+    what: Callable[[], str], *, first_secs: float | None = None
+) -> Iterator[None]:
+    """Prints what is waited for every 30 seconds, after ten for the first time.
+
+    `first_secs` is another time for the first.
+    """
+    over = threading.Event()
 
     def say() -> None:
-        print(f"tfdistill: {what()}", file=sys.stderr, flush=True)
+        pause = _WORD_SECS if first_secs is None else first_secs
+        while not over.wait(pause):
+            print(f"tfdistill: {what()}", file=sys.stderr, flush=True)
+            pause = _AGAIN_SECS
 
-    timer = threading.Timer(_WORD_SECS, say)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-@contextlib.contextmanager
-def _told(what: Callable[[], str]) -> Iterator[None]:
-    timer = say_later(what)
+    threading.Thread(target=say, daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        over.set()
 
 
 def _port(cluster: identity.Cluster, task: str) -> int:
@@ -106,7 +108,7 @@ def await_servers(
             for server, answer in missing.items()
         )
 
-    with _told(lambda: f"{name} still waits for {named()}."):
+    with told(lambda: f"{name} still waits for {named()}."):
         while missing := {
             server: answer
             for server, address in servers.items()
@@ -130,7 +132,7 @@ def _gather(
     with (
         processes.listener(_port(cluster, host), backlog=128) as server,
         contextlib.ExitStack() as connections,
-        _told(
+        told(
             lambda: (
                 f"{host} still waits for {', '.join(sorted(missing))}, "
                 f"which did not connect to {cluster.addresses[host]} yet."
@@ -254,12 +256,12 @@ def _report(cluster: identity.Cluster, host: str, limit_secs: float) -> None:
                 remaining = min(deadline - time.monotonic(), 1e6)
                 return receive(connection, limit_secs=max(remaining, 0.1))
         except socket.gaierror as error:
-            seen = f"the name has no known address ({error.strerror})"
+            seen = f"it {processes.Answer.UNKNOWN.value} ({error.strerror})"
         except OSError:
             seen = "no task answers there"
         return None
 
-    with _told(lambda: f"{name} still waits for {host} at {address}: {seen}."):
+    with told(lambda: f"{name} still waits for {host} at {address}: {seen}."):
         while time.monotonic() <= deadline:
             answer = asked()
             if answer and answer.get("go"):

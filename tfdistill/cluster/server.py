@@ -114,32 +114,39 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
     is_second_life = bool(return_secs and os.environ.get(_SEEN_VARIABLE))
     if is_second_life:
         limit_secs = return_secs
-    server = _start(cluster)
+    server, is_ready = _start(cluster), False
     address = cluster.spec["chief"][0]
     coordinator = Presence(limit_secs=limit_secs, now=time.monotonic())
-    word = rendezvous.say_later(
-        lambda: (
-            f"{cluster.task_name} still waits for chief:0 at {address}, "
-            f"which {answer.value}."
+    answer = processes.ask(address)
+    limit = f"{limit_secs:g} s at most" if limit_secs else "as long as it takes"
+    waiting = contextlib.ExitStack()
+    if answer is not processes.Answer.OPEN:
+        waiting.enter_context(
+            rendezvous.told(
+                lambda: (
+                    f"{cluster.task_name} waits for chief:0 at {address}, "
+                    f"{limit}. It {answer.value}."
+                ),
+                first_secs=0.0,
+            )
         )
-    )
-    while True:
-        answer, was_seen = processes.ask(address), coordinator.was_seen
-        if coordinator.is_over(answer, now=time.monotonic()):
-            break
-        if coordinator.was_seen and not was_seen:
-            word.cancel()
+    while not coordinator.is_over(answer, now=time.monotonic()):
+        if coordinator.was_seen and not is_ready:
+            waiting.close()
             print(f"tfdistill: {server.target} serves chief:0", flush=True)
             signs.announce(signs.READY)
+            is_ready = True
         for _ in range(2):
             signs.own().say(signs.SERVING)
             time.sleep(_PROBE_SECS / 2)
+        answer = processes.ask(address)
     if not coordinator.was_seen:
         ending.leave(
             # It was there before: then it must be done.
             0 if is_second_life else signs.EXIT_RETRY,
             f"{cluster.task_name} waited {limit_secs:g} s for chief:0 at "
-            f"{address}, which {answer.value}. Check the chief's log; "
+            f"{address}, which {answer.value}. Check the chief's log: it may "
+            "have ended, as by wrong options, before it was ready. "
             "TFDISTILL_START_TIMEOUT_SECS sets the limit.",
         )
     if not return_secs:

@@ -4,13 +4,15 @@ import dataclasses
 import socket
 
 from tfdistill.exchange import publisher
+from tfdistill.system import processes
 
 
 @dataclasses.dataclass(frozen=True)
 class Address:
     """Where a worker's mailbox is, and which replicas it is for."""
 
-    host: str
+    # Names and addresses of its machine, of which one is enough.
+    hosts: tuple[str, ...]
     port: int
     # 16 bytes, others for each start of the mailbox.
     incarnation: bytes
@@ -22,11 +24,13 @@ class Address:
     ) -> "Address | None":
         """Reads a worker's note; None without a right one."""
         note = exchange.notes(group).read(_name(worker)) or {}
-        # Its own name may not be one that a machine finds.
-        is_here = note.get("host") == socket.gethostname()
         try:
+            hosts = [str(note["host"]), *map(str, note.get("addresses", []))]
+            if note.get("machine") == processes.machine():
+                # Its own name may not be one that a machine finds.
+                hosts = ["127.0.0.1"]
             return cls(
-                "127.0.0.1" if is_here else str(note["host"]),
+                tuple(hosts),
                 int(note["port"]),
                 bytes.fromhex(note["incarnation"]),
                 tuple(map(int, note["replicas"])),
@@ -34,14 +38,31 @@ class Address:
         except (ArithmeticError, KeyError, TypeError, ValueError):
             return None
 
-    def leave(
-        self, exchange: publisher.Exchange, group: int, worker: int
-    ) -> None:
-        """Writes a worker's note."""
-        note = dataclasses.asdict(self) | {
-            "incarnation": self.incarnation.hex(),
-        }
-        exchange.notes(group).write(_name(worker), note)
+
+def leave(
+    exchange: publisher.Exchange,
+    group: int,
+    worker: int,
+    *,
+    host: str,
+    port: int,
+    incarnation: bytes,
+    replicas: tuple[int, ...],
+) -> None:
+    """Writes this worker's note; `host` is by default this machine's name.
+
+    Others may find another machine by that name, or none: it has the addresses
+    as well.
+    """
+    note = {
+        "host": host or socket.gethostname(),
+        "addresses": processes.own_addresses(),
+        "machine": processes.machine(),
+        "port": port,
+        "incarnation": incarnation.hex(),
+        "replicas": replicas,
+    }
+    exchange.notes(group).write(_name(worker), note)
 
 
 def _name(worker: int) -> str:

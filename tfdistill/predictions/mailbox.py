@@ -17,6 +17,7 @@ import asyncio
 import collections
 import concurrent.futures
 import hmac
+import itertools
 import logging
 import secrets
 import socket
@@ -25,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -94,6 +96,8 @@ class Peer:
         self.num_silent = 0
         # Only the event loop changes what follows.
         self.address: addresses.Address | None = None
+        # Where it is looked for next.
+        self.hosts: Iterator[str] = iter(())
         # The newest messages to it, with which each connection begins.
         self.recent: collections.deque[bytes] = collections.deque((), most)
         self.stream: asyncio.WriteTransport | None = None
@@ -369,13 +373,15 @@ class Mailbox:
     def _look(self, group: int) -> addresses.Address | None:
         """Leaves one's own address, if it is not there yet; reads a peer's."""
         if not self._is_listed:
-            own = addresses.Address(
-                self._host or socket.gethostname(),
-                self.port,
-                self._incarnation,
-                self._replicas,
+            addresses.leave(
+                self._exchange,
+                self._group,
+                self._worker,
+                host=self._host,
+                port=self.port,
+                incarnation=self._incarnation,
+                replicas=self._replicas,
             )
-            own.leave(self._exchange, self._group, self._worker)
             self._is_listed = True
         return addresses.Address.find(self._exchange, group, self._worker)
 
@@ -385,6 +391,7 @@ class Mailbox:
             first_secs=_FIRST_SECS, longest_secs=_LONGEST_SECS
         )
         while True:
+            host = ""
             try:
                 found = await _in_thread(lambda: self._look(peer.group))
                 if found is not None and found != peer.address:
@@ -392,9 +399,14 @@ class Mailbox:
                     pause.succeeded()
                 address = peer.address
                 if address and address.replicas == self._replicas:
-                    await self._send(peer, address)
+                    # A name may be another machine's, which hangs up, and a
+                    # network not the one that both are in.
+                    host = next(peer.hosts)
+                    await self._send(peer, address, host)
             except (OSError, UnicodeError, OverflowError) as error:
                 peer.trouble = f"it cannot be reached: {error!r}"
+                if host and peer.address:
+                    peer.trouble = _unreached(peer.address, host, error)
             await asyncio.sleep(pause.failed())
 
     def _meet(self, peer: Peer, address: addresses.Address) -> None:
@@ -402,6 +414,7 @@ class Mailbox:
         with self._arrived:
             peer.forget()
         peer.address, peer.trouble = address, ""
+        peer.hosts = itertools.cycle(address.hosts)
         if address.replicas != self._replicas:
             peer.trouble = (
                 f"its worker {self._worker} has the replicas "
@@ -411,12 +424,12 @@ class Mailbox:
             )
             self._warn_once(peer.group, "replica", peer.trouble)
 
-    async def _send(self, peer: Peer, address: addresses.Address) -> None:
+    async def _send(
+        self, peer: Peer, address: addresses.Address, host: str
+    ) -> None:
         """Sends until the connection is lost."""
         async with asyncio.timeout(_MEET_SECS):
-            reader, writer = await asyncio.open_connection(
-                address.host, address.port
-            )
+            reader, writer = await asyncio.open_connection(host, address.port)
         try:
             if sys.platform == "linux":
                 writer.get_extra_info("socket").setsockopt(
@@ -570,6 +583,16 @@ def pass_to(
 def framed(data: bytes) -> bytes:
     """Returns a message as it is sent, after its length."""
     return _LENGTH.pack(len(data)) + data
+
+
+def _unreached(address: addresses.Address, host: str, error: Exception) -> str:
+    """Returns where a mailbox was looked for, and what became of that."""
+    return (
+        f"it cannot be reached at {' or '.join(address.hosts)}, port "
+        f"{address.port} (of {host}: {error!r}). Open the ports between the "
+        "hosts, or give TF_CONFIG an address of each task that the other "
+        "groups' hosts find"
+    )
 
 
 async def _in_thread(work: Callable[[], _T]) -> _T:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import notes
+from tfdistill.system import processes
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
@@ -29,7 +30,12 @@ class BusyError(RuntimeError):
 
 
 def _own(what: str) -> dict[str, Any]:
-    return {"what": what, "pid": os.getpid(), "host": socket.gethostname()}
+    return {
+        "what": what,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "machine": processes.machine(),
+    }
 
 
 def _busy(place: str, holder: Mapping[str, Any], what: str) -> BusyError:
@@ -100,7 +106,7 @@ def in_store(
 
 
 def _is_alive(holder: Mapping[str, Any]) -> bool:
-    if holder.get("host") == socket.gethostname():
+    if holder.get("machine") == processes.machine():
         try:
             os.kill(int(holder["pid"]), 0)
         except ProcessLookupError:
