@@ -69,27 +69,6 @@ class _Says(_EachBatch):
             self.model.stop_training = True
 
 
-def test_callbacks_that_act_by_batches_are_known(exchange):
-    def nothing(*args):
-        pass
-
-    for callback, acts in (
-        (_EachBatch(), True),
-        (keras.callbacks.LambdaCallback(on_train_batch_begin=nothing), True),
-        (_Says(), False),
-        (keras.callbacks.BackupAndRestore("a", save_freq=5), True),
-        (keras.callbacks.BackupAndRestore("a"), False),
-        (keras.callbacks.ModelCheckpoint("a.keras", save_freq=5), False),
-        (keras.callbacks.TensorBoard(update_freq="batch"), False),
-        (keras.callbacks.LambdaCallback(on_epoch_end=nothing), False),
-        (keras.callbacks.ModelCheckpoint("a.keras"), False),
-        (keras.callbacks.TensorBoard(), False),
-        (keras.callbacks.TerminateOnNaN(), False),
-        (tfdistill.callbacks.StudentExporter(exchange, every_steps=7), False),
-    ):
-        assert auto_steps.acts_by_batches(callback) is acts, callback
-
-
 def _written(directory, num_steps):
     """What callbacks do in two trainings of 190 steps, and when."""
     model = tfdistill.DistributedModel(cases.linear())
