@@ -13,6 +13,7 @@ import pytest
 
 from tests.cases import object_store
 from tests.cases import storage as storage_cases
+from tests.cases import tiers
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
@@ -201,8 +202,8 @@ def is_whole(hub, step):
     ("kind", "dead", "damaged"),
     [
         ("local", False, False),
-        ("memory", False, False),
-        ("local", True, False),
+        tiers.deep("memory", False, False),
+        tiers.deep("local", True, False),
         ("memory", True, False),
         ("local", True, True),
         ("no_rename", True, True),
