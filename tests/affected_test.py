@@ -4,6 +4,7 @@ import pytest
 
 from tests import affected
 
+pytestmark = pytest.mark.deep
 _ALL = {affected._path(test) for test in affected._tests()}
 
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import servers as server_cases
+from tests.cases import tiers
 from tests.cases import training as cases
 from tfdistill.cluster import replicas
 
@@ -67,11 +68,7 @@ class _OwnMetric(keras.metrics.Mean):
 
 
 @pytest.mark.parametrize(
-    "wrap",
-    [
-        "CodistillModel",
-        pytest.param("DistributedModel", marks=pytest.mark.deep),
-    ],
+    "wrap", ["CodistillModel", tiers.deep("DistributedModel")]
 )
 def test_a_worker_evaluates_for_a_callback_by_itself(wrap, two_replicas):
     x, y = cases.regression(22)
@@ -155,9 +152,8 @@ def test_a_step_of_its_own_needs_no_call(two_replicas):
         return [*history["both"], *map(np.sum, model.get_weights())]
 
     expected = trained(lambda model: model)
-    for strategy in (None, two_replicas):
-        found = trained(tfdistill.DistributedModel, strategy)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    found = trained(tfdistill.DistributedModel, two_replicas)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_of_examples_are_refused_with_its_own_step(two_replicas):
@@ -190,7 +186,6 @@ def test_what_its_own_loss_tracks_is_logged(two_replicas):
     found = []
     for wrap, strategy in (
         (lambda model: model, tf.distribute.get_strategy()),
-        (tfdistill.DistributedModel, tf.distribute.get_strategy()),
         (tfdistill.DistributedModel, two_replicas),
     ):
         keras.utils.set_random_seed(1)
@@ -199,8 +194,7 @@ def test_what_its_own_loss_tracks_is_logged(two_replicas):
             model.compile("sgd", "mse")
         logs = model.fit(x, y, 8, 2, verbose=0, shuffle=False).history
         found.append([*logs["size"], *logs["loss"]])
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
-    np.testing.assert_allclose(found[2], found[0], rtol=1e-5)
+    np.testing.assert_allclose(*found, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +210,8 @@ def test_what_it_cannot_train_is_refused(model, message):
 
 
 @pytest.mark.parametrize(
-    "wrap", [tfdistill.DistributedModel, tfdistill.CodistillModel]
+    "wrap",
+    [tfdistill.CodistillModel, tiers.deep(tfdistill.DistributedModel)],
 )
 def test_tools_that_take_a_keras_model_take_ours(tmp_path, wrap):
     rng = np.random.default_rng(0)

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import tiers
 from tfdistill import patch
 from tfdistill.cluster import method
 from tfdistill.system import keras_internals
@@ -628,15 +629,20 @@ def _gradients_to_look_at():
     return found, tape.gradient(output, picture)
 
 
+_FURTHER = (
+    *(_own_evaluate, _pairs, _positions, _built_by_its_step, _pictures),
+    *(_volumes, _without_training, _ratio, _years, _compiled_again),
+    *(_gradients_to_look_at, _saturated, _compares_in_loss, _exported_layer),
+    _centers_in_training,
+)
+
+
 @pytest.mark.parametrize(
     "script",
     [
-        *(_normalized, _own_function, _cut_out, _positions, _own_evaluate),
-        *(_built_by_its_step, _added_losses, _pictures, _volumes),
-        *(_without_training, _compares_rows, _queue, _ratio, _accumulates),
-        *(_years, _compiled_again, _gradients_to_look_at, _compares_in_call),
-        *(_compares_in_loss, _saturated, _exported_layer, _centers),
-        *(_centers_in_training, _pairs),
+        *(_normalized, _own_function, _cut_out, _added_losses, _compares_rows),
+        *(_queue, _accumulates, _compares_in_call, _centers),
+        *map(tiers.deep, _FURTHER),
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(

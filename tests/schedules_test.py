@@ -66,20 +66,6 @@ def test_serialisation_gives_the_same_schedule(schedule):
     assert values(copy, range(12)) == values(schedule, range(12))
 
 
-def test_get():
-    assert values(schedules.get(2), [0, 9, FAR]) == [2.0] * 3
-    assert values(schedules.get(np.float32(0.5)), [9]) == [0.5]
-    burn_in = schedules.BurnIn(steps=3)
-    assert schedules.get(burn_in) is burn_in
-    decay = keras.optimizers.schedules.ExponentialDecay(1.0, 10, 0.5)
-    assert schedules.get(decay) is decay
-
-    def own(step):
-        return tf.cast(step, tf.float32) * 0.5
-
-    assert schedules.get(own) is own
-
-
 @pytest.mark.parametrize("identifier", [None, True, schedules.BurnIn])
 def test_get_refuses_what_is_no_schedule(identifier):
     with pytest.raises(ValueError, match="must be a number, .* received"):

@@ -119,6 +119,7 @@ CASES = {
     "executions": cases.Case(
         data=cases.unknown,
         fit={},
+        validates=True,
         steps_per_execution=2,
         optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9),
         callbacks=lambda: [
@@ -156,7 +157,7 @@ def test_it_ends_as_if_it_had_never_stopped(name, stops, tmp_path):
         # last; and where nothing is left to be done.
         tiers.deep(None, 6, 3),
         (6, 6, 3),
-        (4, 12, 2),
+        tiers.deep(4, 12, 2),
     ],
 )
 def test_it_resumes_at_the_end_of_an_epoch_of_unknown_length(

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import tiers
 from tfdistill.backup import callback
 
 service_lib = tf.data.experimental.service
@@ -109,13 +110,13 @@ def test_a_data_service_of_one_worker_resumes(tmp_path, service):
     ("make", "seeds", "warns"),
     [
         (lambda: _shuffled(seed=3), (None, None), False),
-        (_shuffled, (4, 4), False),
         (_shuffled, (None, None), True),
-        (_shuffled, (4, 5), True),
-        (lambda: _shuffled(seed=3), (4, 5), True),
-        (_plain, (None, 5), False),
-        (lambda: None, (4, 4), False),
         (lambda: None, (None, 5), True),
+        tiers.deep(_shuffled, (4, 4), False),
+        tiers.deep(_shuffled, (4, 5), True),
+        tiers.deep(lambda: _shuffled(seed=3), (4, 5), True),
+        tiers.deep(_plain, (None, 5), False),
+        tiers.deep(lambda: None, (4, 4), False),
     ],
 )
 def test_a_resume_warns_of_another_order_only(

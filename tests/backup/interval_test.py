@@ -5,7 +5,6 @@ import math
 import pytest
 
 from tests.cases import backup as cases
-from tests.cases import tiers
 from tfdistill.backup import interval as interval_lib
 
 _STEP_SECS, _HELD_UP, _WRITE_SECS = 0.5, 0.02, 0.1
@@ -85,13 +84,10 @@ def test_the_chief_decides(training):
     assert training.train(24) == [10, 17, 24]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("data", "replicas"),
-    [
-        (cases.finite, 1),
-        tiers.deep(cases.finite, 2),
-        tiers.deep(cases.endless, 2),
-    ],
+    [(cases.finite, 1), (cases.finite, 2), (cases.endless, 2)],
 )
 def test_all_replicas_take_them_and_resume_from_them(
     data, replicas, tmp_path, two_replicas, monkeypatch

@@ -173,6 +173,7 @@ class Case:
         default_factory=lambda: {"steps_per_epoch": 5}
     )
     epochs: int = 3
+    validates: bool = False
     steps_per_execution: Any = 1
     optimizer: Callable[[], Any] = lambda: keras.optimizers.Adam(0.05)
     callbacks: Callable[[], list] = list
@@ -227,7 +228,7 @@ def train(
             **case.fit,
             epochs=case.epochs,
             verbose=0,
-            validation_data=numbered(8).batch(4),
+            validation_data=numbered(8).batch(4) if case.validates else None,
             callbacks=[
                 *case.callbacks(),
                 *callbacks,

@@ -707,8 +707,9 @@ PLACES = {
         "schedule_free",
         "own_step",
     ),
-    "two_workers": ("tables", "rates_auc"),
+    "two_workers": ("rates_auc",),
     "more_on_two_workers": (
+        "tables",
         "decayed_subclassed",
         "own_losses",
         "whole_batch",

@@ -229,37 +229,3 @@ def _clusters(draw):
 @hypothesis.given(_clusters())
 def test_environment_round_trip(cluster):
     assert Cluster.from_env(cluster.to_env()) == cluster
-
-
-_keys = st.sampled_from(
-    ["cluster", "task", "type", "index", "worker", "chief", "ps", "evaluator"]
-)
-_json = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.sampled_from(["a:1", "b:2", "worker", "chief", "ps", "0"])
-    | st.text(max_size=5),
-    lambda part: (
-        st.lists(part, max_size=3)
-        | st.dictionaries(_keys | st.text(max_size=3), part, max_size=3)
-    ),
-)
-_near = st.fixed_dictionaries(
-    {
-        "cluster": st.dictionaries(_keys, st.lists(_json, max_size=3)) | _json,
-        "task": st.fixed_dictionaries({"type": _keys | _json, "index": _json}),
-    }
-)
-
-
-@hypothesis.settings(max_examples=50)
-@hypothesis.given((_near | _json).map(json.dumps) | st.text())
-def test_any_config_is_a_cluster_or_a_value_error(text):
-    try:
-        cluster = Cluster.from_env({"TF_CONFIG": text})
-    except ValueError as error:
-        assert "TF_CONFIG" in str(error)
-    else:
-        assert cluster.address is None or cluster.spec

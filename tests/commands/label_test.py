@@ -63,6 +63,7 @@ def _train(tmp_path, recipe, group=0):
     return result, weights
 
 
+@pytest.mark.deep
 def test_a_recipe_learns_from_its_labels_as_from_the_model(
     teacher, tmp_path, capsys
 ):

@@ -8,7 +8,6 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as codistillation_cases
 from tests.cases import embedding as cases
-from tfdistill.embedding import fields
 from tfdistill.exports import student_graph
 
 LAYOUTS = [("hash", 3), ("contiguous", 1)]
@@ -213,34 +212,3 @@ def test_graphs_do_not_depend_on_the_shards(two_replicas):
     expected = _trained(3, seed=2)(x)
     np.testing.assert_allclose(one(values, x), expected, rtol=1e-6)
     np.testing.assert_allclose(three(values, x), expected, rtol=1e-6)
-
-
-def test_a_peer_s_table_teaches(tmp_path):
-    exchange = tfdistill.Exchange(str(tmp_path))
-    peer = _trained(3, seed=1)
-    codistillation_cases.publish(exchange, peer, spec=SPEC)
-    model = codistillation_cases.codistill(
-        _trained(2),
-        codistillation_cases.peers(exchange),
-        loss="mse",
-        distillation_loss=tfdistill.losses.LogitsMeanSquaredError(
-            from_logits=True
-        ),
-    )
-    x, y = cases.data()
-    codistillation_cases.prepare(model, x, y)
-    codistillation_cases.load(model, 10)
-    assert model.teachers.status()[0]["quarantined"] == {}
-    expected = np.mean((peer(x) - model.student(x)) ** 2)
-    logs = codistillation_cases.fit(model, x, y, batch_size=len(x))
-    np.testing.assert_allclose(logs["distillation_loss"], [expected], rtol=1e-5)
-
-
-def test_tables_share_the_trace_of_the_check_of_their_ids():
-    """Its branches took a third of the start of a model with many tables."""
-    count = fields._refuse.experimental_get_tracing_count
-    before = count()
-    for size in (10, 20, 30):
-        table = tfdistill.layers.ShardedEmbedding(size, 4, name=f"of_{size}")
-        tf.function(table)(tf.zeros([2, 5], tf.int64))
-    assert count() <= before + 1

@@ -177,6 +177,7 @@ def _trained(
     return before, _tables(model)
 
 
+@pytest.mark.deep
 def test_fifty_steps_of_adagrad_are_those_of_sums_on_workers():
     before, found = _trained(combine_on_servers=True)
     _, expected = _trained(combine_on_servers=False)

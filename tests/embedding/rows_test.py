@@ -23,14 +23,6 @@ def test_each_id_has_a_row_of_its_own(num_rows, sharding):
         assert list(rows) == list(range(num_rows))
 
 
-def test_the_stored_order_does_not_depend_on_the_shards():
-    ids = tf.range(100)
-    one = _layout(100).storage_rows(ids)
-    five = _layout(100).with_shards(5)
-    assert five.num_shards == 5
-    np.testing.assert_array_equal(five.storage_rows(ids), one)
-
-
 @pytest.mark.parametrize("num_shards", [2, 3, 8])
 def test_low_ids_are_spread_evenly_by_hash_alone(num_shards):
     ids = tf.range(400)

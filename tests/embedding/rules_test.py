@@ -207,8 +207,14 @@ def test_nadam_after_many_steps():
     """Its product of momenta follows from the step alone."""
     optimizer, start = keras.optimizers.Nadam(0.1, beta_1=0.9999), np.ones([1])
     variable = keras.Variable(start)
-    for _ in range(600):
-        optimizer.apply([tf.constant([0.5])], [variable])
+    optimizer.build([variable])
+
+    @tf.function
+    def train():
+        for _ in tf.range(600):
+            optimizer.apply([tf.constant([0.5])], [variable])
+
+    train()
     rule = rules.UpdateRule(optimizer)
     found = rule.hyperparameters(tf.constant(599))["u_product"]
     np.testing.assert_allclose(found, optimizer._u_product, rtol=1e-4)

@@ -15,7 +15,6 @@ from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import quantized
 
-_DENSE = ("kernel", "half")
 _KEY = b"0123456789abcdef"
 
 

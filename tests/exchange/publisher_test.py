@@ -13,6 +13,7 @@ import pytest
 
 from tests.cases import object_store
 from tests.cases import storage as storage_cases
+from tests.cases import tiers
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
@@ -138,22 +139,6 @@ def test_version_that_is_broken_is_replaced(hub, caplog):
     assert hidden_names(hub.root) == []
 
 
-def test_failing_writer_leaves_nothing_and_keeps_its_cause(hub):
-    old = publish(hub, 1)
-
-    def write(directory):
-        writer()(directory)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(versions.ExportError, match="No space left") as caught:
-        hub.publish(write, group=0, step=2)
-    assert caught.value.__cause__.errno == errno.ENOSPC
-    assert hub.steps(0) == [1]
-    assert hidden_names(hub.root) == []
-    hub.verify(old)
-    hub.verify(publish(hub, 2))
-
-
 def test_a_full_disk_costs_exports_until_there_is_room(tmp_path, clock):
     hub = publisher.Exchange(
         tmp_path, max_to_keep=2, min_keep_secs=60, clock=clock
@@ -217,8 +202,8 @@ def is_whole(hub, step):
     ("kind", "dead", "damaged"),
     [
         ("local", False, False),
-        ("memory", False, False),
-        ("local", True, False),
+        tiers.deep("memory", False, False),
+        tiers.deep("local", True, False),
         ("memory", True, False),
         ("local", True, True),
         ("no_rename", True, True),
@@ -262,24 +247,6 @@ def test_failure_at_every_call_shows_no_part(kind, dead, damaged, tmp_path):
         assert left == list(map(str, following))
     assert "failed" in outcomes
     assert not dead or "published" not in outcomes
-
-
-def test_mount_that_cannot_rename_directories_gets_the_manifest_last(tmp_path):
-    order = []
-
-    class NoRename(storage_cases.NoDirectoryRename):
-        def write(self, path, blocks):
-            order.append(path)
-            super().write(path, blocks)
-
-    hub = publisher.Exchange(str(tmp_path), file_system=NoRename(), **OPTIONS)
-    for step in (1, 2, 3):
-        hub.verify(publish(hub, step))
-    assert order[-1] == f"{tmp_path}/group_0/3/manifest.json"
-    # The manifest is tried beside the version first.
-    assert len(order) == 3 * (len(FILES) + 2)
-    assert hub.steps(0) == [2, 3]
-    assert hidden_names(tmp_path) == []
 
 
 def flip(path):
@@ -376,17 +343,6 @@ def test_restart_from_an_older_step_keeps_what_it_publishes(tmp_path, clock):
     publish(hub, 150)
     assert 150 in hub.steps(0)
     assert hub.latest(0).step == 300
-
-
-def test_what_crashed_publishers_left_goes(hub):
-    publish(hub, 1)
-    names = [".tmp-5-other", f".tmp-9-{hub.incarnation}", ".trash-1-x", "77"]
-    for name in names:
-        os.makedirs(f"{hub.group_path(0)}/{name}/variables")
-    os.makedirs(f"{hub.root}/group_1/.tmp-9-other")
-    publish(hub, 2)
-    assert sorted(os.listdir(hub.group_path(0))) == ["1", "2"]
-    assert os.listdir(f"{hub.root}/group_1") == [".tmp-9-other"]
 
 
 def test_pruning_that_fails_does_not_fail_the_export(tmp_path, caplog):

@@ -112,12 +112,6 @@ class Network:
         self._cut |= {pair} if one_way else {pair, pair[::-1]}
         self.num_bytes()
 
-    def isolate(self, host: Host) -> None:
-        """Cuts a host off from all others."""
-        for other in self.hosts:
-            if other != host:
-                self.cut(host, other)
-
     def heal(self) -> None:
         """Ends all cuts."""
         self._cut.clear()

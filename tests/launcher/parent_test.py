@@ -362,7 +362,7 @@ def test_a_task_finds_what_its_parent_has_left_out(real, tmp_path, package):
     assert process.method == "fork"
 
 
-@pytest.mark.slow("a parent and a task that import TensorFlow")
+@pytest.mark.deep
 def test_an_operation_of_tensorflow_makes_a_parent_unfit(start):
     start.write("operation.py", "import tensorflow as tf\ntf.ones([2]) + 1\n")
     process = start(*code("print('ran')"), preload=("operation",))

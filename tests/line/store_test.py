@@ -1,14 +1,10 @@
 """A line: numbered versions, a pointer that is one file, a lock and a log."""
 
-import hashlib
 import json
 import os
 import pathlib
-import random
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 
@@ -218,65 +214,3 @@ def test_what_a_killed_promotion_left_is_completed(tmp_path, monkeypatch):
         line.promote(number, path)
     assert _kinds(line)[-2:] == ["promote", "rollback"]
     assert sorted(os.listdir(tmp_path / "versions")) == ["1", "2"]
-
-
-_MOVES = """
-import itertools, sys
-from tfdistill.contrib.line import store
-line, paths = store.Line(sys.argv[1]), sys.argv[2:]
-print("ready", flush=True)
-for number in itertools.count(line.promoted() or 1):
-    line.promote(number, paths[number % 2], force=True)
-    if number % 3 == 0:
-        line.rollback(why="it is worse")
-"""
-
-
-@pytest.mark.deep
-@pytest.mark.multiprocess
-def test_commands_killed_at_random_show_no_torn_version(
-    tmp_path, no_process_left
-):
-    line = lines.make(tmp_path)
-    paths = [lines.add_candidate(line, f"day_{day}")[1] for day in (1, 2)]
-    torn, over = [], threading.Event()
-
-    def whole(number):
-        version = pathlib.Path(line.local_version(number))
-        files = json.loads((version / "manifest.json").read_text())["files"]
-        return all(
-            hashlib.sha256((version / name).read_bytes()).hexdigest()
-            == entry["sha256"]
-            for name, entry in files.items()
-        )
-
-    def poll():
-        while not over.is_set():
-            number = line.promoted()
-            if number and not whole(number):
-                torn.append(number)
-
-    polling = threading.Thread(target=poll)
-    polling.start()
-    moments, moves = random.Random(0), set()
-    try:
-        for _ in range(8):
-            command = [sys.executable, "-c", _MOVES, str(tmp_path), *paths]
-            with subprocess.Popen(
-                command, cwd=_ROOT, stdout=subprocess.PIPE, text=True
-            ) as process:
-                assert process.stdout.readline() == "ready\n"
-                time.sleep(moments.uniform(0.0, 0.1))
-                process.kill()
-            moves.add(line.journal.pointer()["event"])
-    finally:
-        over.set()
-        polling.join()
-    number = line.next_number()
-    assert line.promote(number, paths[number % 2], force=True)
-    assert line.promoted() == number
-    assert not torn and len(moves) > 1
-    events = [event["event"] for event in line.journal.events()]
-    assert events == sorted(set(events))
-    left = [*tmp_path.rglob("*.part"), *tmp_path.rglob(".promoting*")]
-    assert not left

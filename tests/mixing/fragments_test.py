@@ -113,6 +113,7 @@ def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
     cases.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.deep
 def test_a_group_that_missed_a_mix_is_told_of(tmp_path, caplog):
     # It stops for a while, and the other one does not wait for so long.
     alone = threading.Event()

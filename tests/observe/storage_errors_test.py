@@ -59,8 +59,8 @@ print("failures", board.num_failures, "steps", int(model.optimizer.iterations))
 '''
 
 
+@pytest.mark.deep
 @pytest.mark.multiprocess
-@pytest.mark.slow("a training in a process of its own")
 def test_a_full_disk_costs_lines_and_files_but_no_step(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(tmp_path)],

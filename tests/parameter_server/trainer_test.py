@@ -176,8 +176,10 @@ def test_an_execution_may_have_many_steps(monkeypatch):
 
 @pytest.mark.parametrize(
     "labels",
-    [lambda y: y, lambda y: np.eye(3, dtype="float32")[y]],
-    ids=["of_classes", "one_hot"],
+    [
+        lambda y: y,
+        tiers.deep(lambda y: np.eye(3, dtype="float32")[y], id="one_hot"),
+    ],
 )
 def test_a_split_and_class_weights_are_those_of_keras(monkeypatch, labels):
     rng = np.random.default_rng(0)

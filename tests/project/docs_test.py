@@ -39,7 +39,7 @@ _WITH_PYTHON = {
     if block.language == "python" and not block.file_name
 }
 # It loads KerasHub's models, and trains by Keras' own distillation as well.
-_LONG = "docs/models.md"
+_LONG = {"docs/labels.md", "docs/models.md"}
 # Programs of a cluster: what they are given is only read.
 _FOREIGN = ("kubectl", "sbatch", "scancel")
 # Other tests give these their arguments.
@@ -209,7 +209,7 @@ def short_fits(monkeypatch, run_dir, one_device):
 
 @pytest.mark.usefixtures("short_fits")
 @pytest.mark.parametrize(
-    "page", [*sorted(_WITH_PYTHON - {_LONG}), tiers.deep(_LONG)]
+    "page", [*sorted(_WITH_PYTHON - _LONG), *map(tiers.deep, sorted(_LONG))]
 )
 def test_python_blocks_run(page, tmp_path):
     namespace = _reader_has(tmp_path)

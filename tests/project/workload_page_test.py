@@ -9,6 +9,7 @@ import pytest
 import tfdistill
 from launch import recipes
 from tests.cases import docs_blocks
+from tests.cases import tiers
 
 
 def _clicks(path):
@@ -31,7 +32,8 @@ def _texts(path):
 
 
 @pytest.mark.parametrize(
-    "name, write", [("clicks", _clicks), ("images", _images), ("text", _texts)]
+    "name, write",
+    [("clicks", _clicks), ("images", _images), tiers.deep("text", _texts)],
 )
 def test_a_workload_of_ones_own_data_trains(name, write, tmp_path, monkeypatch):
     (block,) = (

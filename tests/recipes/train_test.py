@@ -234,6 +234,7 @@ def test_a_click_recipe_is_judged_by_the_figures_of_clicks(
     assert group["metrics"]["log_loss"] == pytest.approx(last, rel=1e-4)
 
 
+@pytest.mark.deep
 def test_a_recipe_of_two_tasks_is_judged_by_the_first(tmp_path, capsys):
     changes = ("rows_per_day=300", "embedding_dim=2", "hidden_units=[4]")
     argv = _options(

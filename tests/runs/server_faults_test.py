@@ -15,6 +15,7 @@ from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.multiprocess,
     pytest.mark.usefixtures("no_process_left"),
 ]
@@ -38,7 +39,6 @@ def _newest_backup(directory):
     return max(steps, default=0)
 
 
-@pytest.mark.deep
 def test_a_killed_worker_comes_back_with_its_teachers(tmp_path):
     num_steps = 400
     program.publish(tmp_path)
@@ -84,7 +84,6 @@ def _lose(directory, topology, task):
     return _newest_backup(directory)
 
 
-@pytest.mark.slow("a group that starts twice")
 def test_a_group_resumes_after_the_loss_of_a_ps(tmp_path):
     num_steps = 160
     topology = _topology(tmp_path, num_steps, ps_per_group=2)

@@ -11,6 +11,7 @@ from tests.cases import wheels
 from tfdistill.commands import main
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.multiprocess,
     pytest.mark.usefixtures("no_process_left"),
 ]
@@ -121,7 +122,6 @@ def tried(tfdistill):
     return found
 
 
-@pytest.mark.deep
 def test_without_extras_two_groups_teach_each_other(wheel, tmp_path_factory):
     programs = wheels.bare(wheel, tmp_path_factory.mktemp("bare"))
     here = tmp_path_factory.mktemp("empty")
@@ -156,7 +156,6 @@ def test_without_extras_two_groups_teach_each_other(wheel, tmp_path_factory):
         )
 
 
-@pytest.mark.slow("two groups from a wheel")
 def test_the_wheel_alone_trains_two_groups_by_a_users_own_file(
     tfdistill, tried
 ):
@@ -171,7 +170,6 @@ def test_the_wheel_alone_trains_two_groups_by_a_users_own_file(
     assert "0 failed" in tried["doctor"]
 
 
-@pytest.mark.deep
 def test_the_wheel_alone_runs_every_command(tfdistill, tried):
     here = tfdistill.here
     tfdistill("run", "--num-groups=2", "my_train.py", "2")

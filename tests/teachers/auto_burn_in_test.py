@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import servers
+from tests.cases import tiers
 from tfdistill.follow import follower
 from tfdistill.teachers import auto_burn_in
 from tfdistill.teachers import loader
@@ -65,14 +66,19 @@ def _expected_end(x, y, length):
     return end
 
 
-@pytest.mark.slow("400 steps, on one device and on two replicas")
-def test_it_ends_when_the_steep_fall_does(tmp_path, two_replicas):
+_PLACES = pytest.mark.parametrize(
+    "place", ["one_device", tiers.deep("replicas")]
+)
+
+
+@_PLACES
+def test_it_ends_when_the_steep_fall_does(place, tmp_path, two_replicas):
     x, y = cases.data(16)
     end = _expected_end(x, y, _LONG)
     assert 40 < end < 0.3 * _LONG
-    for strategy in (None, two_replicas):
-        weights = _fit(_model(tmp_path, strategy), x, y)
-        assert weights == [0.0] * end + [1.0] * (_LONG - end)
+    strategy = two_replicas if place == "replicas" else None
+    weights = _fit(_model(tmp_path, strategy), x, y)
+    assert weights == [0.0] * end + [1.0] * (_LONG - end)
 
 
 def test_it_takes_three_tenths_of_a_training_at_most(tmp_path):
@@ -178,7 +184,7 @@ def _beside(workdir, then, strategy=None, **limit):
     return peer, exchange.steps(0), exchange.steps(1)
 
 
-@pytest.mark.parametrize("place", ["one_device", "replicas"])
+@_PLACES
 def test_groups_that_wait_teach_each_other_from_its_end(
     place, tmp_path, two_replicas
 ):

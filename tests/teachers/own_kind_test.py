@@ -93,15 +93,3 @@ def test_an_answer_that_does_not_fit_says_whose(answer, received):
     words = rf"teacher odd .* \(None, 3\); received {received}\."
     with pytest.raises(ValueError, match=words):
         cases.fit(model, _X, _Y)
-
-
-def test_it_is_dropped_when_it_makes_no_sense(caplog):
-    model = cases.codistill(
-        cases.linear(0), ClassPriors(np.array([1.0, np.nan, 1.0]))
-    )
-    loader = tfdistill.callbacks.TeacherLoader(every_steps=1)
-    logs = cases.fit(model, _X, _Y, epochs=5, callbacks=[loader])
-    assert logs["distillation_weight"] == [0] * 5
-    (status,) = model.teachers.status()
-    assert (status["health"], status["num_dropped"]) == ("dropped", 1)
-    assert "3 refreshes in a row" in status["reason"]

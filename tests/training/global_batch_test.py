@@ -102,7 +102,6 @@ _LOSSES = {
 _EVERY_RUN = {
     "binary_crossentropy",
     "against_others",
-    "by_itself",
     "ce",
     "lambda",
     "method",
