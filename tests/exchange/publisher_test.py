@@ -158,6 +158,7 @@ def test_a_full_disk_costs_exports_until_there_is_room(tmp_path, clock):
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         # What may go makes room although no export succeeds.
         assert hub.steps(0) == [2, 3]
+        assert hidden_names(tmp_path) == []
         claim.check()
         hub.verify(publish(hub, 7))
     assert hub.steps(0) == [3, 7]
