@@ -139,6 +139,22 @@ def test_version_that_is_broken_is_replaced(hub, caplog):
     assert hidden_names(hub.root) == []
 
 
+def test_failing_writer_leaves_nothing_and_keeps_its_cause(hub):
+    old = publish(hub, 1)
+
+    def write(directory):
+        writer()(directory)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(versions.ExportError, match="No space left") as caught:
+        hub.publish(write, group=0, step=2)
+    assert caught.value.__cause__.errno == errno.ENOSPC
+    assert hub.steps(0) == [1]
+    assert hidden_names(hub.root) == []
+    hub.verify(old)
+    hub.verify(publish(hub, 2))
+
+
 def test_a_full_disk_costs_exports_until_there_is_room(tmp_path, clock):
     hub = publisher.Exchange(
         tmp_path, max_to_keep=2, min_keep_secs=60, clock=clock
