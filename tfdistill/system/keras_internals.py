@@ -841,8 +841,10 @@ class TracedStep(NamedTuple):
     """What a trace of a model's own step shows, in the graph of now."""
 
     data: Any
-    # What its tapes differentiate.
+    # What its tapes differentiate, the gradients, and what optimizers get.
     targets: list[Any]
+    gradients: list[Any]
+    applied: list[Any]
     # Keras' variables, each with what it is assigned.
     assigned: list[tuple[keras.Variable, Any]]
 
@@ -867,6 +869,8 @@ def trace_own_step(
     step = inspect.getattr_static(model, "train_step")
     step = loss or getattr(step, "python_function", step)
     targets: list[Any] = []
+    gradients: list[Any] = []
+    applied: list[Any] = []
 
     def gradient(
         tape: tf.GradientTape,
@@ -876,12 +880,14 @@ def trace_own_step(
         **k: Any,
     ) -> Any:
         targets.extend(tf.nest.flatten(target))
-        return tf.nest.map_structure(
+        found = tf.nest.map_structure(
             lambda source: tf.zeros_like(tf.convert_to_tensor(source)), sources
         )
+        gradients.extend(tf.nest.flatten(found))
+        return found
 
     def apply(*args: Any, **kwargs: Any) -> None:
-        return None
+        applied.extend(tf.nest.flatten((args, kwargs)))
 
     def traced(data: object) -> Any:
         # In a scope that keeps what variables are assigned, by their ids.
@@ -898,7 +904,7 @@ def trace_own_step(
         if loss is not None:
             targets.append(found)
         if look is not None:
-            look(TracedStep(data, targets, assigned))
+            look(TracedStep(data, targets, gradients, applied, assigned))
         return found
 
     with contextlib.ExitStack() as stack:
