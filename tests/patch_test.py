@@ -427,6 +427,34 @@ def _pairs():
     return history.history, model.get_weights()
 
 
+def _masked():
+    """A step of labels that it makes itself, over those that count."""
+
+    class Masked(keras.Model):
+        def train_step(self, data):
+            x, classes = data
+            y = keras.ops.one_hot(classes, 3)
+            known = keras.ops.cast(classes > 0, "float32")
+            with tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                losses = keras.losses.categorical_crossentropy(y, y_pred)
+                loss = keras.ops.sum(losses * known) / keras.ops.sum(known)
+            variables = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+            return {"masked": loss, **self.compute_metrics(x, y, y_pred)}
+
+    inputs = keras.Input((3,))
+    model = Masked(inputs, keras.layers.Dense(3, "softmax")(inputs))
+    loss = keras.losses.CategoricalCrossentropy()
+    model.compile(keras.optimizers.SGD(0.5), loss, metrics=["accuracy"])
+    classes = np.arange(12) % 3
+    history = model.fit(
+        *(_data(3), classes), batch_size=5, epochs=2, shuffle=False, verbose=0
+    )
+    del history.history["loss"]  # Keras gives the mean of nothing.
+    return history.history, model.get_weights()
+
+
 def _compares_rows():
     """A contrastive step, whose data sets have other rows each."""
     model = _Contrastive()
@@ -641,7 +669,7 @@ _FURTHER = (
     "script",
     [
         *(_normalized, _own_function, _cut_out, _added_losses, _compares_rows),
-        *(_queue, _accumulates, _compares_in_call, _centers),
+        *(_queue, _accumulates, _compares_in_call, _centers, _masked),
         *map(tiers.deep, _FURTHER),
     ],
 )
@@ -657,6 +685,7 @@ def test_two_replicas_do_what_keras_does_alone(
         _queue: "assigns .*'queue",
         _centers: "Sequential.call .* compares rows",
         _centers_in_training: "Functional.call .* compares rows",
+        _masked: "Masked.train_step .* numbers of the whole batch",
     }
     with (
         pytest.warns(UserWarning, match=needs_all[script])

@@ -84,7 +84,7 @@ def patch_keras(
     *,
     teachers: str = "peers",
     distillation_loss: str | None = None,
-    distillation_weight: float | None = None,
+    distillation_weight: float | str = "auto",
     every_steps: int | str = "auto",
 ) -> None:
     """Makes Keras' own `fit` train an ordinary script as its run asks.
@@ -103,8 +103,8 @@ def patch_keras(
             distribution over classes), "binary" (probabilities of yes), or
             "values" (numbers). Default: what fits the loss of `compile`, by
             output.
-        distillation_weight: The weight of the distillation loss. Default:
-            the default of `CodistillModel.compile`.
+        distillation_weight: The weight of the distillation loss. Default
+            "auto"; see `CodistillModel.compile`.
         every_steps: Steps between exports. Default "auto"; see
             `callbacks.StudentExporter`.
 
@@ -127,13 +127,11 @@ def patch_keras(
             )
     _patched.undo()
     if on:
-        settings = {"every_steps": every_steps, "teachers": teachers}
         _patched.apply(
-            **settings,
+            every_steps=every_steps,
             loss=distillation_loss,
-            weight="auto"
-            if distillation_weight is None
-            else distillation_weight,
+            teachers=teachers,
+            weight=distillation_weight,
         )
 
 
@@ -141,7 +139,7 @@ class _Patch:
     """What of Keras is replaced in this process, and how models train."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo = contextlib.ExitStack()
         self._said = False
         # Whether Keras writes a model.
         self.is_writing = False
@@ -163,47 +161,41 @@ class _Patch:
             self._is_default = strategy is tf.distribute.get_strategy()
         self.enter()
         cluster = strategy_lib.cluster_of(strategy)
-        self._undo += [self._leave, _differ(cluster)]
+        self._undo.callback(self._leave)
+        self._undo.callback(_differ(cluster))
         self.is_scripts_own, undo = keras_internals.give_strategy(strategy)
-        self._undo += [undo, keras_internals.normalize_over_replicas()]
+        self._undo.callback(undo)
+        self._undo.callback(keras_internals.normalize_over_replicas())
         self.files = outputs.of(cluster)
         self._replace("compile", _compile)
         for name in _METHODS:
             self._replace(name, functools.partial(_hand_over, name))
         for name in _WRITERS:
             self._replace(name, _write)
-        self._undo.append(
+        self._undo.callback(
             keras_internals.replace_functions(
                 clear_session=_clear, save_model=_save, save_weights=_write
             )
         )
         self.files.find()
-        self._undo.append(self.files.leave)
+        self._undo.callback(self.files.leave)
         # Which TensorFlow puts in the place of another when first imported.
         saved_models = importlib.import_module("tensorflow.saved_model")
-        self._undo.append(
-            keras_internals.replace(saved_models, "load", _load_exported)
-        )
-        self._undo.append(
-            keras_internals.replace(saved_models, "save", _save_exported)
-        )
-        self._undo.append(
+        self._replace("load", _load_exported, saved_models)
+        self._replace("save", _save_exported, saved_models)
+        self._undo.callback(
             keras_internals.replace_checkpoint_writer(_write_checkpoint)
         )
         manager = tf.train.CheckpointManager
-        self._undo.append(
-            keras_internals.replace(manager, "__init__", _manage_checkpoints)
-        )
+        self._replace("__init__", _manage_checkpoints, manager)
         has_others = strategy.num_replicas_in_sync > 1
         has_others |= replicas.on_servers(strategy) or self.teaches(cluster)
         if has_others or cluster.workdir:
-            self._undo.append(outputs.share_directories(cluster))
+            self._undo.callback(outputs.share_directories(cluster))
         if has_others:
             self._replace("make_train_function", _make_train_function)
-            for name, by in ("gradient", _gradient), ("watch", _watch):
-                self._undo.append(
-                    keras_internals.replace(tf.GradientTape, name, by)
-                )
+            self._replace("gradient", _gradient, tf.GradientTape)
+            self._replace("watch", _watch, tf.GradientTape)
 
     def enter(self) -> None:
         """Puts all that is created from now on under the strategy."""
@@ -218,13 +210,16 @@ class _Patch:
 
     def undo(self) -> None:
         """Gives Keras its own methods back."""
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
 
-    def _replace(self, name: str, by: Callable[..., Any]) -> None:
+    def _replace(
+        self, name: str, by: Callable[..., Any], home: Any = None
+    ) -> None:
         # Where Keras has it: it looks whether `compile` is its own.
-        home = next(kind for kind in keras.Model.__mro__ if name in vars(kind))
-        self._undo.append(keras_internals.replace(home, name, by))
+        home = home or next(
+            kind for kind in keras.Model.__mro__ if name in vars(kind)
+        )
+        self._undo.callback(keras_internals.replace(home, name, by))
 
     def teaches(self, cluster: identity.Cluster) -> bool:
         """Whether models learn from teachers."""

@@ -1,5 +1,6 @@
 """What Keras' steps do on one replica, with its part of the global batch."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -69,13 +70,17 @@ class ReplicaSteps(around.ModelAround):
         is_own = self._own.is_compiled and own_steps.has_call(self.model)
         if not is_own or not keras_internals.has_losses_or_metrics(self.model):
             return
+        is_traced = False
+        if "train_step" in self._own:
+            # It may make of the data what its `call`, losses and metrics get.
+            with contextlib.suppress(Exception):  # The step itself will say so.
+                keras_internals.trace_own_step(self.model, data_batch)
+                is_traced = True
         try:
             self.model._symbolic_build(data_batch=data_batch)
         except Exception:
-            # Its step may make the inputs of its `call` of other data.
-            if "train_step" not in self._own:
+            if not is_traced:
                 raise
-            keras_internals.trace_own_step(self.model, data_batch)
 
     def look(self, dataset: tf.data.Dataset) -> None:
         """Finds out what its call does with rows of data, before `predict`."""

@@ -859,8 +859,10 @@ class TracedStep(NamedTuple):
     """What a trace of a model's own step shows, in the graph of now."""
 
     data: Any
-    # What its tapes differentiate.
+    # What its tapes differentiate, the gradients, and what optimizers get.
     targets: list[Any]
+    gradients: list[Any]
+    applied: list[Any]
     # Keras' variables, each with what it is assigned.
     assigned: list[tuple[keras.Variable, Any]]
 
@@ -886,6 +888,8 @@ def trace_own_step(
         step = step.python_function
     step = loss or step
     targets: list[Any] = []
+    gradients: list[Any] = []
+    applied: list[Any] = []
 
     def gradient(
         tape: tf.GradientTape,
@@ -895,12 +899,14 @@ def trace_own_step(
         **k: object,
     ) -> Any:
         targets.extend(tf.nest.flatten(target))
-        return tf.nest.map_structure(
+        found = tf.nest.map_structure(
             lambda source: tf.zeros_like(tf.convert_to_tensor(source)), sources
         )
+        gradients.extend(tf.nest.flatten(found))
+        return found
 
     def apply(*args: object, **kwargs: object) -> None:
-        return None
+        applied.extend(tf.nest.flatten((args, kwargs)))
 
     def traced(data: object) -> Any:
         # In a scope that keeps what variables are assigned, by their ids.
@@ -917,7 +923,7 @@ def trace_own_step(
         if loss is not None:
             targets.append(found)
         if look is not None:
-            look(TracedStep(data, targets, assigned))
+            look(TracedStep(data, targets, gradients, applied, assigned))
         return found
 
     with contextlib.ExitStack() as stack:

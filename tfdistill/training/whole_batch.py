@@ -9,6 +9,7 @@ Both are seen in the graph of a trace.
 import functools
 import re
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,6 +28,7 @@ _BESIDE = frozenset(
         *("SquaredDifference", "Sub"),
     }
 )
+_CALLS = "PartitionedCall", "StatefulPartitionedCall"
 _ASSIGNED = ("Assign", "ResourceScatter")
 # Operations along an axis, and which of their inputs it is.
 _ALONG_AN_AXIS = {
@@ -35,6 +37,21 @@ _ALONG_AN_AXIS = {
     "Split": 0,
 }
 _SUMS = frozenset({"Mean", "Prod", "Sum"})
+# Operations that replicas may do each with its own part of a sum. The next ones
+# if only one of their inputs is of rows; with True, the first.
+_LINEAR = frozenset(
+    {
+        *("Add", "AddN", "AddV2", "BroadcastTo", "Cast", "CheckNumerics"),
+        *("ConcatV2", "EnsureShape", "ExpandDims", "GatherV2", "Identity"),
+        *("IdentityN", "Mean", "Neg", "Pack", "PreventGradient", "Reshape"),
+        *("Split", "SplitV", "Squeeze", "StopGradient", "StridedSlice", "Sub"),
+        *("Sum", "Tile", "Transpose", "Unpack"),
+    }
+)
+_FACTORS = {
+    **dict.fromkeys(("MatMul", "Mul", "MulNoNan"), False),
+    **dict.fromkeys(("Div", "DivNoNan", "RealDiv"), True),
+}
 # After these another axis than the first may be of the rows; what functions and
 # loops do isn't seen.
 _MOVES = frozenset(
@@ -54,10 +71,19 @@ def reason(
 
     Or a `loss` of a model and a batch, in its place. Nothing can be said of
     what cannot be traced.
+
+    Raises:
+        ValueError: The step updates weights where replicas cannot meet.
     """
     found: list[str] = []
+    is_apart = False
 
     def look(step: keras_internals.TracedStep) -> None:
+        nonlocal is_apart
+        graph = tf.compat.v1.get_default_graph()
+        is_apart = any(
+            value.graph is not graph for value in _tensors(step.applied)
+        )
         if kind := _of_step(model, step):
             found.append(kind)
 
@@ -65,6 +91,16 @@ def reason(
         keras_internals.trace_own_step(model, element_spec, look, loss)
     except Exception:  # Whatever it is, the step itself will say so.
         return None
+    if is_apart:
+        raise ValueError(
+            "On several replicas a `train_step` must call its optimizer in the "
+            "step itself, where they average gradients; received "
+            f"{type(model).__name__}.train_step, which calls it in a `tf.cond`,"
+            " a loop or a `tf.function`. To update after every n batches, "
+            "leave the sums to Keras: "
+            "`keras.optimizers.SGD(gradient_accumulation_steps=n)`; or train "
+            "on one device."
+        )
     return found[0] if found else None
 
 
@@ -78,27 +114,61 @@ def compares(model: keras.Model, data: object, results: object) -> bool:
     if _are_compared(rows, after):
         return True
     sizes = _sizes(rows)
+    asked = after & _operations_before(keras.tree.flatten(results))
+    if any(
+        operation.inputs[0].dtype.is_floating
+        for operation in _reductions(model, asked, sizes)
+    ):
+        return True
+    of_rows = after | {value.op for value in rows}
+    if any(_fixes_rows(operation, of_rows) for operation in asked):
+        return True
+    known = {value.op for value in rows} | metric_joins.operations_after(
+        rows, until=functools.partial(_moves_rows, sizes=sizes)
+    )
+    return any(_takes_some(operation, known) for operation in asked)
+
+
+def _reductions(
+    model: keras.Model, operations: set[tf.Operation], sizes: set[int | None]
+) -> list[tf.Operation]:
+    """Returns those that make one value of all rows, of several operations."""
     # Replicas do these together.
     own = {
         layer.name
         for layer in keras_internals.all_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization)
     }
-    asked = after & _operations_before(keras.tree.flatten(results))
-    if any(
-        global_batch.reduces_rows(operation)
-        and operation.inputs[0].dtype.is_floating
+    return [
+        operation
+        for operation in operations
+        if global_batch.reduces_rows(operation)
         and _are_rows(operation.inputs[0].shape[0], sizes)
         # A layer that is called again has a number behind its name.
         and own.isdisjoint(re.split(r"(?:_\d+)?/", operation.name))
         and own.isdisjoint(operation.name.split("/"))
-        for operation in asked
-    ):
-        return True
-    known = {value.op for value in rows} | metric_joins.operations_after(
-        rows, until=functools.partial(_moves_rows, sizes=sizes)
+    ]
+
+
+def _fixes_rows(operation: tf.Operation, after: set[tf.Operation]) -> bool:
+    """Whether an operation on rows works for one number of rows only.
+
+    It gives them a shape, or adds values of one, such as noise.
+    """
+    if operation.type != "Reshape" and operation.type not in _BESIDE:
+        return False
+    result = operation.outputs[0].shape
+    return (
+        bool(result.rank)
+        and (result[0] or 0) > 1
+        and any(
+            value.shape.rank
+            and value.shape[0] is None
+            and (operation.type == "Reshape" or value.shape.rank == result.rank)
+            for value in operation.inputs
+            if value.op in after
+        )
     )
-    return any(_takes_some(operation, known) for operation in asked)
 
 
 def _moves_rows(operation: tf.Operation, sizes: set[int | None]) -> bool:
@@ -183,6 +253,31 @@ def _of_step(
     after = metric_joins.operations_after(rows)
     if _are_compared(rows, after, step.targets):
         return "compares rows with each other in its loss"
+    asked = after & _operations_before(step.targets)
+    of_rows = after | {value.op for value in rows}
+    if any(_fixes_rows(operation, of_rows) for operation in asked):
+        return "works for one batch size only"
+    totals = [
+        value
+        for operation in _reductions(model, asked, _sizes(rows))
+        if operation.inputs[0].dtype.is_floating or operation.type == "Sum"
+        for value in operation.outputs
+    ]
+    if any(value.op.type not in ("Mean", "Sum") for value in totals) or (
+        not _add_up(totals, step.targets, after)
+    ):
+        return "computes its loss from numbers of the whole batch"
+    applied = _tensors(step.applied)
+    # In a `tf.function` it may compute them from rows.
+    calls = _operations_before(applied, until=_CALLS) & after
+    gradients = [
+        *step.gradients,
+        *(v for call in calls if call.type in _CALLS for v in call.outputs),
+    ]
+    after |= {value.op for value in gradients}
+    after |= metric_joins.operations_after(gradients)
+    if not _add_up(gradients, applied, after):
+        return "changes the gradients, as by clipping them"
     own = _statistics(model)
     for variable, value in step.assigned:
         is_metric = variable.aggregation == "sum" or id(variable) in own
@@ -192,6 +287,31 @@ def _of_step(
         if operation in after and operation.type.startswith(_ASSIGNED):
             return "assigns rows to a variable"
     return None
+
+
+def _add_up(
+    parts: list[tf.Tensor], results: list[Any], after: set[tf.Operation]
+) -> bool:
+    """Whether results are linear in parts, of which each replica has its own.
+
+    `after` are the operations that rows, or the parts, lead to.
+    """
+    asked = _operations_before(results, until=_CALLS)
+    linear = metric_joins.operations_after(
+        parts, until=lambda operation: not _is_linear(operation, after)
+    )
+    found = metric_joins.operations_after(parts)
+    return not (found - linear) & asked
+
+
+def _is_linear(operation: tf.Operation, after: set[tf.Operation]) -> bool:
+    kind = operation.type
+    if kind in ("Select", "SelectV2"):
+        return operation.inputs[0].op not in after
+    if kind not in _FACTORS:
+        return kind in _LINEAR
+    one, other = (value.op in after for value in operation.inputs)
+    return not other if _FACTORS[kind] else not (one and other)
 
 
 def _statistics(model: keras.Model) -> set[int]:
@@ -210,14 +330,18 @@ def _statistics(model: keras.Model) -> set[int]:
     }
 
 
-def _operations_before(tensors: Iterable[Any]) -> set[tf.Operation]:
+def _operations_before(
+    tensors: Iterable[Any], until: Container[str] = ()
+) -> set[tf.Operation]:
+    """Returns what leads to some tensors, back to operations of some types."""
     found: set[tf.Operation] = set()
     left = [value.op for value in tensors if tf.is_tensor(value)]
     while left:
         operation = left.pop()
         if operation not in found:
             found.add(operation)
-            left += [value.op for value in operation.inputs]
+            if operation.type not in until:
+                left += [value.op for value in operation.inputs]
     return found
 
 
