@@ -161,9 +161,10 @@ def test_each_execution_takes_the_learning_rate_of_its_time(monkeypatch):
 
 def test_an_execution_may_have_many_steps(monkeypatch):
     """TensorFlow takes many `get_next` in a graph for a mistake."""
+    cases.pretend(monkeypatch)
     monkeypatch.setattr(iterator_ops, "GET_NEXT_CALL_ERROR_THRESHOLD", 3)
     built = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model = cases.model(built, kind=cases.OnServers, steps_per_execution=4)
+    model = cases.model(built=built, steps_per_execution=4)
     data = tf.data.Dataset.from_tensor_slices(
         (np.ones([8, 2]), np.ones([8, 1]))
     )
