@@ -164,7 +164,7 @@ def test_an_execution_may_have_many_steps(monkeypatch):
     cases.pretend(monkeypatch)
     monkeypatch.setattr(iterator_ops, "GET_NEXT_CALL_ERROR_THRESHOLD", 3)
     built = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model = cases.model(built, kind=cases.OnServers, steps_per_execution=4)
+    model = cases.model(built=built, steps_per_execution=4)
     data = tf.data.Dataset.from_tensor_slices(
         (np.ones([8, 2]), np.ones([8, 1]))
     )
