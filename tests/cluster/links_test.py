@@ -12,7 +12,7 @@ def test_only_a_task_that_does_not_answer_ends_another(monkeypatch):
     monkeypatch.setattr(links, "LOST_SECS", 0.05)
     monkeypatch.setattr(links, "_LOOK_SECS", 0.01)
     answers = {"a:1": OPEN, "b:2": REFUSED, "c:3": UNKNOWN}
-    monkeypatch.setattr(processes, "ask", answers.__getitem__)
+    monkeypatch.setattr(processes, "ask", lambda at, **_: answers[at])
     ended = queue.SimpleQueue()
     names = {"worker:0": "a:1", "worker:1": "b:2", "ps:0": "c:3"}
     over = links.watch(

@@ -43,7 +43,9 @@ def watch(
         since: float | None = None
         while not over.wait(_LOOK_SECS):
             asked = time.monotonic()
-            if processes.ask(address) is not processes.Answer.SILENT:
+            # A network that is only slow has as long for one answer.
+            answer = processes.ask(address, timeout_secs=LOST_SECS)
+            if answer is not processes.Answer.SILENT:
                 since = None
                 continue
             since = asked if since is None else since

@@ -30,9 +30,9 @@ from tfdistill.system import processes
 
 _PROBE_SECS = 1.0
 # A host that refuses has lost its coordinator; one that does not answer may
-# be back, until the coordinator itself gives up.
+# be back, until the coordinator itself gives up, by `links`.
 _REFUSED_SECS = 3.0
-_SILENT_SECS = links.LOST_SECS
+_SILENT_SECS = 12.0
 # After how many of them a silent one is named.
 _WORD_SECS = 5.0
 _RETURN_VARIABLE = "TFDISTILL_CHIEF_RETURN_SECS"
@@ -84,7 +84,7 @@ class Presence:
         """Takes in one probe; returns whether to stop waiting.
 
         Waiting ends if the coordinator was seen and has refused for 3 seconds,
-        or not answered for 8, or if it never came.
+        or not answered for 12, or if it never came.
         """
         if answer is processes.Answer.OPEN:
             self.was_seen, self._since = True, now
