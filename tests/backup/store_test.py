@@ -60,7 +60,7 @@ def test_a_worker_that_sees_no_backup_says_so(tmp_path):
     ids=["chief", "worker"],
 )
 def test_all_end_with_one_that_cannot_read(tmp_path, others):
-    with pytest.raises(RuntimeError, match=r"the workers \[1\] could not"):
+    with pytest.raises(RuntimeError, match=r"The workers \[1\] could not"):
         _choose(_saved(tmp_path, 12), **others)
 
 

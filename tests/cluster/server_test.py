@@ -58,7 +58,7 @@ def test_a_coordinator_that_was_there_is_gone_after_refusing_on_end():
 
 
 def test_silence_is_borne_for_longer_than_refusal():
-    probes = (OPEN, 1), (SILENT, 2), (SILENT, 60.9), (SILENT, 61)
+    probes = (OPEN, 1), (SILENT, 2), (SILENT, 12.9), (SILENT, 13)
     assert _over(10.0, *probes) == [False, False, False, True]
 
 

@@ -73,3 +73,66 @@ def test_a_cut_within_a_group_ends_it_and_no_other(hosts, tmp_path):
         task.check()
     for group in (0, 1):
         assert max(_steps(workdir, group)) == 480
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "one_way"),
+    [
+        ("chief", "worker", False),
+        ("chief", "worker", True),
+        ("worker", "chief", True),
+        ("chief", "ps", False),
+    ],
+)
+def test_a_cut_from_the_chief_of_servers_ends_the_group(
+    hosts, tmp_path, source, target, one_way
+):
+    started, workdir = _with_servers(hosts, tmp_path)
+    at = {"chief": 0, "worker": 1, "ps": 3}
+    ends = [hosts.hosts[at[kind]] for kind in (source, target)]
+    hosts.cut(*ends, one_way=one_way)
+    codes = _ends(started)
+    print(f"{source} to {target}, one way {one_way}: {codes}")
+    assert [code for code, _ in codes.values()] == [75, 0, 0, 0]
+    assert max(_steps(workdir, 0)) < 480
+
+
+def test_a_cut_between_a_worker_and_a_server_ends_the_group(hosts, tmp_path):
+    started, workdir = _with_servers(hosts, tmp_path)
+    hosts.cut(hosts.hosts[1], hosts.hosts[3])
+    codes = _ends(started)
+    print(f"worker to ps: {codes}")
+    # The second worker has reached all others.
+    assert [code for code, _ in codes.values()] == [75, 75, 0, 75]
+    assert max(_steps(workdir, 0)) < 480
+
+
+def _with_servers(hosts, directory):
+    """Starts a chief, two workers and a server, which are at work."""
+    alpha, beta, gamma, delta = hosts.hosts[:4]
+    script = directory / "train.py"
+    script.write_text(_SCRIPT)
+    workdir = directory / "run"
+    places = {
+        "chief": [(alpha, "alpha")],
+        "worker": [(beta, "beta"), (gamma, "gamma")],
+        "ps": [(delta, "delta")],
+    }
+    started = tasks.start(script, places, workdir)
+    waits.until(lambda: max(_steps(workdir, 0), default=0) > 20, "steps")
+    return started, workdir
+
+
+def _ends(started):
+    """Waits for all tasks; by name their exit codes, and after which time."""
+    begun, ends = time.monotonic(), {}
+
+    def are_over():
+        for task in started:
+            if task.process.poll() is not None and task.name not in ends:
+                secs = round(time.monotonic() - begun, 1)
+                ends[task.name] = task.process.returncode, secs
+        return len(ends) == len(started)
+
+    waits.until(are_over, "the end of all tasks")
+    return {task.name: ends[task.name] for task in started}

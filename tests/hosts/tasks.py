@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from collections.abc import Sequence
+from types import ModuleType
 
 from tests.cases import waits
 from tests.hosts import network
@@ -34,21 +35,23 @@ class Task:
 
 
 def start(
-    script: pathlib.Path,
+    program: pathlib.Path | ModuleType,
     places: Mapping[str, Sequence[tuple[network.Host, str]]],
     workdir: pathlib.Path,
-    *,
+    *arguments: object,
     group: int = 0,
     num_groups: int = 1,
     **environ: str,
 ) -> list[Task]:
-    """Starts an ordinary script on all hosts of a group.
+    """Starts a program on all hosts of a group.
 
     Args:
-        script: Its file. All tasks run in its directory.
+        program: A module, or the file of an ordinary script, in whose directory
+            all tasks then run.
         places: For each type of task the hosts, with the names or addresses by
             which the group's other tasks find them.
         workdir: Where the run's files go.
+        *arguments: The program's.
         group: The group's index. Default 0.
         num_groups: Groups of the run. Default 1.
         **environ: More of the environment.
@@ -57,17 +60,23 @@ def start(
         kind: [f"{address}:{_PORT + 10 * group + place}" for _, address in own]
         for place, (kind, own) in enumerate(places.items())
     }
-    workdir.mkdir(exist_ok=True)
+    words: list[object] = [getattr(program, "__name__", "tfdistill")]
+    cwd = workdir
+    if isinstance(program, pathlib.Path):
+        words.append(program)
+        cwd = program.parent
+    logs = workdir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
     tasks = []
     for kind, own in places.items():
         for index, (host, _) in enumerate(own):
             task = {"type": kind, "index": index}
             config = {"cluster": cluster, "task": task}
             name = f"group_{group}_{kind}_{index}"
-            log = workdir / f"{name}.log"
+            log = logs / f"{name}.log"
             has_config = sum(map(len, cluster.values())) > 1
             process = host.start(
-                [sys.executable, "-m", "tfdistill", str(script)],
+                [sys.executable, "-m", *map(str, [*words, *arguments])],
                 environ={
                     "TF_CONFIG": json.dumps(config) if has_config else "",
                     "TFDISTILL_GROUP": str(group),
@@ -76,7 +85,7 @@ def start(
                     **environ,
                 },
                 log=log,
-                cwd=script.parent,
+                cwd=cwd,
             )
             tasks.append(Task(name, process, log))
     return tasks

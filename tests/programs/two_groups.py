@@ -35,7 +35,7 @@ def _mixed(cluster: tfdistill.Cluster) -> dict:
     # Another worker's group would be the same without these.
     model.fit(data, epochs=NUM_EPOCHS, verbose=0, callbacks=[exporter, mixer])
     return {
-        "mixed": _flat(model),
+        "mixed": _flat(model.get_weights()),
         "mixes": mixer.num_mixes,
         "skipped": mixer.num_skipped,
         "versions": list(mixer.totals["versions"].values()),
@@ -47,7 +47,10 @@ def _in_fragments(cluster: tfdistill.Cluster) -> dict:
     model = fragments.train(
         f"{cluster.exchange}_fragments", cluster.group, mixer=mixer
     )
-    return {"in_fragments": _flat(model), "left_out": mixer.num_skipped}
+    return {
+        "in_fragments": _flat(model.get_weights()),
+        "left_out": mixer.num_skipped,
+    }
 
 
 def _swapped(cluster: tfdistill.Cluster) -> dict:
@@ -62,11 +65,14 @@ def _swapped(cluster: tfdistill.Cluster) -> dict:
         callbacks=[cases.never()],
     )
     (teacher,) = model.teachers.status()
-    return {"swapped": _flat(model), "missed": teacher["num_missed"]}
+    return {
+        "swapped": _flat(model.get_weights()),
+        "missed": teacher["num_missed"],
+    }
 
 
-def _flat(model) -> np.ndarray:
-    return np.concatenate([w.ravel() for w in model.get_weights()])
+def _flat(weights: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.ravel(value) for value in weights])
 
 
 def main() -> None:
@@ -81,6 +87,40 @@ def main() -> None:
     np.savez(pathlib.Path(cluster.workdir, name), **found)
     if cluster.task_index:
         time.sleep(2)  # A slow last export, say.
+
+
+def check(directory: pathlib.Path) -> None:
+    """Fails unless all tasks found what models in one process do."""
+    alone = cases.codistill(cases.deep(0))
+    x, y = cases.data(32)
+    cases.fit(alone, x, y, batch_size=8, epochs=NUM_EPOCHS, callbacks=[])
+    taught = mutual_learning.expected(2)
+    in_parts = fragments.by_hand()
+    for group in range(2):
+        for worker in range(2):
+            found = np.load(directory / f"group_{group}_{worker}.npz")
+            for name, weights in (
+                ("mixed", alone.get_weights()),
+                ("swapped", taught[group]),
+            ):
+                np.testing.assert_allclose(
+                    found[name], _flat(weights), rtol=0, atol=1e-6
+                )
+            np.testing.assert_allclose(
+                found["in_fragments"],
+                _flat(in_parts[group].get_weights()),
+                rtol=1e-4,
+                atol=1e-5,
+            )
+            assert not found["left_out"]
+            assert found["mixes"] == 4 * NUM_EPOCHS and not found["skipped"]
+            assert found["versions"].tolist() == [4 * NUM_EPOCHS]
+            assert not found["missed"]
+            for dtype in DTYPES:
+                assert found[f"begin_{dtype}"].tolist() == [3, 0]
+            log = directory / "logs" / f"group_{group}_worker_{worker}.log"
+            said = log.read_text(errors="replace")
+            assert "ended before this worker was done" not in said
 
 
 if __name__ == "__main__":

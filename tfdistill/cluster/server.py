@@ -23,15 +23,18 @@ import tensorflow as tf
 
 from tfdistill.cluster import ending
 from tfdistill.cluster import identity
+from tfdistill.cluster import links
 from tfdistill.cluster import rendezvous
 from tfdistill.cluster import signs
 from tfdistill.system import processes
 
 _PROBE_SECS = 1.0
 # A host that refuses has lost its coordinator; one that does not answer may
-# be back, and a ps that leaves too early costs the steps since the last backup.
+# be back, until the coordinator itself gives up, by `links`.
 _REFUSED_SECS = 3.0
-_SILENT_SECS = 60.0
+_SILENT_SECS = 12.0
+# After how many of them a silent one is named.
+_WORD_SECS = 5.0
 _RETURN_VARIABLE = "TFDISTILL_CHIEF_RETURN_SECS"
 # Set from one life of a server to its next.
 _SEEN_VARIABLE = "TFDISTILL_CHIEF_WAS_THERE"
@@ -81,7 +84,7 @@ class Presence:
         """Takes in one probe; returns whether to stop waiting.
 
         Waiting ends if the coordinator was seen and has refused for 3 seconds,
-        or not answered for 60, or if it never came.
+        or not answered for 12, or if it never came.
         """
         if answer is processes.Answer.OPEN:
             self.was_seen, self._since = True, now
@@ -119,23 +122,38 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
     coordinator = Presence(limit_secs=limit_secs, now=time.monotonic())
     answer = processes.ask(address)
     limit = f"{limit_secs:g} s at most" if limit_secs else "as long as it takes"
-    waiting = contextlib.ExitStack()
-    if answer is not processes.Answer.OPEN:
-        waiting.enter_context(
-            rendezvous.told(
-                lambda: (
-                    f"{cluster.task_name} waits for chief:0 at {address}, "
-                    f"{limit}. It {answer.value}."
-                ),
-                first_secs=0.0,
-            )
+
+    def word() -> str:
+        how_long = f"{_SILENT_SECS:g} s at most" if is_ready else limit
+        return (
+            f"{cluster.task_name} waits for chief:0 at {address}, {how_long}. "
+            f"It {answer.value}."
         )
+
+    waiting, is_waiting = contextlib.ExitStack(), False
     while not coordinator.is_over(answer, now=time.monotonic()):
-        if coordinator.was_seen and not is_ready:
-            waiting.close()
+        is_there = answer is processes.Answer.OPEN
+        if is_there and not is_ready:
             print(f"tfdistill: {server.target} serves chief:0", flush=True)
             signs.announce(signs.READY)
+            # Nobody else sees that a worker and a ps lose each other.
+            links.watch(
+                cluster.task_name,
+                {
+                    name: address
+                    for name, address in cluster.addresses.items()
+                    if not name.startswith(("chief:", cluster.task_type + ":"))
+                },
+            )
             is_ready = True
+        if is_there == is_waiting:
+            is_waiting = not is_there
+            waiting.close()
+            if is_waiting:
+                first_secs = _WORD_SECS if is_ready else 0.0
+                waiting.enter_context(
+                    rendezvous.told(word, first_secs=first_secs)
+                )
         for _ in range(2):
             signs.own().say(signs.SERVING)
             time.sleep(_PROBE_SECS / 2)

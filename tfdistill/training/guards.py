@@ -24,8 +24,10 @@ import tensorflow as tf
 
 from tfdistill import data_checks
 from tfdistill.cluster import ending
+from tfdistill.cluster import links
 from tfdistill.cluster import replicas
 from tfdistill.cluster import signs
+from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.embedding import rows as table_rows
 from tfdistill.system import fits
 from tfdistill.system import keras_internals
@@ -159,6 +161,10 @@ def over(
             watch = StepWatchdog(strategy)
             callbacks.append(watch)
             stack.callback(watch.on_train_end)  # Also after an error.
+            cluster = strategy_lib.cluster_of(strategy)
+            others = dict(cluster.addresses)
+            others.pop(cluster.task_name, None)
+            stack.callback(links.watch(cluster.task_name, others).set)
         arguments["callbacks"] = callbacks
         ending.install()
         stack.enter_context(reported(arguments))
