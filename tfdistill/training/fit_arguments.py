@@ -154,9 +154,16 @@ def weigh(arguments: dict[str, Any]) -> None:
     x = arguments.get("x")
     if isinstance(x, tf.data.Dataset):
         arguments["x"] = x.map(lambda x, y: (x, y, of_labels(y)))
-    else:
+    elif arguments.get("y") is not None:
         given = of_labels(arguments["y"])
         arguments["sample_weight"] = given.numpy()
+    else:
+        raise ValueError(
+            "With parameter servers, `class_weight` needs labels that can be "
+            "read at once; received data of the type "
+            f"{type(x).__name__}. Pass arrays `x` and `y`, or a "
+            "tf.data.Dataset of (x, y)."
+        )
 
 
 def check_strategy(strategy: tf.distribute.Strategy) -> None:
