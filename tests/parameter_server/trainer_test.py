@@ -16,6 +16,7 @@ from tests.cases import training as training_cases
 from tfdistill.cluster import signs
 from tfdistill.parameter_server import trainer
 from tfdistill.training import auto_steps
+from tfdistill.training import fit_arguments
 
 
 def _dataset():
@@ -172,6 +173,12 @@ def test_an_execution_may_have_many_steps(monkeypatch):
     history = model.fit(data, steps_per_epoch=4, verbose=0)
     assert np.isfinite(history.history["loss"]).all()
     assert model.optimizer.iterations.numpy() == 4
+
+
+def test_class_weights_without_labels_are_refused():
+    data = types.SimpleNamespace()
+    with pytest.raises(ValueError, match="of the type SimpleNamespace"):
+        fit_arguments.weigh({"x": data, "class_weight": {0: 1.0}})
 
 
 @pytest.mark.parametrize(

@@ -112,9 +112,16 @@ def weigh(arguments: dict[str, Any]) -> None:
     x = arguments.get("x")
     if isinstance(x, tf.data.Dataset):
         arguments["x"] = x.map(keras_internals.class_weight_map(weights))
-    else:
+    elif arguments.get("y") is not None:
         found = keras_internals.class_weights_of(arguments["y"], weights)
         arguments["sample_weight"] = found
+    else:
+        raise ValueError(
+            "With parameter servers, `class_weight` needs labels that can be "
+            "read at once; received data of the type "
+            f"{type(x).__name__}. Pass arrays `x` and `y`, or a "
+            "tf.data.Dataset of (x, y)."
+        )
 
 
 def check_strategy(strategy: tf.distribute.Strategy) -> None:
