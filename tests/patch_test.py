@@ -527,6 +527,33 @@ def _centers_in_training():
     return history.history, model.get_weights()
 
 
+def _embeds():
+    """Embeddings that several rows have, by Adam, which squares each slice."""
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = keras.ops.sqrt(keras.ops.mean((self(x) - y) ** 2))
+            variables = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+            return {"root": loss}
+
+    found = []
+    for kind, layers in (keras.Model, [_Centered()]), (Own, []):
+        outputs = inputs = keras.Input((2,), dtype="int32")
+        for layer in (keras.layers.Embedding(4, 3), *layers):
+            outputs = layer(outputs)
+        model = kind(inputs, keras.layers.Dense(1)(outputs))
+        model.compile("adam", "mse")
+        tokens = np.arange(24).reshape(12, 2) % 4
+        model.fit(
+            *(tokens, _data(2, 1)), batch_size=5, shuffle=False, verbose=0
+        )
+        found.append(model.get_weights())
+    return found
+
+
 def _compares_in_loss():
     """Rows that a model's own `compute_loss` compares."""
 
@@ -664,7 +691,7 @@ def _gradients_to_look_at():
         *(_without_training, _compares_rows, _queue, _ratio, _accumulates),
         *(_years, _compiled_again, _gradients_to_look_at, _compares_in_call),
         *(_compares_in_loss, _saturated, _exported_layer, _centers),
-        *(_centers_in_training, _pairs, _masked),
+        *(_centers_in_training, _pairs, _masked, _embeds),
     ],
 )
 def test_two_replicas_do_what_keras_does_alone(
@@ -679,6 +706,7 @@ def test_two_replicas_do_what_keras_does_alone(
         _queue: "assigns .*'queue",
         _centers: "Sequential.call .* compares rows",
         _centers_in_training: "Functional.call .* compares rows",
+        _embeds: "computes the whole batch",
         _masked: "Masked.train_step .* numbers of the whole batch",
     }
     with (
