@@ -528,6 +528,33 @@ def _centers_in_training():
     return history.history, model.get_weights()
 
 
+def _embeds():
+    """Embeddings that several rows have, by Adam, which squares each slice."""
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = keras.ops.sqrt(keras.ops.mean((self(x) - y) ** 2))
+            variables = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+            return {"root": loss}
+
+    found = []
+    for kind, layers in (keras.Model, [_Centered()]), (Own, []):
+        outputs = inputs = keras.Input((2,), dtype="int32")
+        for layer in (keras.layers.Embedding(4, 3), *layers):
+            outputs = layer(outputs)
+        model = kind(inputs, keras.layers.Dense(1)(outputs))
+        model.compile("adam", "mse")
+        tokens = np.arange(24).reshape(12, 2) % 4
+        model.fit(
+            *(tokens, _data(2, 1)), batch_size=5, shuffle=False, verbose=0
+        )
+        found.append(model.get_weights())
+    return found
+
+
 def _compares_in_loss():
     """Rows that a model's own `compute_loss` compares."""
 
@@ -661,7 +688,7 @@ _FURTHER = (
     *(_own_evaluate, _pairs, _positions, _built_by_its_step, _pictures),
     *(_volumes, _without_training, _ratio, _years, _compiled_again),
     *(_gradients_to_look_at, _saturated, _compares_in_loss, _exported_layer),
-    _centers_in_training,
+    *(_centers_in_training, _embeds),
 )
 
 
@@ -685,6 +712,7 @@ def test_two_replicas_do_what_keras_does_alone(
         _queue: "assigns .*'queue",
         _centers: "Sequential.call .* compares rows",
         _centers_in_training: "Functional.call .* compares rows",
+        _embeds: "computes the whole batch",
         _masked: "Masked.train_step .* numbers of the whole batch",
     }
     with (

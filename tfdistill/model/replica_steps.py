@@ -42,6 +42,11 @@ class ReplicaSteps(around.ModelAround):
         return self._trainer
 
     @property
+    def calls_on_all_rows(self) -> bool:
+        """Whether each replica calls the model inside on all rows."""
+        return self._own.calls_on_all_rows
+
+    @property
     def in_training(self) -> bool | None:
         """What a training step calls this model with, as `training`.
 

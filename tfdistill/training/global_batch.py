@@ -117,7 +117,8 @@ class GlobalBatch:
     def averaged(self, values: Sequence[Any]) -> list[Any]:
         """Averages replicas' losses or gradients by their rows; None stays."""
         cleaned = self.cleaned(values)
-        return replicas.summed([_times(v, self.share) for v in cleaned])
+        parts = [_times(value, self.share) for value in cleaned]
+        return summed_slices(parts) if self.is_whole else replicas.summed(parts)
 
     def share_of_added(
         self, loss: tf.Tensor, *, is_of_all: bool = False
@@ -201,6 +202,23 @@ def undone_unless(
     for variable, value in zip(variables, before, strict=True):
         now = tf.convert_to_tensor(variable.value)
         variable.assign(tf.where(stays(now), now, value))
+
+
+def summed_slices(parts: list[Any]) -> list[Any]:
+    """Sums over replicas that all have slices of the same rows of a table.
+
+    Keras' optimizers square each slice, so none may be there in parts.
+    """
+    kind = tf.IndexedSlices
+    sums = replicas.summed(
+        [p.values if isinstance(p, kind) else p for p in parts]
+    )
+    return [
+        kind(total, part.indices, part.dense_shape)
+        if isinstance(part, kind)
+        else total
+        for part, total in zip(parts, sums, strict=True)
+    ]
 
 
 def _times(value: tf.Tensor | None, share: tf.Tensor) -> Any:

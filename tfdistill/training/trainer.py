@@ -344,7 +344,10 @@ class ReplicaTrainer(Trainer):
         gradients = tape.gradient(loss, variables)
         if replicas.in_replica():
             distinct = [_has_distinct_rows(g) for g in gradients]
-            summed = replicas.summed(batch.cleaned(gradients))
+            # With all rows each replica has slices of the same ones.
+            is_whole = self._model.calls_on_all_rows
+            add_up = global_batch.summed_slices if is_whole else replicas.summed
+            summed = add_up(batch.cleaned(gradients))
             gradients = [
                 table_rows.sum_per_row(gradient) if is_distinct else gradient
                 for gradient, is_distinct in zip(summed, distinct, strict=True)
