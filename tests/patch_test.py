@@ -270,6 +270,44 @@ def _built_by_its_step():
     return model.encoder.get_weights(), model.sorted.get_weights()
 
 
+def _of_a_graph():
+    """A step that calls the model with nodes it has, for some of their rows."""
+
+    class Graph(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.nodes = keras.ops.convert_to_tensor(_data(4))
+            self.scale = keras.ops.convert_to_tensor(0.5)
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, inputs):
+            nodes, scales = inputs
+            return self.dense(nodes * scales)
+
+        def train_step(self, data):
+            rows, classes = data
+            with tf.GradientTape() as tape:
+                outputs = keras.ops.take(
+                    self([self.nodes, self.scale]), rows, axis=0
+                )
+                loss = self.compute_loss(y=classes, y_pred=outputs)
+            variables = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+            self.metrics[0].update_state(loss)
+            self.metrics[1].update_state(classes, outputs)
+            return self.get_metrics_result()
+
+    model = Graph()
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    rows = np.arange(10)
+    model.fit(rows, rows % 3, batch_size=4, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
 def _added_losses():
     """Losses by `add_loss`: a sum over rows, one of each row, and a mean."""
 
@@ -688,7 +726,7 @@ _FURTHER = (
     *(_own_evaluate, _pairs, _positions, _built_by_its_step, _pictures),
     *(_volumes, _without_training, _ratio, _years, _compiled_again),
     *(_gradients_to_look_at, _saturated, _compares_in_loss, _exported_layer),
-    *(_centers_in_training, _embeds),
+    *(_centers_in_training, _embeds, _of_a_graph),
 )
 
 

@@ -1,6 +1,5 @@
 """What Keras' steps do on one replica, with its part of the global batch."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -71,21 +70,33 @@ class ReplicaSteps(around.ModelAround):
     def _symbolic_build(
         self, iterator: object = None, data_batch: object = None
     ) -> None:
-        super()._symbolic_build(iterator, data_batch)
+        try:
+            super()._symbolic_build(iterator, data_batch)
+        except Exception:
+            # Its step may call it with something else than the data.
+            if not self._takes(data_batch):
+                raise
+            self.model.built = self.built = True
         is_own = self._own.is_compiled and own_steps.has_call(self.model)
         if not is_own or not keras_internals.has_losses_or_metrics(self.model):
             return
-        is_traced = False
-        if "train_step" in self._own:
-            # It may make of the data what its `call`, losses and metrics get.
-            with contextlib.suppress(Exception):  # The step itself will say so.
-                keras_internals.trace_own_step(self.model, data_batch)
-                is_traced = True
+        # It may make of the data what its `call`, losses and metrics get.
+        is_traced = self._takes(data_batch)
         try:
             self.model._symbolic_build(data_batch=data_batch)
         except Exception:
             if not is_traced:
                 raise
+
+    def _takes(self, data_batch: object) -> bool:
+        """Whether a `train_step` of the model's own takes them; traces it."""
+        if "train_step" not in self._own:
+            return False
+        try:
+            keras_internals.trace_own_step(self.model, data_batch)
+        except Exception:
+            return False  # The step itself will say why.
+        return True
 
     def look(self, dataset: tf.data.Dataset) -> None:
         """Finds out what its call does with rows of data, before `predict`."""
