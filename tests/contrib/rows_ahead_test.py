@@ -60,6 +60,7 @@ def _in_time(optimizer):
 @pytest.mark.parametrize(
     ("optimizer", "rows_ahead"), [("adam", 2), tiers.deep("adagrad", 1)]
 )
+@pytest.mark.slow("two trainings on servers, each with two graphs of steps")
 def test_one_worker_trains_the_same_to_the_bit(optimizer, rows_ahead):
     expected, losses = _in_time(optimizer)
     found, found_losses = _fit(_OPTIMIZERS[optimizer](), rows_ahead=rows_ahead)

@@ -148,6 +148,7 @@ def test_inputs_of_different_numbers_of_rows_are_refused(exchange):
     assert "same number of rows" in caught.value.details()
 
 
+@pytest.mark.slow("asks for answers while versions are swapped")
 def test_versions_are_swapped_without_a_failed_or_mixed_answer(exchange):
     models = {step: cases.deep(step) for step in (10, 20, 30, 40)}
     expected = {step: m(_X).numpy() for step, m in models.items()}
