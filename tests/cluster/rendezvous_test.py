@@ -89,7 +89,7 @@ def test_a_name_that_is_not_known_is_told_of_soon(monkeypatch, capsys):
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     monkeypatch.setattr(rendezvous, "_WORD_SECS", 0.1)
-    monkeypatch.setattr(rendezvous, "_AGAIN_SECS", 0.1)
+    monkeypatch.setattr(rendezvous, "AGAIN_SECS", 0.1)
     address = _address("chief.invalid")
     with pytest.raises(
         rendezvous.MissingWorkersError, match="can't resolve: use an address"

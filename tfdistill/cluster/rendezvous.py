@@ -24,7 +24,7 @@ from tfdistill.system import untrusted
 
 _RETRY_SECS = 0.2
 # After which a task says what it waits for, and then again.
-_WORD_SECS, _AGAIN_SECS = 10.0, 30.0
+_WORD_SECS, AGAIN_SECS = 10.0, 30.0
 _REPLY_SECS = 5.0
 _LINE_BYTES = 4096
 
@@ -61,20 +61,15 @@ def meet(
 
 
 @contextlib.contextmanager
-def told(
-    what: Callable[[], str], *, first_secs: float | None = None
-) -> Iterator[None]:
-    """Prints what is waited for every 30 seconds, after ten for the first time.
-
-    `first_secs` is another time for the first.
-    """
+def _told(what: Callable[[], str]) -> Iterator[None]:
+    """Prints what is waited for after ten seconds, then every 30."""
     over = threading.Event()
 
     def say() -> None:
-        pause = _WORD_SECS if first_secs is None else first_secs
+        pause = _WORD_SECS
         while not over.wait(pause):
             print(f"tfdistill: {what()}", file=sys.stderr, flush=True)
-            pause = _AGAIN_SECS
+            pause = AGAIN_SECS
 
     threading.Thread(target=say, daemon=True).start()
     try:
@@ -108,7 +103,7 @@ def await_servers(
             for server, answer in missing.items()
         )
 
-    with told(lambda: f"{name} still waits for {named()}."):
+    with _told(lambda: f"{name} still waits for {named()}."):
         while missing := {
             server: answer
             for server, address in servers.items()
@@ -132,7 +127,7 @@ def _gather(
     with (
         processes.listener(_port(cluster, host), backlog=128) as server,
         contextlib.ExitStack() as connections,
-        told(
+        _told(
             lambda: (
                 f"{host} still waits for {', '.join(sorted(missing))}, "
                 f"which did not connect to {cluster.addresses[host]} yet."
@@ -261,7 +256,7 @@ def _report(cluster: identity.Cluster, host: str, limit_secs: float) -> None:
             seen = "no task answers there"
         return None
 
-    with told(lambda: f"{name} still waits for {host} at {address}: {seen}."):
+    with _told(lambda: f"{name} still waits for {host} at {address}: {seen}."):
         while time.monotonic() <= deadline:
             answer = asked()
             if answer and answer.get("go"):

@@ -122,42 +122,27 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
     coordinator = Presence(limit_secs=limit_secs, now=time.monotonic())
     answer = processes.ask(address)
     limit = f"{limit_secs:g} s at most" if limit_secs else "as long as it takes"
-
-    def word() -> str:
-        how_long = f"{_SILENT_SECS:g} s at most" if is_ready else limit
-        return (
-            f"{cluster.task_name} waits for chief:0 at {address}, {how_long}. "
-            f"It {answer.value}."
-        )
-
-    waiting, is_waiting = contextlib.ExitStack(), False
-    while not coordinator.is_over(answer, now=time.monotonic()):
-        is_there = answer is processes.Answer.OPEN
-        if is_there and not is_ready:
-            print(f"tfdistill: {server.target} serves chief:0", flush=True)
-            signs.announce(signs.READY)
-            # Nobody else sees that a worker and a ps lose each other.
-            links.watch(
-                cluster.task_name,
-                {
-                    name: address
-                    for name, address in cluster.addresses.items()
-                    if not name.startswith(("chief:", cluster.task_type + ":"))
-                },
+    word_at = now = time.monotonic()
+    while not coordinator.is_over(answer, now=now):
+        if answer is processes.Answer.OPEN:
+            word_at = now + _WORD_SECS
+            if not is_ready:
+                print(f"tfdistill: {server.target} serves chief:0", flush=True)
+                signs.announce(signs.READY)
+                _watch_others(cluster)
+                is_ready, limit = True, f"{_SILENT_SECS:g} s at most"
+        elif now >= word_at:
+            word_at = now + rendezvous.AGAIN_SECS
+            print(
+                f"tfdistill: {cluster.task_name} waits for chief:0 at "
+                f"{address}, {limit}. It {answer.value}.",
+                file=sys.stderr,
+                flush=True,
             )
-            is_ready = True
-        if is_there == is_waiting:
-            is_waiting = not is_there
-            waiting.close()
-            if is_waiting:
-                first_secs = _WORD_SECS if is_ready else 0.0
-                waiting.enter_context(
-                    rendezvous.told(word, first_secs=first_secs)
-                )
         for _ in range(2):
             signs.own().say(signs.SERVING)
             time.sleep(_PROBE_SECS / 2)
-        answer = processes.ask(address)
+        answer, now = processes.ask(address), time.monotonic()
     if not coordinator.was_seen:
         ending.leave(
             # It was there before: then it must be done.
@@ -174,6 +159,20 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
     _restart(
         f"{cluster.task_name} restarts and waits {return_secs:g} s for "
         f"chief:0 at {address}, which is gone."
+    )
+
+
+def _watch_others(cluster: identity.Cluster) -> None:
+    """Ends a worker or ps that loses one of the other kind."""
+    # Nobody else sees that these two lose each other.
+    own = "chief:", f"{cluster.task_type}:"
+    links.watch(
+        cluster.task_name,
+        {
+            name: address
+            for name, address in cluster.addresses.items()
+            if not name.startswith(own)
+        },
     )
 
 

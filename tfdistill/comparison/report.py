@@ -367,26 +367,35 @@ def _exchange(name: str, figures: Mapping[str, Any]) -> list[str]:
     def mean(key: str, default: float = 0.0) -> float:
         return figures.get(key, {"mean": default})["mean"]
 
-    speed = "The result depends on the machine's speed"
+    notes, speed = [], "The result depends on the machine's speed"
     done, left_out = mean("mixes"), mean("mixes_left_out")
-    read, due = mean("versions_read"), mean("versions_due")
+    if done < _FEW * (done + left_out):
+        notes.append(
+            f"{name}: a group skipped {left_out:.1f} of {done + left_out:.0f} "
+            "mixes, because too few of its peers published a version in time. "
+            "A less busy machine helps."
+        )
+    if mean("answered", 1.0) < _FEW:
+        notes.append(
+            f"{name}: {mean('answered'):.0%} of the requests for predictions "
+            "were answered in time: the groups' steps are too short, or the "
+            f"machine is busy. {speed}; longer steps help, and for a workload "
+            "a larger method.wait_secs."
+        )
+    if mean("versions_read") < _FEW * mean("versions_due"):
+        notes.append(
+            f"{name}: groups loaded {mean('versions_read'):.1f} of "
+            f"{mean('versions_due'):.0f} scheduled versions of their teachers: "
+            f"steps are faster than exports, or the machine is busy. {speed}; "
+            "a larger every_steps or longer steps help."
+        )
     deaf = sum(figures.get("groups_without_teacher", {"values": ()})["values"])
-    notes = {
-        f"{name}: a group skipped {left_out:.1f} of {done + left_out:.0f} "
-        "mixes, because too few of its peers published a version in time. "
-        "A less busy machine helps.": done < _FEW * (done + left_out),
-        f"{name}: {mean('answered'):.0%} of the requests for predictions "
-        "were answered in time: the groups' steps are too short, or the "
-        f"machine is busy. {speed}; longer steps help, and for a workload "
-        "a larger method.wait_secs.": mean("answered", 1.0) < _FEW,
-        f"{name}: groups loaded {read:.1f} of {due:.0f} scheduled versions of "
-        "their teachers: steps are faster than exports, or the machine is "
-        f"busy. {speed}; a larger every_steps or longer steps "
-        "help.": read < _FEW * due,
-        f"{name}: {deaf:.0f} group(s) in all trials together never had a "
-        "teacher.": deaf,
-    }
-    return [note for note, holds in notes.items() if holds]
+    if deaf:
+        notes.append(
+            f"{name}: {deaf:.0f} group(s) in all trials together never had a "
+            "teacher."
+        )
+    return notes
 
 
 def _untaught(name: str, trials: Trials) -> list[str]:

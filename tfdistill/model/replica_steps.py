@@ -70,18 +70,20 @@ class ReplicaSteps(around.ModelAround):
     def _symbolic_build(
         self, iterator: object = None, data_batch: object = None
     ) -> None:
+        is_traced = False
         try:
             super()._symbolic_build(iterator, data_batch)
         except Exception:
             # Its step may call it with something else than the data.
-            if not self._takes(data_batch):
+            is_traced = self._takes(data_batch)
+            if not is_traced:
                 raise
             self.model.built = self.built = True
         is_own = self._own.is_compiled and own_steps.has_call(self.model)
         if not is_own or not keras_internals.has_losses_or_metrics(self.model):
             return
         # It may make of the data what its `call`, losses and metrics get.
-        is_traced = self._takes(data_batch)
+        is_traced = is_traced or self._takes(data_batch)
         try:
             self.model._symbolic_build(data_batch=data_batch)
         except Exception:

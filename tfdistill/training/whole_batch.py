@@ -120,10 +120,10 @@ def compares(model: keras.Model, data: object, results: object) -> bool:
         for operation in _reductions(model, asked, sizes)
     ):
         return True
-    of_rows = after | {value.op for value in rows}
-    if any(_fixes_rows(operation, of_rows) for operation in asked):
+    given = {value.op for value in rows}
+    if any(_fixes_rows(operation, after | given) for operation in asked):
         return True
-    known = {value.op for value in rows} | metric_joins.operations_after(
+    known = given | metric_joins.operations_after(
         rows, until=functools.partial(_moves_rows, sizes=sizes)
     )
     return any(_takes_some(operation, known) for operation in asked)
