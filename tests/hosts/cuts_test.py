@@ -9,6 +9,8 @@ from tests.cases import waits
 from tests.hosts import tasks
 
 pytestmark = [pytest.mark.deep, pytest.mark.multiprocess]
+# Of 16 steps each.
+_NUM_EPOCHS = 12
 _SCRIPT = """
 import sys, time
 import keras
@@ -24,7 +26,9 @@ model.compile(
 pause = keras.callbacks.LambdaCallback(
     on_train_batch_end=lambda step, logs: time.sleep(0.05)
 )
-model.fit(x, y, batch_size=32, epochs=30, verbose=0, callbacks=[pause])
+model.fit(
+    x, y, batch_size=32, epochs=int(sys.argv[1]), verbose=0, callbacks=[pause]
+)
 """
 
 
@@ -47,12 +51,16 @@ def test_a_cut_within_a_group_ends_it_and_no_other(hosts, tmp_path):
     def start_first():
         group = [(alpha, "alpha"), (beta, "beta")]
         return tasks.start(
-            script, {"worker": group}, workdir, group=0, num_groups=2
+            *(script, {"worker": group}, workdir, _NUM_EPOCHS),
+            group=0,
+            num_groups=2,
         )
 
     first = start_first()
     second = tasks.start(
-        script, {"worker": [(gamma, "gamma")]}, workdir, group=1, num_groups=2
+        *(script, {"worker": [(gamma, "gamma")]}, workdir, _NUM_EPOCHS),
+        group=1,
+        num_groups=2,
     )
     backup = workdir / "group_0" / "backup"
     waits.until(
@@ -72,7 +80,7 @@ def test_a_cut_within_a_group_ends_it_and_no_other(hosts, tmp_path):
     for task in [*start_first(), *second]:
         task.check()
     for group in (0, 1):
-        assert max(_steps(workdir, group)) == 480
+        assert max(_steps(workdir, group)) == 16 * _NUM_EPOCHS
 
 
 @pytest.mark.parametrize(
@@ -92,7 +100,7 @@ def test_a_cut_from_the_chief_of_servers_ends_the_group(
     codes = _ends(started)
     print(f"{source} to {target}, one way {one_way}: {codes}")
     assert [code for code, _ in codes.values()] == [75, 0, 0, 0]
-    assert max(_steps(workdir, 0)) < 480
+    assert max(_steps(workdir, 0)) < 16 * _NUM_EPOCHS
 
 
 def test_a_cut_between_a_worker_and_a_server_ends_the_group(hosts, tmp_path):
@@ -102,7 +110,7 @@ def test_a_cut_between_a_worker_and_a_server_ends_the_group(hosts, tmp_path):
     print(f"worker to ps: {codes}")
     # The second worker has reached all others.
     assert [code for code, _ in codes.values()] == [75, 75, 0, 75]
-    assert max(_steps(workdir, 0)) < 480
+    assert max(_steps(workdir, 0)) < 16 * _NUM_EPOCHS
 
 
 def _with_servers(hosts, directory):
@@ -116,7 +124,7 @@ def _with_servers(hosts, directory):
         "worker": [(beta, "beta"), (gamma, "gamma")],
         "ps": [(delta, "delta")],
     }
-    started = tasks.start(script, places, workdir)
+    started = tasks.start(script, places, workdir, _NUM_EPOCHS)
     waits.until(lambda: max(_steps(workdir, 0), default=0) > 20, "steps")
     return started, workdir
 
