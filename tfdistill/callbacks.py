@@ -396,10 +396,10 @@ class StudentExporter(steps.Exporter):
 
     def _adapt(self) -> None:
         """Sets the steps to the next export, as the chief says."""
-        teachers, secs = self.codistilled.teachers, None
-        if teachers.heard_secs or not teachers.needs_versions:
+        peers, secs = self.codistilled.teachers.peers, None
+        if peers.heard_secs or not peers:
             writing = self.writes.last_secs or 0.0
-            secs = max(writing, teachers.read_secs, teachers.heard_secs)
+            secs = max(writing, peers.read_secs, peers.heard_secs)
         every = self._interval.adapted(self.every_steps, self.step, secs)
         self.every_steps = every
         self._schedule = steps.EverySteps(every, offset_steps=self.step % every)

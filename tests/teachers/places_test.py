@@ -95,7 +95,7 @@ class _Workers:
             teacher.Student, "is_chief", property(lambda one: one is chief)
         )
         for model in self.models:
-            made = model.teachers._agreement
+            made = model.teachers.peers.agreement
             made._sum, made._num_workers = self._sum, 2
             made._is_chief = model is self.models[0]
             for peer in model.teachers:

@@ -9,6 +9,7 @@ import weakref
 import zlib
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from concurrent import futures
 from typing import Any
 from typing import TypeVar
@@ -111,12 +112,21 @@ class WorkerValues:
 
     def floats(self, value: float) -> list[float]:
         """Returns the float64 of each worker, to the bit."""
-        bits = self.gathered(int(np.float64(value).view(np.int64)))
-        return np.array(bits, np.int64).view(np.float64).tolist()
+        return from_bits(self.gathered(bits(value)))
 
     def chiefs(self, value: float) -> float:
         """Returns the chief's float64, to the bit."""
         return self.floats(value)[0]
+
+
+def bits(value: float) -> int:
+    """Returns the bits of a float64, which travel as a number."""
+    return int(np.float64(value).view(np.int64))
+
+
+def from_bits(values: Sequence[int]) -> list[float]:
+    """Returns the float64 of which `bits` returned each number."""
+    return np.array(values, np.int64).view(np.float64).tolist()
 
 
 # By strategy: a trace costs a start of several workers a tenth of a second.

@@ -145,7 +145,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
         )
         cluster = strategy_lib.cluster_of(tf.distribute.get_strategy())
         self.teachers = teacher_list.TeacherList(teachers, cluster)
-        self._agree_on = self.teachers.checked_rows(agree_on)
+        self._agree_on = rows_lib.checked(agree_on, self.teachers)
         self._heads: auxiliary.AuxiliaryHeads | None = None
         if auxiliary_heads and len(self.teachers):
             self._heads = auxiliary.AuxiliaryHeads(with_heads, auxiliary_heads)

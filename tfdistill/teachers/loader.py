@@ -63,7 +63,7 @@ class TeacherLoader(steps.Loader):
 
     def manifest_extras(self) -> dict[str, Any]:
         """Returns how long this group takes to receive each peer's version."""
-        secs = self.codistilled.teachers.read_secs
+        secs = self.codistilled.teachers.peers.read_secs
         if not secs:
             return {}
         # A version that was read is used at the next refresh.
@@ -109,8 +109,8 @@ class TeacherLoader(steps.Loader):
 
     def _wait_for_first(self, waits: wait_for_groups.WaitForGroups) -> None:
         """Publishes this step, and waits for the others' first versions."""
-        teachers = self.model.teachers
-        if not teachers.unheard:
+        peers = self.model.teachers.peers
+        if not peers.unheard:
             return
         start = time.monotonic()
         limit = max(_LEAST_WAIT_SECS, start - self._began)
@@ -121,7 +121,7 @@ class TeacherLoader(steps.Loader):
         while not is_over:
             self._refresh()
             is_late = time.monotonic() > deadline
-            is_over = is_late or all(map(waits.has_ended, teachers.unheard))
+            is_over = is_late or all(map(waits.has_ended, peers.unheard))
             # All workers refresh as often as the chief.
             is_over = bool(self._values.chiefs(is_over))
             if not is_over:
@@ -154,7 +154,7 @@ class TeacherLoader(steps.Loader):
             return False
         since = self.step - self._burn_in.end
         is_soon = 0 <= since < _SOON_INTERVALS * self._schedule.every_steps
-        return is_soon and bool(self.model.teachers.unheard)
+        return is_soon and bool(self.model.teachers.peers.unheard)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Stops the reading thread; by now the last version is published."""

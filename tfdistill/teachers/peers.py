@@ -3,23 +3,20 @@
 import dataclasses
 import functools
 import logging
-import math
 import threading
-import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdistill.cluster import identity
-from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
+from tfdistill.follow import arrivals
 from tfdistill.follow import follower as follower_lib
 from tfdistill.follow import places as places_lib
 from tfdistill.follow import reading
@@ -189,27 +186,17 @@ class Peer(teacher.Teacher):
         self.places, self.exchange = places, exchange
         self.canary = canary
         self._options, self._first_group = options, group
-        self._num_waits = 0
-        self._silence = staleness.Silence()
-        # On a chief: what compares versions on held-out rows; their losses, by
-        # step; and the newest that was worse than the student.
-        self._held_out: worth.HeldOut | None = None
-        self._losses: dict[int, np.ndarray] = {}
-        self._worse_step = -1
+        # On a chief: what compares its versions on held-out rows.
+        self._compared: worth.VersionLosses | None = None
         self._reading = threading.Lock()
         # What runs the graph that is loaded for the version to come.
         self._next: Any = None
         # The student's step at the last refresh.
         self._now: int | None = None
-        self._logged = teacher.GOOD, False
         # For logs.
-        self._last_num_bytes: int | None = None
-        self._num_swaps = self._num_bytes = self._num_dropped = 0
-        self._count: int | None = None
-        self._num_unheard = 0
-        self._lag_secs: float | None = None
-        # In how many seconds it reads this group's versions, as it reports.
-        self.hears_secs = 0.0
+        self._num_dropped = 0
+        self.arrivals = arrivals.Arrivals()
+        self._start_over()
 
     # ---- before training ----
 
@@ -238,7 +225,7 @@ class Peer(teacher.Teacher):
                 if self.canary not in known:
                     known[self.canary] = worth.HeldOut(self.canary, student)
                 if known[self.canary].can_compare:
-                    self._held_out = known[self.canary]
+                    self._compared = worth.VersionLosses(known[self.canary])
         may_differ = self._options.allow_other_graphs
         check = functools.partial(
             screen.check,
@@ -307,26 +294,10 @@ class Peer(teacher.Teacher):
         if self.canary is None:
             return
         outputs = self.canary.check(predict, self._graph.output_spec)
-        if self._held_out is not None:
-            self._check(self._held_out, outputs[0], step)
-
-    def _check(
-        self, held_out: worth.HeldOut, output: tf.Tensor, step: int
-    ) -> None:
-        """Refuses a version that is clearly worse than the student was then.
-
-        Models with batch normalization may be much worse for the time of one
-        version: the previous version's losses are averaged in.
-        """
-        known, losses = self._losses, held_out.losses(output)
-        before = known[max(known)] if known else losses
-        least = min(losses, (losses + before) / 2, key=np.mean)
-        current = self.follower.current
-        in_use = {current: known[current]} if current in known else {}
-        self._losses = {**in_use, step: losses}
-        held_out.look()
-        if why := held_out.doubt(least, step, since=step):
-            self._worse_step = step
+        if self._compared is None:
+            return
+        in_use = self.follower.current
+        if why := self._compared.doubt_new(outputs[0], step, in_use=in_use):
             raise screen.Refused(why)
 
     # ---- between steps, on all workers at the same step ----
@@ -394,26 +365,8 @@ class Peer(teacher.Teacher):
         extras = staged.version.manifest.extras
         self._silence.arrived(step, extras.get(screen.INTERVAL_FIELD))
         self._now, self._drop_reason = step, ""
-        self._num_swaps += 1
-        self._last_num_bytes = staged.version.num_bytes
-        self._num_bytes += staged.version.num_bytes
-        self._note_link(staged.version.manifest)
+        self.arrivals.add(staged.version)
         return changed
-
-    def _note_link(self, found: manifest.Manifest) -> None:
-        """Notes what a version says of the link between the two groups."""
-        self._lag_secs = time.time() - found.created
-        hears, count = (
-            found.extras.get(name)
-            for name in (screen.HEARS_FIELD, screen.COUNT_FIELD)
-        )
-        if isinstance(hears, int | float) and 0 <= hears < math.inf:
-            self.hears_secs = float(hears)
-        if type(count) is int:
-            # A group that was started again counts from 0.
-            if self._count is not None:
-                self._num_unheard += max(count - self._count - 1, 0)
-            self._count = count
 
     def drop(self, reason: str) -> None:
         """Quarantines the version in use; its group's next one may teach."""
@@ -428,15 +381,10 @@ class Peer(teacher.Teacher):
         is_late = (
             self._silence.intervals(now, version=version) >= _LATE_INTERVALS
         )
-        if self._held_out is None:
+        if self._compared is None:
             return self.record.doubt(self.label, self.waits, is_late=is_late)
-        if version not in self._losses or not (
-            is_late or self._worse_step > version
-        ):
-            return ""
-        # There is no better one: it is compared with what the student is now.
         since = now - int(self._silence.interval or 0)
-        return self._held_out.doubt(self._losses[version], now, since=since)
+        return self._compared.doubt(version, now, since, is_late=is_late)
 
     def refresh(self, step: int | None) -> None:
         """Notes the student's step; logs each change of health, once."""
@@ -480,9 +428,11 @@ class Peer(teacher.Teacher):
 
     def _start_over(self) -> None:
         self._silence, self._logged = staleness.Silence(), (teacher.GOOD, False)
-        self._count, self.hears_secs = None, 0.0
+        self.arrivals.start_over()
         self._drop_reason, self.waits, self._num_waits = "", "", 0
-        self.record, self._losses, self._worse_step = worth.Record(), {}, -1
+        self.record = worth.Record()
+        if self._compared is not None:
+            self._compared.forget()
 
     # ---- what the version counts ----
 
@@ -533,12 +483,8 @@ class Peer(teacher.Teacher):
         rejected = self.follower.rejected
         return {
             **super().status(),
-            "swaps": self._num_swaps,
-            "bytes": self._num_bytes,
-            "last_bytes": self._last_num_bytes,
+            **self.arrivals.status(),
             "read_secs": self.follower.reads.last_secs,
-            "num_unheard": self._num_unheard,
-            "lag_secs": self._lag_secs,
             "num_dropped": self._num_dropped,
             "num_quarantined": len(rejected),
             "quarantined": {

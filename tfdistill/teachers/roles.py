@@ -61,7 +61,7 @@ def check(
             stacklevel=4,
         )
     is_heard = cluster.num_groups == 1 or exporter
-    if teachers.needs_versions and not is_heard:
+    if teachers.peers and not is_heard:
         warnings.warn(
             f"This is group {cluster.group} of {cluster.num_groups}, but "
             "`fit` got no StudentExporter, so the other groups can't learn "

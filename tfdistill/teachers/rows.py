@@ -13,6 +13,7 @@ batch gives the same rows however it is shared among replicas.
 import dataclasses
 import math
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,8 +52,14 @@ class Rows:
     count: global_batch.GlobalBatch
 
 
-def checked(agree_on: object) -> Any:
+def checked(agree_on: object, teachers: Iterable[Any]) -> Any:
     """Returns what `CodistillModel(agree_on=...)` was given, if it fits."""
+    bound = [each.name for each in teachers if not each.answers_every_row]
+    if bound and agree_on != BATCH:
+        raise ValueError(
+            f"`agree_on` must be 'batch' beside {', '.join(bound)}, which may "
+            f"not have answers for other rows; received {agree_on!r:.100}."
+        )
     if isinstance(agree_on, tf.data.Dataset):
         if agree_on.cardinality() == 0:
             raise ValueError(
@@ -151,19 +158,19 @@ def mixed(inputs: object, step: tf.Tensor) -> Any:
 
 
 def reported(
-    y: object,
-    y_pred: object,
-    weight: object,
-    asked: tf.Tensor,
+    rows: Rows,
+    asked: tf.Tensor | None,
     answers: Sequence[Sequence[tf.Tensor]],
-) -> list[tf.Tensor]:
+) -> list[Any]:
     """Returns what a step reports of one replica; empty for several outputs.
 
     Which teachers were `asked`; the labels, which the first rows have; what
     the student and each teacher predict; and of a mask, or else of weights,
     which predictions count.
     """
-    labels, own, weights = map(keras.tree.flatten, (y, y_pred, weight))
+    labels, own, weights = map(
+        keras.tree.flatten, (rows.targets, rows.outputs, rows.sample_weight)
+    )
     is_one = len(labels) == len(own) == 1 and len(weights) <= 1
     if not is_one or not isinstance(labels[0], tf.Tensor):
         return []

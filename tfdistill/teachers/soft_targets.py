@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdistill.cluster import replicas
 from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.training import steps
 
@@ -78,6 +79,30 @@ def standings(teachers: Sequence[teacher_lib.Teacher]) -> np.ndarray:
         share = -found.share if teacher.waits else found.share
         rows.append([found.step, share, found.last_step])
     return np.array(rows, np.float64).reshape([-1, 3])
+
+
+class Shown:
+    """What the traced step knows of the teachers, on each replica.
+
+    On parameter servers, `on_servers.RemoteTeachers` takes its place.
+    """
+
+    def __init__(
+        self,
+        teachers: Sequence[teacher_lib.Teacher],
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        """Makes the variable, in the strategy's scope."""
+        self._teachers = teachers
+        self.standings = replicas.told(
+            strategy,
+            tf.zeros([len(teachers), 3], tf.float64),
+            name="standings",
+        )
+
+    def show(self) -> None:
+        """Shows steps from now on the teachers' present state."""
+        self.standings.assign(standings(self._teachers))
 
 
 def ask(

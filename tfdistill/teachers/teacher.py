@@ -211,6 +211,8 @@ class Teacher:
         num_due: In how many of the student's steps so far the distillation
             weight was above 0.
         num_taught: In how many of those it counted.
+        num_bad: In how many of the last refreshes in a row its answers had
+            rows with NaN or infinity.
 
     Example:
         >>> class ClassPriors(Teacher):
@@ -230,7 +232,7 @@ class Teacher:
     answers_every_row = True
     is_attached = False
     waits = ""
-    num_due = num_taught = 0
+    num_due = num_taught = num_bad = 0
     # Where the groups that it learns from publish, if they do.
     exchange: Any = None
 
@@ -364,6 +366,25 @@ class Teacher:
             _log.warning("Dropped the teacher %s: %s", self.name, reason)
             self._drop_reason = reason
 
+    def wait(self, doubt: str) -> None:
+        """Lets it count nothing from now on, for a reason; or again, for ""."""
+        if doubt and not self.waits:
+            _log.warning(
+                "%s isn't used as a teacher until it publishes a better "
+                "version: %s",
+                self.label,
+                doubt,
+            )
+        elif self.waits and not doubt:
+            _log.info("%s is used as a teacher again.", self.label)
+        self.waits = doubt
+
+    def note_taught(self, share: float) -> None:
+        """Notes of which share of the rows its answers were finite."""
+        # Rows that a peer did not send aren't a version's fault.
+        is_bad = self.answers_every_row and self.weight > 0 and share < 1
+        self.num_bad = self.num_bad + 1 if is_bad else 0
+
     def status(self) -> dict[str, Any]:
         """Describes it for logs; more keys may be added.
 
@@ -422,3 +443,20 @@ class Teacher:
         Before the first step of a resumed training; `variables` have their
         values by then.
         """
+
+    def kept(self) -> dict[str, Any]:
+        """Returns all that a backup keeps of it beside `variables`, as JSON."""
+        return {
+            **self.state(),
+            "on_trial": self.waits,
+            "record": {"reports": self.record.reports.tolist()},
+            "num_steps": [self.num_taught, self.num_due],
+        }
+
+    def take_kept(self, kept: Mapping[str, Any]) -> None:
+        """Takes what `kept` returned, on all workers alike."""
+        self.restore(kept)
+        self.waits = kept.get("on_trial", "")
+        if "record" in kept:
+            self.record = worth.Record(kept["record"]["reports"])
+        self.num_taught, self.num_due = kept.get("num_steps", (0, 0))

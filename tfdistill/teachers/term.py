@@ -9,12 +9,17 @@ import tensorflow as tf
 
 from tfdistill import losses as losses_lib
 from tfdistill.exports import student_graph
+from tfdistill.teachers import labels as labels_lib
+from tfdistill.teachers import rows as rows_lib
 from tfdistill.teachers import scale
 from tfdistill.teachers import soft_targets
 from tfdistill.training import global_batch
 from tfdistill.training import steps
 from tfdistill.training import uncertainty
 
+# What a step reports of each teacher: the share of rows that it taught, and the
+# version that did.
+TAUGHT, VERSIONS = labels_lib.TAUGHT_ROWS, "versions"
 _OPEN = (
     "{} can't infer from the task loss or the student's last layer whether "
     "outputs are logits. End the student with a softmax, a sigmoid or a layer "
@@ -103,6 +108,28 @@ class DistillationTerm:
                 raise ValueError(_OPEN.format(type(loss.inner).__name__))
             is_logits = end == student_graph.LOGITS
             loss.inner = loss.inner.with_from_logits(is_logits)
+
+    def compared(
+        self,
+        soft: soft_targets.SoftTargets,
+        rows: rows_lib.Rows,
+        step: tf.Tensor,
+        weight: tf.Tensor,
+        report: Sequence[tf.Tensor],
+    ) -> Term:
+        """Compares rows with their soft targets, at a step of the student.
+
+        `weight` is the distillation weight there. The step logs the `report`.
+        """
+        with losses_lib.at_step(tf.cast(step, tf.int64)), rows.count.scope():
+            loss = self(soft, rows.taught, rows.sample_weight)
+        logs = {
+            "teacher_staleness": soft.staleness,
+            **steps.hidden(rows_lib.REPORT, report),
+            **steps.hidden(TAUGHT, [soft.taught_rows]),
+            **steps.hidden(VERSIONS, [soft.steps]),
+        }
+        return Term(loss, weight * tf.cast(soft.strength, weight.dtype), logs)
 
     def __call__(
         self,

@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from tfdistill.exports import saved_model
 from tfdistill.teachers import canary as canary_lib
-from tfdistill.teachers import yardstick as yardstick_lib
 
 _log = logging.getLogger(__name__)
 # Where these come from: docs/internals/bad_peers.md.
@@ -36,7 +35,7 @@ _STEEP, _NUM_KEPT, _LAST = 0.1, 200, 2**62
 # The last reports are pooled: so many, and more of small batches. Fewer
 # predictions say nothing, and few reports must be surer.
 _NUM_REPORTS, _FEW_REPORTS, _LEAST_COUNT = 5, 2, 64
-_NOT_COMPARED = (
+NOT_COMPARED = (
     "Teachers aren't compared, as the task loss fails outside a step: %s"
 )
 _MAY_BE_BAD = (
@@ -107,7 +106,7 @@ class HeldOut:
         try:
             self.look()
         except Exception as error:  # Losses raise whatever they like.
-            _log.warning(_NOT_COMPARED, error)
+            _log.warning(NOT_COMPARED, error)
         self.can_compare = bool(self.own and np.isfinite(self.own.at(0)[2]))
         self.forget()
 
@@ -151,49 +150,45 @@ class HeldOut:
         )
 
 
-class Reports:
-    """Compares on rows of the batches, as steps report them, on the chief."""
+class VersionLosses:
+    """What one peer's versions lose on held-out rows, beside the student."""
 
-    def __init__(self, yardstick: yardstick_lib.Yardstick) -> None:
-        self._yardstick, self._own = yardstick, OwnLosses()
-        self._find = tf.function(self._losses, reduce_retracing=True)
-        self._has_failed = False
+    def __init__(self, held_out: HeldOut) -> None:
+        self._held_out = held_out
+        self.forget()
 
-    def _losses(
-        self, labels: tf.Tensor, outputs: Sequence[tf.Tensor]
-    ) -> tf.Tensor:
-        """Losses of the guess, student and teachers: `[2 + teachers, n]`."""
-        given = self._yardstick.guess(outputs[0]), *outputs
-        return tf.stack([self._yardstick.losses(labels, o) for o in given])
+    def forget(self) -> None:
+        """Knows no version yet."""
+        self._known: dict[int, np.ndarray] = {}
+        # The newest that was worse than the student.
+        self._worse_step = -1
 
-    def read(
-        self, report: Sequence[tf.Tensor], wanted: dict[int, Any], step: int
-    ) -> None:
-        """Adds what `rows.reported` returned to teachers' records, by index."""
-        asked, labels, *outputs = report
-        end = 1 + len(asked)
-        try:
-            losses = self._find(labels, outputs[:end]).numpy()
-        except Exception as error:  # From a loss that the user wrote.
-            if not self._has_failed:
-                _log.warning(_NOT_COMPARED, error)
-            self._has_failed = True
-            return
-        for weights in outputs[end:]:
-            # Some losses have one value for all.
-            times, rest = divmod(losses.shape[1], np.size(weights))
-            if not rest:
-                losses[:, np.repeat(weights, times) <= 0] = np.nan
-        losses = losses[:, np.isfinite(losses[:2]).all(axis=0)]
-        if not losses.size:
-            return
-        guess, own, *theirs = losses
-        self._own.note(step, own, float(guess.mean()))
-        for index, teacher in wanted.items():
-            version = teacher.standing().step
-            falls = version >= 0 and self._own.fall_since(version)
-            if asked[index] and np.isfinite(theirs[index]).any():
-                teacher.record.add(theirs[index], own, guess, falls=falls)
+    def doubt_new(self, output: tf.Tensor, step: int, *, in_use: int) -> str:
+        """Returns why a version is worse than the student was then, or "".
+
+        Models with batch normalization may be much worse for the time of one
+        version: the previous version's losses are averaged in.
+        """
+        losses, known = self._held_out.losses(output), self._known
+        before = known[max(known)] if known else losses
+        least = min(losses, (losses + before) / 2, key=np.mean)
+        kept = {in_use: known[in_use]} if in_use in known else {}
+        self._known = {**kept, step: losses}
+        self._held_out.look()
+        why = self._held_out.doubt(least, step, since=step)
+        if why:
+            self._worse_step = step
+        return why
+
+    def doubt(self, in_use: int, now: int, since: int, *, is_late: bool) -> str:
+        """Returns why the version in use is worse than the student is now.
+
+        Only once there is no better one: the next is late, or was worse.
+        """
+        has_better = not is_late and self._worse_step <= in_use
+        if in_use not in self._known or has_better:
+            return ""
+        return self._held_out.doubt(self._known[in_use], now, since=since)
 
 
 class Record:
