@@ -17,6 +17,7 @@ from tests.cases import threads
 from tests.cases import waits
 from tfdistill.exchange import publisher
 from tfdistill.predictions import addresses
+from tfdistill.predictions import guests
 from tfdistill.predictions import mailbox
 from tfdistill.predictions import message as message_lib
 from tfdistill.system import processes
@@ -117,13 +118,13 @@ def arrived(worker, step, group=1):
 
 def put(worker, data, other, *, shown=None):
     """Sends bytes in a connection of their own, until it is closed."""
-    shown = shown or mailbox.pass_to(
+    shown = shown or guests.pass_to(
         worker.group, worker.box._incarnation, other.box._exchange.signer
     )
     with connected(worker) as connection:
         # It may be closed before all is sent.
         with contextlib.suppress(OSError):
-            connection.sendall(shown + mailbox.framed(data))
+            connection.sendall(shown + guests.framed(data))
             connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""
@@ -283,10 +284,10 @@ def test_a_connection_of_a_stranger_is_closed(two, tmp_path, monkeypatch):
     stranger = Worker(tmp_path, 1, (0,), key=b"x" * 16)
     put(one, sent(other), stranger)
     # The pass to an earlier run of this mailbox.
-    put(one, sent(other), other, shown=mailbox.pass_to(0, b"i" * 16, None))
+    put(one, sent(other), other, shown=guests.pass_to(0, b"i" * 16, None))
     assert one.box.num_forged == {"forged": 2}
     # Who says nothing is not listened to for long.
-    monkeypatch.setattr(mailbox, "_MEET_SECS", 0.05)
+    monkeypatch.setattr(guests, "MEET_SECS", 0.05)
     with connected(one) as connection:
         assert connection.recv(1) == b""
     assert not one.box.peer(1).boxes
@@ -399,7 +400,7 @@ def test_half_a_connection_holds_up_nobody_and_the_oldest_go(two, monkeypatch):
             assert half.recv(1) == b""
         # And a third, if the other worker has connected by now.
         assert one.box.num_forged["crowd"] in (2, 3)
-        assert len(one.box._without_pass) == 10
+        assert one.box._guests.num_without_pass == 10
         halves[-1].sendall(b"\0")
         answers = both(one, other, 0)
         assert all(answer is not None for answer in answers)

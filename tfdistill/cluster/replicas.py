@@ -304,3 +304,8 @@ in_replica = keras_internals.in_replica
 def on_servers(strategy: tf.distribute.Strategy) -> bool:
     """Whether variables live on parameter servers under this strategy."""
     return isinstance(strategy, tf.distribute.ParameterServerStrategy)
+
+
+def exchange_values(strategy: tf.distribute.Strategy) -> bool:
+    """Whether replicas, workers or servers exchange values in a step."""
+    return strategy.num_replicas_in_sync > 1 or on_servers(strategy)

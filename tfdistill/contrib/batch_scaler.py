@@ -103,6 +103,48 @@ class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):
         return cls(keras.saving.deserialize_keras_object(config["rate"]))
 
 
+class _Sizes:
+    """The sizes of blocks of batches, which pipelines read as well.
+
+    They are decided a block ahead of the training and never changed, so that
+    all workers, and a resumed training, cut the same batches.
+    """
+
+    def __init__(self, first: int, block: int) -> None:
+        self.block = block
+        self.decided = [first, first]
+        with tf.device("CPU:0"):
+            # The same, for pipelines.
+            self._variable = tf.Variable(
+                self.decided, shape=tf.TensorShape([None]), dtype=tf.int64
+            )
+
+    def decide(self, sizes: list[int]) -> None:
+        """Has the sizes of all blocks from the first on."""
+        self.decided = sizes
+        self._variable.assign(sizes)
+
+    def of_batch(self, number: int) -> int:
+        """The size of a batch; the last one's of those beyond."""
+        return self.decided[min(number // self.block, len(self.decided) - 1)]
+
+    def in_pipeline(self, number: tf.Tensor) -> tf.Tensor:
+        """The size of a batch, of which a block must have been decided."""
+        sizes = tf.convert_to_tensor(self._variable)
+        block = number // self.block
+        is_decided = tf.debugging.assert_less(
+            block,
+            tf.size(sizes, tf.int64),
+            message=(
+                "Batches must be read less than `every_steps` of the "
+                f"BatchScaler ahead of the training, which is {self.block}. "
+                "Prefetch fewer batches, or increase `every_steps`."
+            ),
+        )
+        with tf.control_dependencies([is_decided]):
+            return tf.gather(sizes, block)
+
+
 class BatchScaler(steps.SteppedCallback):
     """Adapts this group's batch size until all groups update equally often.
 
@@ -166,7 +208,7 @@ class BatchScaler(steps.SteppedCallback):
                 "in the scope of "
                 f"{type(tf.distribute.get_strategy()).__name__}."
             )
-        self._block = steps.EverySteps(every_steps).every_steps
+        block = steps.EverySteps(every_steps).every_steps
         if not batch_size >= 1:
             raise ValueError(
                 f"`batch_size` must be >= 1; received {batch_size}."
@@ -174,15 +216,8 @@ class BatchScaler(steps.SteppedCallback):
         self.exchange = exchange
         self._clock = clock
         self._first_size = batch_size
-        # The sizes of blocks of batches. They are decided a block ahead of the
-        # training and never changed, so that all workers, and a resumed
-        # training, cut the same batches.
-        self._sizes = [batch_size, batch_size]
+        self._sizes = _Sizes(batch_size, block)
         with tf.device("CPU:0"):
-            # The same, for pipelines.
-            self._decided = tf.Variable(
-                self._sizes, shape=tf.TensorShape([None]), dtype=tf.int64
-            )
             self._factor = tf.Variable(1.0, trainable=False)
         self._is_scaled = False
         self._multiple = 1
@@ -200,32 +235,7 @@ class BatchScaler(steps.SteppedCallback):
     @property
     def batch_size(self) -> int:
         """Examples of the group's next step."""
-        return self._size(max(self.step - self._start, 0))
-
-    def _size(self, number: int) -> int:
-        """The size of a batch; the last one's of those beyond."""
-        return self._sizes[min(number // self._block, len(self._sizes) - 1)]
-
-    def _decide(self, sizes: list[int]) -> None:
-        self._sizes = sizes
-        self._decided.assign(sizes)
-
-    def _size_in_pipeline(self, number: tf.Tensor) -> tf.Tensor:
-        sizes, block = (
-            tf.convert_to_tensor(self._decided),
-            number // self._block,
-        )
-        is_decided = tf.debugging.assert_less(
-            block,
-            tf.size(sizes, tf.int64),
-            message=(
-                "Batches must be read less than `every_steps` of the "
-                f"BatchScaler ahead of the training, which is {self._block}. "
-                "Prefetch fewer batches, or increase `every_steps`."
-            ),
-        )
-        with tf.control_dependencies([is_decided]):
-            return tf.gather(sizes, block)
+        return self._sizes.of_batch(max(self.step - self._start, 0))
 
     def batched(
         self,
@@ -270,7 +280,7 @@ class BatchScaler(steps.SteppedCallback):
         self._multiple = num_shares
 
         def size(number: tf.Tensor) -> tf.Tensor:
-            return self._size_in_pipeline(number // num_local) // num_shares
+            return self._sizes.in_pipeline(number // num_local) // num_shares
 
         def cut(state: tuple[Any, ...], element: Any) -> Any:
             number, left = state
@@ -333,12 +343,15 @@ class BatchScaler(steps.SteppedCallback):
                 "optimizer's doesn't. Pass scaler.scaled(rate) to the "
                 "optimizer."
             )
+        size = self.batch_size if self.step else self._first_size
         # A change that is on its way from an earlier `fit` is none of this one.
-        self._decide(2 * [self.batch_size if self.step else self._first_size])
+        self._sizes.decide(2 * [size])
         self._start = self.step
-        self._blocks = steps.EverySteps(self._block, offset_steps=self._start)
+        self._blocks = steps.EverySteps(
+            self._sizes.block, offset_steps=self._start
+        )
         self._speed = self._measured = None
-        self._set_factor(self._size(0))
+        self._set_factor(self._sizes.of_batch(0))
         # Only the chief's sizes count.
         is_chief = replicas.is_chief(strategy)
         self._peers = (
@@ -361,9 +374,11 @@ class BatchScaler(steps.SteppedCallback):
         # The first step is traced.
         self._measured = self._measured or (done, self._worked_secs)
         # The last execution of an epoch may have passed the step in question.
-        while len(self._sizes) < done // self._block + 2:
-            self._decide([*self._sizes, self._agreed(done)])
-        self._set_factor(self._size(done))
+        decided, block = self._sizes.decided, self._sizes.block
+        while len(decided) < done // block + 2:
+            decided = [*decided, self._agreed(done)]
+            self._sizes.decide(decided)
+        self._set_factor(self._sizes.of_batch(done))
 
     def on_train_end(self, logs: steps.Logs | None = None) -> None:
         """Ends the thread."""
@@ -374,7 +389,7 @@ class BatchScaler(steps.SteppedCallback):
 
     def _agreed(self, done: int) -> int:
         """The size of the block after the next; all workers get the chief's."""
-        newest, now = self._sizes[-1], self._size(done)
+        newest, now = self._sizes.decided[-1], self._sizes.of_batch(done)
         size = newest
         # A change that is on its way shows what it does first.
         if newest == now:
@@ -398,11 +413,11 @@ class BatchScaler(steps.SteppedCallback):
         secs = self._measured[1] - then
         if done <= before or secs <= 0:
             return []
-        speed = sum(map(self._size, range(before, done))) / secs
+        speed = sum(map(self._sizes.of_batch, range(before, done))) / secs
         if self._speed is not None:
             speed = self._speed + _WEIGHT_OF_LAST * (speed - self._speed)
         self._speed = speed
-        oldest = self.step - _SILENT_BLOCKS * self._block
+        oldest = self.step - _SILENT_BLOCKS * self._sizes.block
         news = list(self._news.values())
         return [speed, *(theirs for _, theirs, seen in news if seen >= oldest)]
 
@@ -449,10 +464,10 @@ class BatchScaler(steps.SteppedCallback):
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed training continues with, as JSON has it."""
-        return {"sizes": self._sizes, "start": self._start}
+        return {"sizes": self._sizes.decided, "start": self._start}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned."""
-        self._decide(state["sizes"])
+        self._sizes.decide(state["sizes"])
         self._start = state["start"]
         self._set_factor(self.batch_size)

@@ -1,5 +1,6 @@
 """How a version becomes visible as a whole, and how it is removed."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -12,6 +13,7 @@ from typing import Any
 from tfdistill.exchange import claim
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
+from tfdistill.exchange import signing
 from tfdistill.exchange import versions
 
 _log = logging.getLogger(__name__)
@@ -108,6 +110,18 @@ def is_committed(
         return found.is_file or None
     except FileNotFoundError:
         return False
+
+
+def committed(
+    file_system: filesystem.FileSystem, directory: str, steps: Iterable[int]
+) -> list[int]:
+    """Returns the steps of a directory that are versions, as far as is seen."""
+    found = []
+    for step in steps:
+        with contextlib.suppress(OSError):
+            if is_committed(file_system, f"{directory}/{step}"):
+                found.append(step)
+    return found
 
 
 def _try_to(
@@ -213,3 +227,35 @@ class Staging:
         # Files copied elsewhere need not survive a crash here.
         if self._source is self._target:
             self._source.sync(path)
+
+
+def publish(
+    file_system: filesystem.FileSystem,
+    path: str,
+    write: Callable[[str], None],
+    draft: manifest.Manifest,
+    *,
+    signer: signing.Signer | None,
+    confirm: Callable[[], None],
+) -> manifest.Manifest:
+    """Makes a version of what `write` leaves in a directory.
+
+    Returns the manifest with its files, signed if there is a signer; `confirm`
+    is as for `Staging.commit`.
+    """
+    stage = Staging(file_system, path, incarnation=draft.incarnation)
+    try:
+        write(stage.path)
+        files = stage.files()
+        if not files:
+            raise versions.ExportError(
+                f"`write` must leave at least one file in {stage.path}; it "
+                "left no file."
+            )
+        checked = dataclasses.replace(draft, files=files)
+        if signer is not None:
+            checked = signer.sign(checked)
+        stage.commit(checked, confirm=confirm)
+    finally:
+        stage.discard()
+    return checked

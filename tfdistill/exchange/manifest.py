@@ -11,6 +11,7 @@ import platform
 import re
 import reprlib
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -117,6 +118,14 @@ class Manifest:
             name: FileEntry(**entry) for name, entry in fields["files"].items()
         }
         return cls(**{**fields, "files": files})
+
+
+def draft(**fields: Any) -> Manifest:
+    """Returns the manifest of a version to come, which has no files yet."""
+    libraries = installed_versions()
+    return Manifest(
+        created=time.time(), files={}, libraries=libraries, **fields
+    )
 
 
 def check_file_name(name: str) -> None:

@@ -11,8 +11,6 @@ import dataclasses
 import logging
 import tempfile
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -74,7 +72,7 @@ class VersionStore:
         self, root: str, claims: dict[int, group_claim.GroupClaim]
     ) -> None:
         self.root, self._claims = root, claims
-        self._passed_over: Counter[tuple[int, int]] = Counter()
+        self._passed_over = versions.PassedOver()
         # By group, since when each version has had a newer one.
         self._superseded: dict[int, dict[int, float]] = {}
 
@@ -100,24 +98,14 @@ class VersionStore:
         Raises:
           OSError: If the group's directory is there and cannot be listed.
         """
-        found = []
-        for step in self.listed(group):
-            path = self.version_path(group, step)
-            with contextlib.suppress(OSError):
-                if commit.is_committed(self._file_system, path):
-                    found.append(step)
-        return found
+        directory, steps = self.group_path(group), self.listed(group)
+        return commit.committed(self._file_system, directory, steps)
 
     def listed(self, group: int) -> list[int]:
         """As `steps`, but of all that may be versions, by one call."""
         if not self.enabled:
             return []
-        try:
-            names = self._file_system.list_dir(self.group_path(group))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        steps = map(versions.step_of_name, names)
-        return sorted(step for step in steps if step is not None)
+        return versions.listed(self._file_system, self.group_path(group))
 
     def publish(
         self,
@@ -159,17 +147,15 @@ class VersionStore:
         self._check_enabled()
         group = versions.index("group", group)
         step = versions.index("step", step)
-        draft = manifest.Manifest(
+        path = self.version_path(group, step)
+        draft = manifest.draft(
             group=group,
             step=step,
-            created=time.time(),
             incarnation=self.incarnation,
-            files={},
             graph_fingerprint=graph_fingerprint,
             inputs=inputs,
             outputs=outputs,
             variables=variables or {},
-            libraries=manifest.installed_versions(),
             extras=extras or {},
         )
         with self._lock:
@@ -186,13 +172,8 @@ class VersionStore:
                 self._prune(group)
                 if isinstance(error, versions.ExportError):
                     raise
-                why = f"{type(error).__name__}: {error}".rstrip(".")
-                raise versions.ExportError(
-                    f"Could not publish {self.version_path(group, step)}: "
-                    f"{why}. No part of it is visible to readers."
-                ) from error
+                raise versions.not_published(path, error) from error
             self._prune(group)
-        path = self.version_path(group, step)
         return versions.Version(group, step, path, checked)
 
     def publish_file(
@@ -224,25 +205,14 @@ class VersionStore:
         self, write: Callable[[str], None], draft: manifest.Manifest
     ) -> manifest.Manifest:
         """Makes a version of what `write` leaves in a directory."""
-        stage = commit.Staging(
+        checked = commit.publish(
             self._file_system,
             self.version_path(draft.group, draft.step),
-            incarnation=draft.incarnation,
+            write,
+            draft,
+            signer=self.signer,
+            confirm=lambda: self._confirm(draft.group),
         )
-        try:
-            write(stage.path)
-            files = stage.files()
-            if not files:
-                raise versions.ExportError(
-                    f"`write` must leave at least one file in {stage.path}; it "
-                    "left no file."
-                )
-            checked = dataclasses.replace(draft, files=files)
-            if self.signer is not None:
-                checked = self.signer.sign(checked)
-            stage.commit(checked, confirm=lambda: self._confirm(draft.group))
-        finally:
-            stage.discard()
         # As a reader gets it: tuples of the caller have become lists.
         return manifest.Manifest.from_json(checked.to_json())
 
@@ -258,9 +228,9 @@ class VersionStore:
         expired = self._retention.expired(
             self._superseded.setdefault(group, {}), steps[:-1]
         )
-        for step in steps[: -self._retention.max_to_keep]:
-            if step in expired:
-                self._remove(group, step)
+        superseded = steps[: -self._retention.max_to_keep]
+        for step in sorted(expired.intersection(superseded)):
+            self._remove(group, step)
         commit.sweep(self._file_system, self.group_path(group))
 
     def remove_unneeded(self, group: int) -> None:
@@ -268,10 +238,8 @@ class VersionStore:
         if self._needed is None or group not in self._superseded:
             return
         steps = self.listed(group)
-        needed = self._needed(group, steps)
-        for step in steps:
-            if step not in needed:
-                self._remove(group, step)
+        for step in sorted({*steps}.difference(self._needed(group, steps))):
+            self._remove(group, step)
 
     def _remove(self, group: int, step: int) -> None:
         path = self.version_path(group, step)
@@ -286,39 +254,9 @@ class VersionStore:
           OSError: If the storage fails.
         """
         path = self.version_path(group, step)
-        try:
-            for directory in (self.group_path(group), path):
-                if not self._file_system.stat(directory).is_dir:
-                    raise NotADirectoryError("links are not followed")
-            text = filesystem.read(
-                self._file_system,
-                f"{path}/{manifest.FILE_NAME}",
-                max_bytes=manifest.MAX_BYTES,
-            )
-            found = manifest.Manifest.from_json(text)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise versions.VersionNotFoundError(
-                f"There is no version at {path}: {error}. It wasn't published "
-                "yet, or was pruned."
-            ) from error
-        except (
-            manifest.ManifestError,
-            filesystem.NotRegularFileError,
-        ) as error:
-            raise versions.IncompleteVersionError(
-                f"{path}/{manifest.FILE_NAME} must be a valid manifest: {error}"
-            ) from error
-        if (found.group, found.step) != (group, step) or not found.files:
-            raise versions.CorruptVersionError(
-                f"The manifest of {path} must name its files, group {group} "
-                f"and step {step}; received {len(found.files)} files, group "
-                f"{found.group} and step {found.step}. Was it copied there?"
-            )
-        if self.signer is not None and (fault := self.signer.fault(found)):
-            raise versions.CorruptVersionError(
-                f"The manifest of {path} cannot be trusted: {fault}"
-            )
-        return versions.Version(group, step, path, found)
+        return versions.read(
+            self._file_system, path, group=group, step=step, signer=self.signer
+        )
 
     def latest(
         self,
@@ -354,7 +292,7 @@ class VersionStore:
             except versions.VersionNotFoundError:
                 continue
             except versions.CorruptVersionError as error:
-                self._log_once(group, step, error)
+                self._passed_over.note((group, step), error)
         return None
 
     def verify(self, version: versions.Version) -> None:
@@ -400,14 +338,7 @@ class VersionStore:
         """
         path = self.version_path(version.group, version.step)
         stored = dataclasses.replace(version, path=path)
-        copy = dataclasses.replace(version, path=directory, is_copy=True)
-        versions.check_listing(self._file_system, stored)
-        local = filesystem.LocalFileSystem()
-        for name in version.manifest.files:
-            blocks = self._file_system.blocks(f"{path}/{name}")
-            local.write(f"{directory}/{name}", blocks)
-        versions.check_content(local, copy)
-        return copy
+        return versions.fetch(self._file_system, stored, directory)
 
     @contextlib.contextmanager
     def readable(self, version: versions.Version) -> Iterator[versions.Version]:
@@ -418,19 +349,9 @@ class VersionStore:
         request, and comes as `content`. Raises what `verify` and `fetch` do.
         """
         if version.manifest.files.keys() == {self._file_name}:
-            content = bytearray()
-
-            def keep(block: bytes) -> None:
-                content.extend(block)
-                if len(content) > version.num_bytes:
-                    raise versions.CorruptVersionError(
-                        f"{version.path} must have {version.num_bytes} bytes "
-                        "by its manifest; it has more."
-                    )
-
             with self._unless_gone(version):
-                versions.check_content(self._file_system, version, keep)
-            yield dataclasses.replace(version, content=bytes(content))
+                content = versions.content(self._file_system, version)
+            yield dataclasses.replace(version, content=content)
             return
         if not filesystem.in_object_store(version.path):
             self.verify(version)
@@ -453,13 +374,6 @@ class VersionStore:
             f"{version.path} exists and is complete, from incarnation "
             f"{version.manifest.incarnation}."
         )
-
-    def _log_once(self, group: int, step: int, error: Exception) -> None:
-        # The first time it may be about to come, or to go.
-        self._passed_over[group, step] += 1
-        is_second = self._passed_over[group, step] == 2
-        level = logging.WARNING if is_second else logging.DEBUG
-        _log.log(level, "Skipping a version: %s", error)
 
     def _is_gone(self, version: versions.Version) -> bool:
         try:

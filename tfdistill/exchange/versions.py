@@ -2,14 +2,18 @@
 
 import dataclasses
 import hashlib
+import logging
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest as manifest_lib
+from tfdistill.exchange import signing
 
+_log = logging.getLogger(__name__)
 _STEP = re.compile(r"0|[1-9][0-9]{0,12}")
 # A thousand steps a second for thirty years: no training makes more.
 MAX_STEP = 10**12
@@ -17,6 +21,14 @@ MAX_STEP = 10**12
 
 class ExportError(RuntimeError):
     """A version could not be published; its `__cause__` says why."""
+
+
+def not_published(path: str, error: Exception) -> ExportError:
+    """Returns what a publication fails with, whatever has failed in it."""
+    why = f"{type(error).__name__}: {error}".rstrip(".")
+    return ExportError(
+        f"Could not publish {path}: {why}. No part of it is visible to readers."
+    )
 
 
 class VersionExistsError(ExportError):
@@ -54,6 +66,23 @@ class Version:
     def num_bytes(self) -> int:
         """Bytes of all files but the manifest."""
         return sum(entry.size for entry in self.manifest.files.values())
+
+
+class PassedOver:
+    """Warns of each version that is passed over, but not the first time.
+
+    Then it may be about to come, or to go.
+    """
+
+    def __init__(self) -> None:
+        self._times: Counter[tuple[int, int]] = Counter()
+
+    def note(self, version: tuple[int, int], error: Exception) -> None:
+        """Notes that the version of a group and a step is passed over."""
+        self._times[version] += 1
+        is_second = self._times[version] == 2
+        level = logging.WARNING if is_second else logging.DEBUG
+        _log.log(level, "Skipping a version: %s", error)
 
 
 def checksum(
@@ -127,6 +156,80 @@ def check_content(
             )
 
 
+def read(
+    file_system: filesystem.FileSystem,
+    path: str,
+    *,
+    group: int,
+    step: int,
+    signer: signing.Signer | None,
+) -> Version:
+    """Reads the manifest of a version; see `VersionStore.open`."""
+    try:
+        for directory in (path.rpartition("/")[0], path):
+            if not file_system.stat(directory).is_dir:
+                raise NotADirectoryError("links are not followed")
+        text = filesystem.read(
+            file_system,
+            f"{path}/{manifest_lib.FILE_NAME}",
+            max_bytes=manifest_lib.MAX_BYTES,
+        )
+        found = manifest_lib.Manifest.from_json(text)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise VersionNotFoundError(
+            f"There is no version at {path}: {error}. It wasn't published yet, "
+            "or was pruned."
+        ) from error
+    except (
+        manifest_lib.ManifestError,
+        filesystem.NotRegularFileError,
+    ) as error:
+        raise IncompleteVersionError(
+            f"{path}/{manifest_lib.FILE_NAME} must be a valid manifest: {error}"
+        ) from error
+    if (found.group, found.step) != (group, step) or not found.files:
+        raise CorruptVersionError(
+            f"The manifest of {path} must name its files, group {group} and "
+            f"step {step}; received {len(found.files)} files, group "
+            f"{found.group} and step {found.step}. Was it copied there?"
+        )
+    if signer is not None and (fault := signer.fault(found)):
+        raise CorruptVersionError(
+            f"The manifest of {path} cannot be trusted: {fault}"
+        )
+    return Version(group, step, path, found)
+
+
+def fetch(
+    file_system: filesystem.FileSystem, version: Version, directory: str
+) -> Version:
+    """Copies a version's files, and checks the copy."""
+    check_listing(file_system, version)
+    local = filesystem.LocalFileSystem()
+    for name in version.manifest.files:
+        blocks = file_system.blocks(f"{version.path}/{name}")
+        local.write(f"{directory}/{name}", blocks)
+    copy = dataclasses.replace(version, path=directory, is_copy=True)
+    check_content(local, copy)
+    return copy
+
+
+def content(file_system: filesystem.FileSystem, version: Version) -> bytes:
+    """Reads a version that is one file, and checks it."""
+    found = bytearray()
+
+    def keep(block: bytes) -> None:
+        found.extend(block)
+        if len(found) > version.num_bytes:
+            raise CorruptVersionError(
+                f"{version.path} must have {version.num_bytes} bytes by its "
+                "manifest; it has more."
+            )
+
+    check_content(file_system, version, keep)
+    return bytes(found)
+
+
 def index(name: str, value: Any) -> int:
     """Returns `value` as an int, or raises ValueError naming `name`."""
     try:
@@ -149,3 +252,13 @@ def step_of_name(name: str) -> int | None:
     """
     step = int(name) if _STEP.fullmatch(name) else None
     return step if step is not None and step <= MAX_STEP else None
+
+
+def listed(file_system: filesystem.FileSystem, directory: str) -> list[int]:
+    """Returns the steps of all that may be versions, by one call."""
+    try:
+        names = file_system.list_dir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    steps = map(step_of_name, names)
+    return sorted(step for step in steps if step is not None)

@@ -180,9 +180,7 @@ class DistributedModel(replica_steps.ReplicaSteps):
     @property
     def _exchanges(self) -> bool:
         """Whether a step waits for others, which XLA cannot compile."""
-        strategy = self.distribute_strategy
-        has_replicas = strategy.num_replicas_in_sync > 1
-        return has_replicas or replicas.on_servers(strategy)
+        return replicas.exchange_values(self.distribute_strategy)
 
     def fit(self, *args: object, **kwargs: object) -> keras.callbacks.History:
         """Trains the model; accepts the arguments of `keras.Model.fit`.
@@ -243,9 +241,7 @@ class DistributedModel(replica_steps.ReplicaSteps):
         if self.trainer.auto_steps is not None:
             callbacks = auto_steps.added(callbacks, self.trainer.auto_steps)
         arguments["callbacks"] = callbacks
-        for callback in callbacks:
-            if isinstance(callback, steps.SteppedCallback):
-                callback.meet(callbacks)
+        steps.introduce(callbacks)
         with backup.session(self, arguments):
             fit_arguments.check_strategy(strategy)
             replicas.meet(strategy, "fit")

@@ -16,13 +16,10 @@ most `wait_secs`:
 import asyncio
 import collections
 import concurrent.futures
-import hmac
 import itertools
 import logging
 import secrets
 import socket
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -33,8 +30,8 @@ from typing import TypeVar
 import numpy as np
 
 from tfdistill.exchange import publisher
-from tfdistill.exchange import signing
 from tfdistill.predictions import addresses
+from tfdistill.predictions import guests
 from tfdistill.predictions import message as message_lib
 from tfdistill.system import background
 from tfdistill.system import processes
@@ -44,23 +41,14 @@ from tfdistill.system import untrusted
 MAX_KEPT = 16
 # Waits in a row, without a sign of life, after which there are no more.
 MAX_SILENT = 3
-# A message must be smaller; more is refused before it is read.
-MAX_BYTES = 64 * 2**20
 # Connections that have not shown a pass yet; one more closes the oldest.
 MAX_WITHOUT_PASS = 64
 _MAX_LISTED = 10
 _STOP_SECS = 5.0
-# In which a connection is made, and begins with a pass.
-_MEET_SECS = 5.0
 # Messages that wait in a connection, of which a peer takes none.
 _MAX_QUEUED = 32
 # Between two looks at the note of a peer, or tries to connect.
 _FIRST_SECS, _LONGEST_SECS = 0.1, 2.0
-# After which a connection counts as lost whose other end has gone without a
-# word.
-_LOST_MILLISECONDS = 15_000
-# Before each message.
-_LENGTH = struct.Struct("<I")
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -156,7 +144,7 @@ class Peer:
             self.num_unsent += 1
             return
         stream.write(content)
-        self.sent_bytes += len(content) - _LENGTH.size
+        self.sent_bytes += len(content) - guests.LENGTH.size
 
 
 class Mailbox:
@@ -195,10 +183,6 @@ class Mailbox:
         # Whether peers can read where this mailbox is.
         self._is_listed = False
         self._said: set[tuple[int, str]] = set()
-        # Connections without a pass; the oldest is first.
-        self._without_pass: dict[asyncio.WriteTransport, None] = {}
-        # The tasks of all connections: asyncio itself does not keep them.
-        self._hearing: set[asyncio.Task[None]] = set()
         # Messages whose sender is unknown, by kind.
         self.num_forged: collections.Counter[str] = collections.Counter()
 
@@ -243,9 +227,15 @@ class Mailbox:
 
     async def _serve(self, listener: socket.socket) -> None:
         """Moves all messages, until the mailbox is closed."""
+        own = guests.pass_to(
+            self._group, self._incarnation, self._exchange.signer
+        )
+        self._guests = guests.Guests(
+            own, most=MAX_WITHOUT_PASS, take=self._take, refuse=self._refuse
+        )
         # Few are accepted before the first is looked at.
         server = await asyncio.start_server(
-            self._welcome, sock=listener, backlog=16
+            self._guests.welcome, sock=listener, backlog=16
         )
         following = [
             self._loop.create_task(self._follow(peer))
@@ -257,7 +247,9 @@ class Mailbox:
         # Closed at once, it would leave open what asyncio is about to accept:
         # https://github.com/python/cpython/issues/109564
         self._loop.remove_reader(listener)
-        others = asyncio.all_tasks() - {asyncio.current_task()} - self._hearing
+        self._guests.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        others -= self._guests.hearing
         await asyncio.gather(*others, return_exceptions=True)
         server.close()
         for peer in self._peers.values():
@@ -275,31 +267,24 @@ class Mailbox:
         arrays: Sequence[np.ndarray],
     ) -> message_lib.Own:
         """Sends a replica's predictions; what they were, for `answers`."""
-        message = message_lib.Message(
-            self._group,
-            replica,
-            step,
-            self._incarnation,
-            batch,
-            message_lib.layout(classes, arrays),
-            b"".join(array.data for array in arrays),
-        )
-        self.post(message)
-        return message_lib.Own(message, classes, arrays)
+        sender = self._group, replica, step, self._incarnation
+        own = message_lib.own(sender, batch, classes, arrays)
+        self.post(own.message)
+        return own
 
     def post(self, message: message_lib.Message) -> None:
         """Sends a message to all peers."""
         data = message_lib.encode(message, self._exchange.signer)
-        if len(data) >= MAX_BYTES:
+        if len(data) >= guests.MAX_BYTES:
             self._warn_once(
                 self._group,
                 "size",
-                f"A message must have less than {MAX_BYTES} bytes; the message "
-                f"of step {message.step} has {len(data)} and isn't sent. Send "
-                "less: PeerPredictions(encoding=Form(top_k=...)).",
+                f"A message must have less than {guests.MAX_BYTES} bytes; the "
+                f"message of step {message.step} has {len(data)} and isn't "
+                "sent. Send less: PeerPredictions(encoding=Form(top_k=...)).",
             )
             return
-        content = framed(data)
+        content = guests.framed(data)
         with self._arrived:
             for peer in self._peers.values() if self._is_open else ():
                 self._loop.call_soon_threadsafe(peer.write, content)
@@ -428,16 +413,11 @@ class Mailbox:
         self, peer: Peer, address: addresses.Address, host: str
     ) -> None:
         """Sends until the connection is lost."""
-        async with asyncio.timeout(_MEET_SECS):
+        async with asyncio.timeout(guests.MEET_SECS):
             reader, writer = await asyncio.open_connection(host, address.port)
         try:
-            if sys.platform == "linux":
-                writer.get_extra_info("socket").setsockopt(
-                    socket.IPPROTO_TCP,
-                    socket.TCP_USER_TIMEOUT,
-                    _LOST_MILLISECONDS,
-                )
-            shown = pass_to(
+            guests.notice_loss(writer.get_extra_info("socket"))
+            shown = guests.pass_to(
                 peer.group, address.incarnation, self._exchange.signer
             )
             writer.writelines([shown, *peer.recent])
@@ -454,60 +434,6 @@ class Mailbox:
             writer.transport.abort()
 
     # ---- from peers, in the event loop ----
-
-    def _welcome(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Takes what a connection brings, and closes it however that ends."""
-        connection = writer.transport
-        if not self._is_open:
-            connection.abort()
-            return
-        self._without_pass[connection] = None
-        if len(self._without_pass) > MAX_WITHOUT_PASS:
-            self._close(next(iter(self._without_pass)))
-            self._refuse("crowd", "too many connections arrived without a pass")
-        hearing = self._loop.create_task(self._hear(reader, connection))
-        self._hearing.add(hearing)
-        # Also if it is cancelled before it begins, as the mailbox closes.
-        hearing.add_done_callback(lambda _: self._close(connection))
-        hearing.add_done_callback(self._hearing.discard)
-
-    def _close(self, connection: asyncio.WriteTransport) -> None:
-        self._without_pass.pop(connection, None)
-        connection.abort()
-
-    async def _hear(
-        self, reader: asyncio.StreamReader, connection: asyncio.WriteTransport
-    ) -> None:
-        """Takes a connection's messages, until one breaks a rule or it ends."""
-        try:
-            wanted = pass_to(
-                self._group, self._incarnation, self._exchange.signer
-            )
-            async with asyncio.timeout(_MEET_SECS):
-                shown = await reader.readexactly(len(wanted))
-            if not hmac.compare_digest(shown, wanted):
-                self._refuse(
-                    "forged",
-                    "a connection must have this run's key and this mailbox's "
-                    "current address",
-                )
-                return
-            self._without_pass.pop(connection, None)
-            is_good = True
-            while is_good:
-                size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
-                if size > MAX_BYTES:
-                    self._refuse(
-                        "size",
-                        f"it must have at most {MAX_BYTES} bytes; received "
-                        f"{size}",
-                    )
-                    return
-                is_good = self._take(await reader.readexactly(size))
-        except (OSError, EOFError):
-            return  # It has gone, and comes again if it is a peer.
 
     def _take(self, data: bytes) -> bool:
         """Takes a message; whether more may follow in its connection."""
@@ -567,22 +493,6 @@ class Mailbox:
         if (group, kind) not in self._said:
             self._said.add((group, kind))
             _log.warning("%s", text)
-
-
-def pass_to(
-    group: int, incarnation: bytes, signer: signing.Signer | None
-) -> bytes:
-    """Returns what a connection to a mailbox begins with.
-
-    Without a key, one must at least have read the mailbox's note.
-    """
-    text = f"pass to mailbox {incarnation.hex()} of group {group}"
-    return message_lib.proof(text.encode(), signer)
-
-
-def framed(data: bytes) -> bytes:
-    """Returns a message as it is sent, after its length."""
-    return _LENGTH.pack(len(data)) + data
 
 
 def _unreached(address: addresses.Address, host: str, error: Exception) -> str:

@@ -58,6 +58,18 @@ class Own(NamedTuple):
     arrays: Sequence[np.ndarray]
 
 
+def own(
+    sender: tuple[int, int, int, bytes],
+    batch: bytes,
+    classes: Sequence[int],
+    arrays: Sequence[np.ndarray],
+) -> Own:
+    """Returns a message; the `sender` is all that comes before its batch."""
+    values = b"".join(array.data for array in arrays)
+    message = Message(*sender, batch, layout(classes, arrays), values)
+    return Own(message, classes, arrays)
+
+
 def layout(classes: Sequence[int], arrays: Sequence[np.ndarray]) -> str:
     """Describes what `forms.Form.encode` has kept of outputs.
 

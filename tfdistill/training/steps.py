@@ -186,6 +186,23 @@ def not_rows(output: Any) -> str:
     return "" if output.shape.rank != 0 else "one number for the whole batch"
 
 
+def check_gatherable(predictions: object, *, within_process: bool) -> None:
+    """Refuses predictions that several replicas or workers cannot gather."""
+    for path, value in keras.tree.flatten_with_path(predictions):
+        # Keras gathers more within a process.
+        is_local = isinstance(value, tf.RaggedTensor) or (
+            isinstance(value, tf.Tensor) and value.shape.rank != 0
+        )
+        wrong = not_rows(value)
+        if wrong and not (within_process and is_local):
+            raise ValueError(
+                "Predictions must be tensors of numbers with a row for each "
+                "example on several replicas or workers, which gather them; "
+                f"received {wrong} for the output {name_of_output(path)!r}. "
+                "Return such a tensor, or call the model on each batch."
+            )
+
+
 def name_of_output(path: Sequence[Any]) -> str:
     """Returns how messages name the output at a path of a structure."""
     return "_".join(map(str, path)) or "output"
@@ -353,6 +370,13 @@ def first(
 ) -> Role | None:
     """Returns the first callback of a kind, if there is one."""
     return next((c for c in callbacks if isinstance(c, kind)), None)
+
+
+def introduce(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Lets the callbacks of a `fit` find each other."""
+    for each in callbacks:
+        if isinstance(each, SteppedCallback):
+            each.meet(callbacks)
 
 
 HIDDEN = "_tfdistill/"

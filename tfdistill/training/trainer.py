@@ -309,20 +309,7 @@ class ReplicaTrainer(Trainer):
         several = replicas.num_workers(self._strategy) > 1
         if not several and not self._has_replicas:
             return super().sendable(predictions)
-        for path, value in keras.tree.flatten_with_path(predictions):
-            # Keras gathers more within a process.
-            is_local = isinstance(value, tf.RaggedTensor) or (
-                isinstance(value, tf.Tensor) and value.shape.rank != 0
-            )
-            wrong = steps.not_rows(value)
-            if wrong and (several or not is_local):
-                raise ValueError(
-                    "Predictions must be tensors of numbers with a row for "
-                    "each example on several replicas or workers, which gather "
-                    f"them; received {wrong} for the output "
-                    f"{steps.name_of_output(path)!r}. Return such a tensor, or "
-                    "call the model on each batch."
-                )
+        steps.check_gatherable(predictions, within_process=not several)
         if not several:
             return predictions
         flat = keras.tree.flatten(predictions)

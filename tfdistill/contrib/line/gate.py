@@ -431,7 +431,7 @@ def judge(line: "store.Line", number: int) -> dict[str, Any]:
     report |= {"number": number, "parent": lineage.get("parent")}
     if (path / CONTROLS).exists():
         report["controls"] = json.loads((path / CONTROLS).read_bytes())
-    late = line.too_late(number) if number != line.promoted() else ""
+    late = line.journal.too_late(number) if number != line.promoted() else ""
     if late:
         report["verdict"] = HOLD
         report["reasons"].insert(0, late)

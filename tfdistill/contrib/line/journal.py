@@ -109,6 +109,50 @@ class Journal:
         with self.writing(what, points=False) as add:
             return add(**fields)
 
+    def too_late(self, number: int, *, force: bool = False) -> str:
+        """Returns why a candidate's time is over, and what to do; or "".
+
+        `force`: although another version was promoted since it was trained,
+        or it was rolled back.
+        """
+        now = self.pointer()
+        current = now.get("version") or 0
+        made = {event["number"]: event for event in self.events("retrain")}
+        own = made.get(number, {"span": "NAME", "parent": now.get("version")})
+        again = (
+            f"tfdistill line retrain {self.root} --span={own['span']} --again"
+        )
+        if number in now.get("before", []):
+            return (
+                f"Version {number} was promoted before {current}. To serve it "
+                f"again: tfdistill line rollback {self.root} --to={number}."
+            )
+        for event in self.events("rollback"):
+            if number in event["undone"] and not force:
+                why = (
+                    f": {event['why']}"
+                    if event["why"]
+                    else " (no reason given)."
+                )
+                return (
+                    f"Version {number} was rolled back{why} Train another "
+                    f"candidate: {again}. Or promote this candidate anyway: "
+                    "--force."
+                )
+        if own["parent"] != now.get("version") and not force:
+            return (
+                f"Candidate {number} was compared with version "
+                f"{own['parent']}, and {current} is promoted now. Train "
+                f"another candidate: {again}."
+            )
+        if number <= current:
+            return (
+                f"The number of a promoted version must exceed {current}, "
+                f"which is promoted; received {number}. Train another "
+                f"candidate: {again}."
+            )
+        return ""
+
     def _events(self) -> list[tuple[int, str, str]]:
         found = names(self._files, f"{self.root}/events")
         matches = [m for name in found if (m := _EVENT.fullmatch(name))]

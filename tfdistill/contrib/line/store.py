@@ -260,7 +260,7 @@ class Line:
                 `RUN/exchange/group_0/1200`.
             why: For the log: a sentence.
             extra: Other files of the version; see `promotion.promote`.
-            force: As for `too_late`.
+            force: As for `Journal.too_late`.
 
         Returns:
             False if it was promoted already.
@@ -273,7 +273,7 @@ class Line:
             current, before = self.promoted(), self.history()
             if number == current:
                 return False
-            if late := self.too_late(number, force=force):
+            if late := self.journal.too_late(number, force=force):
                 raise RefusedError(late)
             place, group, step = os.path.normpath(source_dir).rsplit(os.sep, 2)
             run = os.path.dirname(place)
@@ -303,52 +303,6 @@ class Line:
                     )
                 add(version=number, before=before, why=why)
         return True
-
-    def too_late(self, number: int, *, force: bool = False) -> str:
-        """Returns why a candidate's time is over, and what to do; or "".
-
-        `force`: although another version was promoted since it was trained,
-        or it was rolled back.
-        """
-        now = self.journal.pointer()
-        current = now.get("version") or 0
-        made = {
-            event["number"]: event for event in self.journal.events("retrain")
-        }
-        own = made.get(number, {"span": "NAME", "parent": now.get("version")})
-        again = (
-            f"tfdistill line retrain {self.root} --span={own['span']} --again"
-        )
-        if number in now.get("before", []):
-            return (
-                f"Version {number} was promoted before {current}. To serve it "
-                f"again: tfdistill line rollback {self.root} --to={number}."
-            )
-        for event in self.journal.events("rollback"):
-            if number in event["undone"] and not force:
-                why = (
-                    f": {event['why']}"
-                    if event["why"]
-                    else " (no reason given)."
-                )
-                return (
-                    f"Version {number} was rolled back{why} Train another "
-                    f"candidate: {again}. Or promote this candidate anyway: "
-                    "--force."
-                )
-        if own["parent"] != now.get("version") and not force:
-            return (
-                f"Candidate {number} was compared with version "
-                f"{own['parent']}, and {current} is promoted now. Train "
-                f"another candidate: {again}."
-            )
-        if number <= current:
-            return (
-                f"The number of a promoted version must exceed {current}, "
-                f"which is promoted; received {number}. Train another "
-                f"candidate: {again}."
-            )
-        return ""
 
     def rollback(
         self, to: int | None = None, *, why: str = "", only: int | None = None
