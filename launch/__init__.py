@@ -10,7 +10,7 @@ from typing import Any
 import models
 from tfdistill.recipes import recipes as recipes
 
-recipes.register(models.RECIPES, train="launch.train")
+recipes.RECIPES.register(models.RECIPES, train="launch.train")
 
 
 def program(

@@ -107,6 +107,18 @@ def test_a_failure_to_write_is_counted_and_leaves_what_is_there(
     assert _steps(tmp_path) == [5, 10]
 
 
+@pytest.mark.usefixtures("on_servers")
+def test_a_chief_that_is_to_end_does_so_after_its_backup(tmp_path, monkeypatch):
+    callback, _ = _begun(tmp_path)
+    there = []
+    monkeypatch.setattr(ending, "requested", lambda: True)
+    monkeypatch.setattr(
+        ending, "finish", lambda: there.append(_steps(tmp_path))
+    )
+    callback.on_quiet(_point(5))
+    assert there == [[5]]
+
+
 CASES = {
     "endless": cases.Case(),
     "finite": cases.Case(

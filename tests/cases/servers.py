@@ -209,7 +209,7 @@ def backed_up(
 ) -> tfdistill.callbacks.Backup:
     """Returns a backup whose `fit` of a `remote` model has begun."""
     backup = tfdistill.callbacks.Backup(directory, **kwargs)
-    backup.begin(made, [])
+    backup.begin_fit(made, [])
     backup.begun.set_model(made)
     backup.begun.set_params({"epochs": 9})
     backup.begun.on_train_begin()

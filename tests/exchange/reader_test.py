@@ -119,7 +119,7 @@ class _Follower:
         except OSError:
             pass  # As the polling thread does.
         if self.reader.state == follow.READY:
-            staged = self.reader.take()
+            staged = self.reader.take_staged()
             self.taken.append((staged.version.step, staged.values))
         elif self.reader.state == follow.FAILED:
             self.reader.reject(self.reader.announced)

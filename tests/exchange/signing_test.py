@@ -183,4 +183,4 @@ def test_unsigned_versions_hide_no_signed_one(tmp_path, text):
     following.reject(following.announced, "its predictions are bad")
     following.look()
     following.stage()
-    assert following.take().values == 5
+    assert following.take_staged().values == 5

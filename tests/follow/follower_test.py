@@ -116,7 +116,7 @@ def test_another_group_is_followed_from_its_first_version():
     reader = _reader(exchange, read=read)
     exchange.published = [40]
     _round(reader)
-    reader.take()
+    reader.take_staged()
     reader.reject(45, "it is bad.")
     exchange.published = groups[1]
     _round(reader)
@@ -124,7 +124,7 @@ def test_another_group_is_followed_from_its_first_version():
     assert (reader.group, reader.current, reader.rejected) == (2, -1, {})
     reader.announce(-1)
     _round(reader)
-    assert reader.take().version.group == 2 and reader.current == 10
+    assert reader.take_staged().version.group == 2 and reader.current == 10
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_version_that_comes_into_sight_by_and_by_is_taken(error):
     _round(reader)
     exchange.errors = {}
     _round(reader)
-    assert reader.take().version.step == 10
+    assert reader.take_staged().version.step == 10
     assert reader.rejected == {}
 
 
@@ -196,7 +196,7 @@ def test_storage_that_is_away_costs_no_version(clock, caplog, error):
         _round(reader)
         if reader.state == follower.READY:
             break
-    assert clock.now == 1.0 and reader.take().version.step == 10
+    assert clock.now == 1.0 and reader.take_staged().version.step == 10
     assert reader.rejected == {}
 
 
@@ -224,7 +224,7 @@ def test_a_version_that_storage_never_reads_gives_way_to_a_newer_one(
     reader.reject(10)
     assert reader.rejected == {10: reason}
     _round(reader)
-    assert reader.take().version.step == 11
+    assert reader.take_staged().version.step == 11
 
 
 def test_a_version_that_cannot_be_read_is_given_up():
@@ -256,7 +256,7 @@ def test_an_older_version_does_not_come_after_a_newer_one():
     reader.announce(20)
     reader.stage()
     exchange.published = [10]
-    exchange.on_latest = lambda: reader.announced >= 0 and reader.take()
+    exchange.on_latest = lambda: reader.announced >= 0 and reader.take_staged()
     reader.look()
     assert reader.current == 20
     assert reader.newest == -1
@@ -390,7 +390,7 @@ class _Group:
             news = [found.ready for found in news]
         for reader, ready in zip(self.readers, news, strict=True):
             if ready:
-                self.taken.append(reader.take().values)
+                self.taken.append(reader.take_staged().values)
             self.background()
 
     def _confirm(self, index):

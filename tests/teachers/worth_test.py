@@ -11,9 +11,9 @@ from tests.cases import codistillation as cases
 from tests.cases import tiers
 from tfdistill.exports import student_graph
 from tfdistill.teachers import canary as canary_lib
+from tfdistill.teachers import scorer
 from tfdistill.teachers import teacher
 from tfdistill.teachers import worth
-from tfdistill.teachers import yardstick
 
 _X, _ = cases.data(64)
 _REPORTS = 4
@@ -115,7 +115,7 @@ def test_predictions_that_do_not_count_are_left_out(
     cases.fit(model, *data, sample_weight=weights, batch_size=2)
     model.teachers.refresh(step=1)
     (teacher,) = model.teachers
-    assert teacher.record._means()[0] == expected
+    assert teacher.score._means()[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def _held_out(labels=_LABELS, **own):
     graph = student_graph.StudentGraph(cases.linear(0), cases.input_spec())
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     known = teacher.Student(
-        graph, tf.distribute.get_strategy(), yardstick=yardstick.Yardstick(loss)
+        graph, tf.distribute.get_strategy(), scorer=scorer.Scorer(loss)
     )
     found = worth.HeldOut(canary_lib.Canary((inputs, labels)), known)
     for step, mean in own.items():
@@ -192,7 +192,7 @@ def test_the_student_is_looked_at_on_held_out_rows():
     found = _held_out()
     # Whom nobody has compared with anything is not worse.
     assert not found.doubt(np.full(30, 9.0), 0, since=0)
-    found.take(7)
+    found.take_student(7)
     found.look()
     step, losses, base = found.own.at(7)
     expected = keras.losses.sparse_categorical_crossentropy(
@@ -205,7 +205,7 @@ def test_the_student_is_looked_at_on_held_out_rows():
 def test_labels_that_do_not_fit_compare_nothing(caplog):
     """Padded, say: no version is at fault."""
     found = _held_out(np.array([0, 7, -1]))
-    found.take()
+    found.take_student()
     found.look()
     assert not found.can_compare
     assert not found.own
@@ -258,14 +258,14 @@ def test_a_bad_version_waits_and_so_does_a_good_one_once_it_is_old(
 
 
 def test_there_is_no_verdict_while_the_student_improves_steeply():
-    record, losses = worth.Record(), [np.full(64, v) for v in (2.2, 1.0, 2.3)]
+    record, losses = worth.Score(), [np.full(64, v) for v in (2.2, 1.0, 2.3)]
     record.add(*losses, falls=True)
     assert (record.doubt("a", ""), record.doubt("a", "as before")) == (
         "",
         "as before",
     )
     # But of one that knows less than a guess.
-    worse = worth.Record()
+    worse = worth.Score()
     worse.add(np.full(64, 2.36), *losses[1:], falls=True)
     assert "its loss is 2.36, the student's 1; base" in worse.doubt("a", "")
     # Nothing newer is in sight, so nothing is to be waited for.
@@ -275,8 +275,8 @@ def test_there_is_no_verdict_while_the_student_improves_steeply():
 
 
 def test_what_a_backup_holds_gives_the_same_verdict():
-    record = worth.Record()
+    record = worth.Score()
     record.add(*(np.full(64, v) for v in (2.2, 1.0, 2.3)), falls=False)
-    restored = worth.Record(record.reports.tolist())
+    restored = worth.Score(record.reports.tolist())
     assert restored.doubt("a", "") == record.doubt("a", "") != ""
     assert restored.status() == record.status()

@@ -48,12 +48,12 @@ def session(model: keras.Model, arguments: dict[str, Any]) -> Iterator[None]:
     _check_optimizers(model)
     strategy = model.distribute_strategy
     with contextlib.ExitStack() as stack:
-        stack.callback(backup.end)
+        stack.callback(backup.end_fit)
         others = [c for c in callbacks if c is not backup]
         # Keras' own would come last: a backup would lack the epoch's row.
         if not any(isinstance(c, keras.callbacks.History) for c in others):
             others.append(keras.callbacks.History())
-        backup.begin(model, others)
+        backup.begin_fit(model, others)
         if backup.point is not None:
             arguments["initial_epoch"] = backup.point.epoch
         callbacks = [backup.begun, *others, backup]
@@ -163,7 +163,7 @@ class Backup(steps.SteppedCallback):
         self._held: tuple[int, Callable[[], None]] | None = None
         # Whether one waits for its moment: on servers for `on_quiet`, when
         # nothing is in flight; else for the epoch's end.
-        self.is_due = self._has_asked = False
+        self.is_due = False
         self.num_skipped = 0
         self.resumed_step: int | None = None
 
@@ -177,7 +177,7 @@ class Backup(steps.SteppedCallback):
         """Number of backups that could not be written."""
         return self._backups.num_failed
 
-    def begin(
+    def begin_fit(
         self, model: keras.Model, others: Sequence[keras.callbacks.Callback]
     ) -> None:
         """Finds where to resume; every worker of the group calls it.
@@ -221,7 +221,7 @@ class Backup(steps.SteppedCallback):
                 from_batch=data.from_batch,
             )
 
-    def end(self) -> None:
+    def end_fit(self) -> None:
         """Waits for a backup that is being written."""
         self._data = self._held = None
         if self._begun is not None:
@@ -248,7 +248,7 @@ class Backup(steps.SteppedCallback):
             batch=batch,
             data=self._data.position(),
         )
-        self._held = self.step, self.begun.take(point)
+        self._held = self.step, self.begun.take_backup(point)
         # The end of an epoch has the same step, and logs that no training can
         # have which resumes after its last batch.
         if not batch or self.params.get("steps") is not None:
@@ -278,7 +278,7 @@ class Backup(steps.SteppedCallback):
         # All others have begun.
         self.begun.restore_callbacks()
         self._check_seeds()
-        self.is_due = self._has_asked = False
+        self.is_due = False
         self._held = None
         self._backups.not_finite = None
         self._backups.replaces = False
@@ -328,15 +328,12 @@ class Backup(steps.SteppedCallback):
 
     def _back_up_and_end(self) -> None:
         """Ends the task at a step after which a backup can be taken."""
-        if not self._on_servers:
-            if not self._ends_epoch:  # If it does, at the next step.
-                self._take(self._epoch, self._num_done, wait=True)
-                if self._held is None:  # Else after the next step.
-                    ending.finish()
-        elif not self._has_asked:
-            self._has_asked = self.is_due = True
-        elif not self.is_due:
-            ending.finish()
+        if self._on_servers:
+            self.is_due = True  # `on_quiet` ends it.
+        elif not self._ends_epoch:  # If it does, at the next step.
+            self._take(self._epoch, self._num_done, wait=True)
+            if self._held is None:  # Else after the next step.
+                ending.finish()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Takes the backup of an epoch, or asks for quiet to do so."""
@@ -375,9 +372,14 @@ class Backup(steps.SteppedCallback):
         return replicas_lib.on_servers(self.model.distribute_strategy)
 
     def on_quiet(self, point: steps.TrainingPoint) -> None:
-        """Writes a backup; a failure is only logged."""
+        """Writes a backup; a failure is only logged.
+
+        Then it ends the task, if that is wanted.
+        """
         self.is_due = False
-        self.begun.take(point)
+        self.begun.take_backup(point)
+        if ending.requested():
+            ending.finish()
 
 
 def _has_restored(callback: keras.callbacks.EarlyStopping) -> bool:

@@ -528,7 +528,7 @@ class FitBackup(keras.callbacks.Callback):
                 now,
             )
 
-    def take(self, point: steps.TrainingPoint) -> Callable[[], None]:
+    def take_backup(self, point: steps.TrainingPoint) -> Callable[[], None]:
         """Takes a snapshot; returns what writes it, for `write`.
 
         Every worker calls it at the same step. On servers it is written.

@@ -68,7 +68,7 @@ def command(
         return options.command
     name = options.recipe
     return [
-        *(python, "-m", recipes.train_module()),
+        *(python, "-m", recipes.RECIPES.train_module),
         # A file is found by tasks that run in another directory, too.
         f"--recipe={recipes.place(name)}",
         f"--workdir={workdir}",

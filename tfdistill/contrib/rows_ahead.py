@@ -175,7 +175,7 @@ class _Ahead(fetching.Fetching):
         # Slots of the dense variables by now. They are read once an execution.
         self._slots: list[list[tf.Tensor]] = []
 
-    def begin(self, batches: Sequence[Any]) -> None:
+    def begin_fetch(self, batches: Sequence[Any]) -> None:
         """Begins an execution of a step for each batch."""
         self._batches = collections.deque(batches)
         self._pending.clear()

@@ -169,7 +169,7 @@ class DynamicEmbedding(layer.TableLookup):
         Raises:
             ValueError: An argument is out of its range.
         """
-        _check(num_rows, num_fields, admit_after, evict, max_age_steps)
+        _check_options(num_rows, num_fields, admit_after, evict, max_age_steps)
         regions = places.Regions.of(num_rows)
         super().__init__(
             field_ids.FieldKeys(num_fields),
@@ -389,7 +389,7 @@ class DynamicEmbedding(layer.TableLookup):
         }
 
 
-def _check(
+def _check_options(
     num_rows: int,
     num_fields: int | None,
     admit_after: int,

@@ -83,7 +83,7 @@ class Manifest:
         """Checks every field."""
         fields = self._fields()
         for name, kind in _KINDS.items():
-            _check(name, fields[name], kind)
+            _check_kind(name, fields[name], kind)
         most = f"at most {MAX_FILES} entries long"
         _require(len(self.files) <= MAX_FILES, "files", most, len(self.files))
         for name in self.files:
@@ -105,7 +105,7 @@ class Manifest:
         """Reads what `to_json` returned, or raises a ManifestError."""
         _check_length(len(text))
         fields = _parse(text)
-        _check("format", fields.get("format"), _KINDS["format"])
+        _check_kind("format", fields.get("format"), _KINDS["format"])
         known = {field.name for field in dataclasses.fields(cls)}
         for name in sorted(known ^ fields.keys()):
             fault = "missing" if name in known else "unknown to this release"
@@ -113,7 +113,7 @@ class Manifest:
                 f"The fields of a manifest must be {sorted(known)}; "
                 f"{_shorten(name)} is {fault}."
             )
-        _check("files", fields["files"], _KINDS["files"])
+        _check_kind("files", fields["files"], _KINDS["files"])
         files = {
             name: FileEntry(**entry) for name, entry in fields["files"].items()
         }
@@ -169,7 +169,7 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _check(field: str, value: Any, kind: Any) -> None:
+def _check_kind(field: str, value: Any, kind: Any) -> None:
     """Checks a value, and what is in it, against one of `_KINDS`."""
     if isinstance(kind, tuple):
         must_be, holds = kind
@@ -178,18 +178,18 @@ def _check(field: str, value: Any, kind: Any) -> None:
         fits = isinstance(value, list | tuple)
         _require(fits, field, "a list", value)
         for item in value:
-            _check(field, item, kind[0])
+            _check_kind(field, item, kind[0])
     elif str in kind:
         _require(isinstance(value, Mapping), field, "an object", value)
         for name, item in value.items():
-            _check(f"a key of {field}", name, _TEXT)
-            _check(f"{field}.{name}", item, kind[str])
+            _check_kind(f"a key of {field}", name, _TEXT)
+            _check_kind(f"{field}.{name}", item, kind[str])
     else:
         fits = isinstance(value, Mapping) and value.keys() == kind.keys()
         names = " and ".join(kind)
         _require(fits, field, f"an object with only {names}", value)
         for name, item in value.items():
-            _check(f"{field}.{name}", item, kind[name])
+            _check_kind(f"{field}.{name}", item, kind[name])
 
 
 def _like(pattern: str) -> Any:

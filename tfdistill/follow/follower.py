@@ -126,8 +126,8 @@ class Follower:
         # Statistics of the reading thread.
         self.reads = background.WorkTimes()
         self.read_secs = 0.0
-        # Called when a version was taken: the next one may be looked for.
-        self.on_taken: Callable[[], None] = lambda: None
+        # Set when a version was taken: the next one may be looked for.
+        self._awakes = threading.Event()
         self._pause = background.Backoff(
             first_secs=1.0, longest_secs=_LONGEST_PAUSE_SECS, clock=clock
         )
@@ -304,7 +304,7 @@ class Follower:
 
     @property
     def staged(self) -> Staged | None:
-        """What `take` would return, if there is anything."""
+        """What `take_staged` would return, if there is anything."""
         with self._lock:
             return self._staged
 
@@ -327,7 +327,12 @@ class Follower:
         self._attempts = self._doubts = 0
         self._pause.succeeded()
 
-    def take(self) -> Staged:
+    def awake_when_taken(self, event: threading.Event) -> None:
+        """From now on sets an event whenever a version was taken."""
+        with self._lock:
+            self._awakes = event
+
+    def take_staged(self) -> Staged:
         """Returns the staged version and makes it the current one."""
         with self._lock:
             staged = self._staged
@@ -340,7 +345,7 @@ class Follower:
             if staged.fingerprint == self._deltas_of:
                 self.frame = deltas.frame_of(staged.version.manifest)
             self._announce(-1)
-        self.on_taken()
+            self._awakes.set()
         return staged
 
     def reject(self, step: int, reason: str | None = None) -> None:
@@ -391,7 +396,7 @@ class Following(threading.Thread):
         self._is_stopping = False
         self._awake = threading.Event()
         for each in followers:
-            each.on_taken = self._awake.set
+            each.awake_when_taken(self._awake)
 
     def run(self) -> None:
         """Looks and reads; errors are logged and tried again."""

@@ -143,7 +143,7 @@ class Run(local_cluster.Topology):
         self._check_paths()
         self._check_together()
         taken = ", ".join(_OWN_VARIABLES & set(self.variables))
-        self._check(
+        self._require(
             not taken,
             "env",
             f"not set {taken}, which the manifests set",
@@ -153,7 +153,7 @@ class Run(local_cluster.Topology):
         tfdistill.Cluster.from_env(self.variables)
         _ = self.node_labels
 
-    def _check(
+    def _require(
         self, holds: object, option: str, must: str, remedy: str
     ) -> None:
         if not holds:
@@ -182,7 +182,7 @@ class Run(local_cluster.Topology):
 
         Kubernetes would refuse a pod long after its Job.
         """
-        self._check(
+        self._require(
             _LABEL.fullmatch(self.name),
             "name",
             "be a DNS label: lower-case letters, digits and hyphens, a letter "
@@ -194,7 +194,7 @@ class Run(local_cluster.Topology):
             for task_type, size in self.sizes.items()
         )
         longest = max(hosts, key=len) + _POD_SUFFIX
-        self._check(
+        self._require(
             len(longest) <= _MAX_LABEL,
             "name",
             f"leave room for {longest!r}, which has {len(longest)} characters "
@@ -208,9 +208,9 @@ class Run(local_cluster.Topology):
             path = getattr(self, name) or "/run"
             clean = path == posixpath.normpath(path) and ":" not in path
             fits = clean and path[0] == "/" and path != "/"
-            self._check(fits, name, must, "Say /mnt/run1.")
+            self._require(fits, name, must, "Say /mnt/run1.")
         mounted = self.mount_path or self.workdir
-        self._check(
+        self._require(
             posixpath.commonpath([mounted, self.workdir]) == mounted,
             "workdir",
             f"lie in mount_path, {mounted!r}",
@@ -220,13 +220,13 @@ class Run(local_cluster.Topology):
     def _check_together(self) -> None:
         """Checks options that a run without a volume lacks."""
         has_volume = bool(self.volume_claim)
-        self._check(
+        self._require(
             has_volume or not self.mount_path,
             "mount_path",
             "be left out without volume_claim",
             "Name the claim.",
         )
-        self._check(
+        self._require(
             has_volume or not self.ps_per_group,
             "volume_claim",
             "name a volume if there are parameter servers, since each of them "
@@ -234,7 +234,7 @@ class Run(local_cluster.Topology):
             "Create a PersistentVolumeClaim with ReadWriteMany.",
         )
         is_url = "://" in (self.exchange or "")
-        self._check(
+        self._require(
             has_volume or self.num_groups == 1 or is_url,
             "exchange",
             "be a URL if groups share no volume",

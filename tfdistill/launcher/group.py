@@ -192,7 +192,7 @@ class SupervisedGroup:
         added = self._events.add(
             event, group=self._group, attempt=self.num_starts, **details
         )
-        self.status.take(added)
+        self.status.take_event(added)
 
     def _say(self, text: str) -> None:
         self._said.append(f"group {self._group}{text}")

@@ -226,7 +226,7 @@ class FragmentMixer(mixer.ScheduledMixer):
             # It has what was taken before; also if there was no mix.
             self._outbox.wait()
         if not self.is_over:
-            self._made.take(self._fragment_of(self.step))
+            self._made.take_fragment(self._fragment_of(self.step))
             self._send(self.step)
 
     def _send(self, step: int) -> None:
@@ -479,7 +479,7 @@ class Fragments(weights.Floats):
             for variable, value in zip(state, values, strict=True):
                 variable.assign(value)
 
-    def take(self, index: int) -> None:
+    def take_fragment(self, index: int) -> None:
         """Holds a part's weights: the next step copies what it changes."""
         self._taken = self._reads[index]()
 

@@ -320,7 +320,7 @@ class ScheduledMixer(steps.Mixer):
         self._mean = None, []
         mixed = [each.version for each in staged]
         for version in mixed:
-            self._followers[version.group].take()
+            self._followers[version.group].take_staged()
             self.num_bytes += version.num_bytes
         self._put_in(others, num=len(mixed))
         self.num_mixes += 1

@@ -286,7 +286,7 @@ class CodistillModel(steps.Codistilled, distributed.DistributedModel):
 
     def _callbacks(self, arguments: dict[str, Any]) -> list[Any]:
         found = super()._callbacks(arguments)
-        self.teachers.begin(
+        self.teachers.begin_fit(
             validation_data=arguments.get("validation_data"),
             has_exporter=steps.first(found, steps.Exporter) is not None,
         )

@@ -12,7 +12,7 @@ from tfdistill.model import replica_steps
 from tfdistill.observe import run_log
 from tfdistill.system import fits
 from tfdistill.system import keras_internals
-from tfdistill.teachers import scale
+from tfdistill.teachers import output_kinds
 from tfdistill.training import auto_steps
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
@@ -157,7 +157,7 @@ class DistributedModel(replica_steps.ReplicaSteps):
             # Keras' own loops count in single steps.
             arguments["steps_per_execution"] = 1
         for given in ("metrics", "weighted_metrics"):
-            scale.check_metrics(loss, arguments.get(given))
+            output_kinds.check_metrics(loss, arguments.get(given))
         super().compile(**arguments)
         if self._own.has_loss and not self._own.is_compiled:
             keras_internals.lend_compiled(self, self.model, metrics=False)

@@ -10,7 +10,7 @@ from tfdistill.cluster import replicas
 from tfdistill.model import around
 from tfdistill.parameter_server import trainer as server_trainer
 from tfdistill.system import keras_internals
-from tfdistill.teachers import scale
+from tfdistill.teachers import output_kinds
 from tfdistill.training import global_batch
 from tfdistill.training import own_steps
 from tfdistill.training import steps
@@ -194,7 +194,7 @@ class ReplicaSteps(around.ModelAround):
         given = (x, y, y_pred, sample_weight)
         if self._own.has_loss:
             return self._own.loss(*given, training=training)
-        scale.check_student(self.loss, y_pred)
+        output_kinds.check_student(self.loss, y_pred)
         return super().compute_loss(*given, training=training)
 
     def _aggregate_additional_loss(self, loss: tf.Tensor) -> Any:

@@ -30,7 +30,7 @@ class TrainingPace:
         self.num_steps += num_steps
         self._num_examples += num_examples
 
-    def take(self) -> dict[str, float]:
+    def take_figures(self) -> dict[str, float]:
         """Returns what was measured, by tag, and starts again."""
         secs, steps, before = self._secs, self.num_steps, self._blocked
         examples = self._num_examples

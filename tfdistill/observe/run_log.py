@@ -269,7 +269,7 @@ class RunLogger(steps.SteppedCallback):
             **({"slow_workers": slow} if slow else {}),
             **{key: _plain(value) for key, value in (logs or {}).items()},
         }
-        speed = self._pace.take().get("host/examples_per_second", 0.0)
+        speed = self._pace.take_figures().get("host/examples_per_second", 0.0)
         if speed > 0:
             line["examples_per_second"] = speed
         self._written_at = now

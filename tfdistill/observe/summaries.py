@@ -176,7 +176,7 @@ class CodistillTensorBoard(steps.SteppedCallback):
                 **_of_exchange(self._exporter, self._loader),
                 **_of_mixing(self._mixer),
                 **_of_goodput(self._run_log),
-                **self._pace.take(),
+                **self._pace.take_figures(),
                 "host/rss_bytes": processes.resident_bytes(),
             }
         )

@@ -40,7 +40,7 @@ class Fetching:
         """Takes the model's `RemoteVariables`."""
         self.variables = variables
 
-    def begin(self, batches: Sequence[Any]) -> None:
+    def begin_fetch(self, batches: Sequence[Any]) -> None:
         """Begins an execution of a step for each batch."""
 
     def next(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:

@@ -245,7 +245,7 @@ class TrainFunction:
             _joined(iterator.get_next_as_optional().get_value(), *beside)
             for _ in range(self._num_steps)
         ]
-        self._step.fetching.begin(batches)
+        self._step.fetching.begin_fetch(batches)
         for index, batch in enumerate(batches):
             states, examples, logs = self._one(
                 batch, first_step + index, states

@@ -113,7 +113,9 @@ class Peer:
         self.last_bytes = num_bytes
         self.num_silent, self.trouble = 0, ""
 
-    def take(self, step: int, replica: int) -> message_lib.Message | None:
+    def take_message(
+        self, step: int, replica: int
+    ) -> message_lib.Message | None:
         """Returns a step's message, and drops the messages of older steps."""
         box = self.boxes.get(replica, {})
         for old in [s for s in box if s < step]:
@@ -333,7 +335,7 @@ class Mailbox:
     ) -> message_lib.Message | None:
         """Waits for a peer's message of the same step, if that is worth it."""
         while True:
-            received = peer.take(own.step, own.replica)
+            received = peer.take_message(own.step, own.replica)
             left = end - self._clock()
             is_behind = peer.newest.get(own.replica, -1) < own.step
             is_worth_it = self._is_open and is_behind and not peer.is_silent

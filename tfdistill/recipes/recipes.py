@@ -26,9 +26,6 @@ from tfdistill import workload as workload_lib
 from tfdistill.recipes import methods
 from tfdistill.system import programs
 
-# By name: the module, and the function in it. A checkout registers its own.
-RECIPES: dict[str, str] = {}
-_TRAIN = ["tfdistill.commands.train"]
 _FUNCTION = "workload"
 _FIELDS = {
     field.name: field for field in dataclasses.fields(workload_lib.Workload)
@@ -48,6 +45,24 @@ _STEPS = (
 
 class OptionsError(ValueError):
     """A recipe or a method does not take what it was given."""
+
+
+class Registry(dict[str, str]):
+    """By name of a recipe, the module and the function in it.
+
+    Attributes:
+        train_module: Of the program that trains one task, and knows the names.
+    """
+
+    train_module = "tfdistill.commands.train"
+
+    def register(self, found: Mapping[str, str], *, train: str) -> None:
+        """Adds the recipes of a checkout, which has its own program."""
+        self.update(found)
+        self.train_module = train
+
+
+RECIPES = Registry()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,7 +195,7 @@ class Recipe:
     def program(self, config: pathlib.Path) -> list[str]:
         """Returns what Python runs in each task, for a file of the recipe."""
         workdir = f"--workdir={config.parent}"
-        return ["-m", train_module(), f"--recipe={config}", workdir]
+        return ["-m", RECIPES.train_module, f"--recipe={config}", workdir]
 
     @property
     def environ(self) -> Mapping[str, str]:
@@ -200,17 +215,6 @@ def _shrunk(steps: Any, share: float) -> Any:
     if isinstance(steps, list | tuple):
         return [max(1, round(step * share)) for step in steps]
     return round(steps * share)
-
-
-def register(found: Mapping[str, str], *, train: str) -> None:
-    """Adds recipes by name, and the module of the program that knows them."""
-    RECIPES.update(found)
-    _TRAIN[:] = [train]
-
-
-def train_module() -> str:
-    """Returns the module of the program that trains one task of a recipe."""
-    return _TRAIN[0]
 
 
 def get(name: str) -> Recipe:

@@ -137,7 +137,7 @@ class Followed:
             self._follower.reject(self._follower.announced)
             self.num_refused += 1
         elif self._follower.state == follower.READY:
-            taken = self._follower.take()
+            taken = self._follower.take_staged()
             version, (function, values) = taken.version, taken.values
             if self.function is None:
                 extras = version.manifest.extras

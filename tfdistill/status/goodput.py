@@ -33,13 +33,26 @@ from tfdistill.system import run_files
 # Causes of time without new steps, in the order in which they come.
 CAUSES = ("detection", "waiting", "start", "restore", "repeated")
 _GOOD = "good"
-# What a group is at after an event or a mark, whatever it was at before. A
-# failure is an end only if no other start follows.
-_AFTER = {
-    **dict.fromkeys(("ended", *run_events.ENDED, "end")),
-    "failed": "waiting",
-    "advancing": _GOOD,
-    "repeating": "repeated",
+_STATES = (None, _GOOD, *CAUSES)
+_IDLE = {*_STATES} - {_GOOD, "repeated"}
+# By event or mark, what a group is at after it, by what it was at before; it
+# stays at what is not here.
+_NEXT: Mapping[str, Mapping[str | None, str | None]] = {
+    **dict.fromkeys(
+        ("ended", *run_events.ENDED, "end"), dict.fromkeys(_STATES)
+    ),
+    # An end only if no other start follows.
+    "failed": dict.fromkeys(_STATES, "waiting"),
+    "lost": dict.fromkeys((_GOOD, "repeated"), "detection"),
+    # Workers of a group that trains on may start again by themselves.
+    "start": dict.fromkeys(_IDLE, "start"),
+    "ready again": {"start": "restore"},
+    "resumed": dict.fromkeys({*_STATES} - {"start", "restore"}, "start"),
+    "resumed again": dict.fromkeys(
+        {*_STATES} - {"start", "restore"}, "restore"
+    ),
+    "repeating": dict.fromkeys(_STATES, "repeated"),
+    "advancing": dict.fromkeys(_STATES, _GOOD),
 }
 
 
@@ -99,31 +112,21 @@ def measure(lines: Sequence[Mapping[str, Any]], *, until: float) -> Goodput:
     secs = collections.defaultdict[str | None, float](float)
     state: str | None = None
     for line, following in itertools.pairwise(timeline):
-        state = _next(state, line)
+        state = _NEXT.get(_kind(line), {}).get(state, state)
         # Until the last task has connected, it was still the start.
         late = state == "restore" and following["event"] == "ready"
         secs["start" if late else state] += following["time"] - line["time"]
     return Goodput(secs[_GOOD], {cause: secs[cause] for cause in CAUSES})
 
 
-def _next(state: str | None, line: Mapping[str, Any]) -> str | None:
-    """Returns what a group is at after an event or a mark."""
+def _kind(line: Mapping[str, Any]) -> str:
+    """Returns the event of a line, and whether it is one of a later start."""
     event = line["event"]
-    if event in _AFTER:
-        return _AFTER[event]
-    trains = state in (_GOOD, "repeated")
-    if event == "lost" and trains:
-        return "detection"
-    # Workers of a group that trains on may start again by themselves.
-    if event == "start" and not trains:
-        return "start"
-    if event == "ready" and state == "start" and line["attempt"] > 1:
-        return "restore"
-    if event == "resumed" and state not in ("start", "restore"):
+    is_again = event == "ready" and line["attempt"] > 1
+    if event == "resumed":
         # A later `fit` of the same model begins where the one before ended.
         is_again = line["step"] and line["last_time"] is not None
-        return "restore" if is_again else "start"
-    return state
+    return f"{event} again" if is_again else event
 
 
 class Marks:

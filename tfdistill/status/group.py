@@ -58,7 +58,7 @@ class GroupStatus:
         if self.state == "starting" and self.trains:
             self.state = "running"
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def take_event(self, event: Mapping[str, Any]) -> None:
         """Takes in an event, newer than those before; see `run_events`."""
         name, before, time = event["event"], self.state, event["time"]
         self.last_event = max(self.last_event, time)

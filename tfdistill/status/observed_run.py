@@ -125,7 +125,7 @@ class ObservedRun:
             for event in self._new_lines(path, last_bytes=_EVENTS_BYTES):
                 group = event["group"]
                 if group is not None:
-                    self._status_of(group).take(event)
+                    self._status_of(group).take_event(event)
                     self._history[group].append(event)
                 elif event["event"] == "end":
                     self._end = [event]

@@ -22,8 +22,8 @@ from tfdistill.teachers import auto_burn_in
 from tfdistill.teachers import canary
 from tfdistill.teachers import fixed
 from tfdistill.teachers import on_servers
+from tfdistill.teachers import scorer
 from tfdistill.teachers import teacher as teacher_lib
-from tfdistill.teachers import yardstick
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -416,8 +416,8 @@ def _between(
     ]
 
 
-def _task_of(model: keras.Model) -> yardstick.Yardstick:
-    found = yardstick.of_task(model.loss)
+def _task_of(model: keras.Model) -> scorer.Scorer:
+    found = scorer.of_task(model.loss)
     if found is None or len(keras.tree.flatten(model.graph.output_spec)) != 1:
         raise ValueError(
             "A ChurnBudget needs a student with one output and one compiled "

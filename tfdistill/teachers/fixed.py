@@ -12,7 +12,7 @@ from tfdistill.embedding import tables
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
-from tfdistill.teachers import scale
+from tfdistill.teachers import output_kinds
 from tfdistill.teachers import teacher
 from tfdistill.training import guards
 from tfdistill.training import steps
@@ -106,7 +106,9 @@ class FixedTeacher(teacher.Teacher):
             ends = [graph.ends[index] for index in self._order]
             values = saved_model.SavedModelWriter(graph).snapshot()
             self._copy = student.place(self.name, graph, values)
-        scale.check_ends(self.name, ends, student.losses, student.graph.ends)
+        output_kinds.check_ends(
+            self.name, ends, student.losses, student.graph.ends
+        )
 
     def _loaded(self, student: teacher.Student) -> other_graphs.FrozenFunction:
         if student.on_servers:
@@ -155,7 +157,7 @@ class FixedTeacher(teacher.Teacher):
         """Runs the model on the student's inputs."""
         outputs = self._copy.infer(batch.inputs)
         ordered = [outputs[index] for index in self._order]
-        return scale.checked(self.name, ordered, batch.losses)
+        return output_kinds.checked(self.name, ordered, batch.losses)
 
 
 def _shapes(value: Any) -> list[list[int]]:

@@ -102,7 +102,7 @@ class FollowedPeers:
         """Takes the student's values, with which versions are compared."""
         if self._student is not None:
             for held_out in self._student.held_out_losses.values():
-                held_out.take(step)
+                held_out.take_student(step)
 
     def forget_student(self) -> None:
         """Compares no version with the student until `note_student`."""

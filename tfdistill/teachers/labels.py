@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdistill import losses
 from tfdistill.labels import forms
-from tfdistill.teachers import scale
+from tfdistill.teachers import output_kinds
 from tfdistill.teachers import teacher
 
 # What a step reports of each teacher: the share of rows that it taught.
@@ -70,7 +70,7 @@ class LabelTeacher(teacher.Teacher):
         names = [next(iter(kept)) for kept in label["outputs"]]
         ends = [name.removeprefix("whole_") for name in names]
         own = self._student.graph.ends
-        scale.check_ends(self.name, ends, batch.losses, own)
+        output_kinds.check_ends(self.name, ends, batch.losses, own)
         said = []
         for kept, like, loss in zip(
             label["outputs"], outputs, batch.losses, strict=True
@@ -78,7 +78,7 @@ class LabelTeacher(teacher.Teacher):
             output = self._decoded(kept, like, loss)
             rows = tf.reshape(counts, [-1, *[1] * (output.shape.rank - 1)])
             said.append(tf.where(rows, output, float("nan")))
-        return scale.checked(self.name, said, batch.losses)
+        return output_kinds.checked(self.name, said, batch.losses)
 
     def _label(self, batch: teacher.Batch, num_outputs: int) -> Any:
         label = batch.labels.get(self.name)
@@ -160,7 +160,7 @@ def form_for(
 
 def check_classes(name: str, loss: losses.DistillationLoss | None) -> None:
     """Refuses parts of an output for a loss that needs all of it."""
-    if isinstance(loss, scale.OF_NUMBERS):
+    if isinstance(loss, output_kinds.OF_NUMBERS):
         raise ValueError(
             f"The predictions of {name!r} must be whole for "
             f"{type(loss).__name__}, which compares each number separately; "

@@ -160,4 +160,4 @@ class TeacherLoader(steps.Loader):
         """Stops the reading thread; by now the last version is published."""
         self.model.teachers.stop()
         if self._waits:
-            self._waits.end()
+            self._waits.announce_end()

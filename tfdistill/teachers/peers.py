@@ -23,7 +23,7 @@ from tfdistill.follow import reading
 from tfdistill.follow import screen
 from tfdistill.system import run_files
 from tfdistill.teachers import canary as canary_lib
-from tfdistill.teachers import scale
+from tfdistill.teachers import output_kinds
 from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher
 from tfdistill.teachers import worth
@@ -337,7 +337,7 @@ class Peer(teacher.Teacher):
         )
         function.check(staged.values)
         losses, own = self._student.losses, self._graph.ends
-        scale.check_ends(self.label, function.ends, losses, own)
+        output_kinds.check_ends(self.label, function.ends, losses, own)
         self._try_out(function, staged.version.step)
         blank = canary_lib.blank(self._graph.input_spec)
         if self.canary is None and blank is not None:
@@ -361,7 +361,7 @@ class Peer(teacher.Teacher):
                 self._own_copy = self._copy
         self._copy.install(staged.values)
         # From now on the next one may be read over these values.
-        self.follower.take()
+        self.follower.take_staged()
         extras = staged.version.manifest.extras
         self._silence.arrived(step, extras.get(screen.INTERVAL_FIELD))
         self._now, self._drop_reason = step, ""
@@ -382,7 +382,7 @@ class Peer(teacher.Teacher):
             self._silence.intervals(now, version=version) >= _LATE_INTERVALS
         )
         if self._compared is None:
-            return self.record.doubt(self.label, self.waits, is_late=is_late)
+            return self.score.doubt(self.label, self.waits, is_late=is_late)
         since = now - int(self._silence.interval or 0)
         return self._compared.doubt(version, now, since, is_late=is_late)
 
@@ -430,7 +430,7 @@ class Peer(teacher.Teacher):
         self._silence, self._logged = staleness.Silence(), (teacher.GOOD, False)
         self.arrivals.start_over()
         self._drop_reason, self.waits, self._num_waits = "", "", 0
-        self.record = worth.Record()
+        self.score = worth.Score()
         if self._compared is not None:
             self._compared.forget()
 

@@ -215,7 +215,7 @@ class PredictedPeer(teacher.Teacher):
 
     def doubt(self) -> str:
         """Returns why it should not count, by the student's batches, or ""."""
-        return self.record.doubt(self.label, self.waits)
+        return self.score.doubt(self.label, self.waits)
 
     def status(self) -> dict[str, Any]:
         """Describes the peer, for logs: its answers in place of versions."""

@@ -29,7 +29,7 @@ class Reports:
     ) -> None:
         """Traces nothing yet."""
         self._teachers, self._last = teachers, student.last
-        self._yardstick: Any = student.yardstick if student.is_chief else None
+        self._scorer: Any = student.scorer if student.is_chief else None
         self._own = worth.OwnLosses()
         self._find = tf.function(self._losses, reduce_retracing=True)
         self._has_failed = False
@@ -47,7 +47,7 @@ class Reports:
         standings = [each.standing().step for each in self._teachers]
         in_use = np.asarray(versions[0]) == standings
         report = last.detail(rows_lib.REPORT)
-        if report and self._yardstick:
+        if report and self._scorer:
             indices = map(int, np.flatnonzero(in_use))
             wanted = {index: self._teachers[index] for index in indices}
             self._compare(report, wanted, step)
@@ -60,7 +60,7 @@ class Reports:
         Only the chief's is known.
         """
         found = [
-            each.record.status()["teacher_loss"]
+            each.score.status()["teacher_loss"]
             for each in self._teachers
             if each.standing().share
         ]
@@ -75,8 +75,8 @@ class Reports:
         self, labels: tf.Tensor, outputs: Sequence[tf.Tensor]
     ) -> tf.Tensor:
         """Losses of the guess, student and teachers: `[2 + teachers, n]`."""
-        given = self._yardstick.guess(outputs[0]), *outputs
-        return tf.stack([self._yardstick.losses(labels, o) for o in given])
+        given = self._scorer.guess(outputs[0]), *outputs
+        return tf.stack([self._scorer.losses(labels, o) for o in given])
 
     def _compare(
         self, report: Sequence[tf.Tensor], wanted: dict[int, Any], step: int
@@ -105,4 +105,4 @@ class Reports:
             version = teacher.standing().step
             falls = version >= 0 and self._own.fall_since(version)
             if asked[index] and np.isfinite(theirs[index]).any():
-                teacher.record.add(theirs[index], own, guess, falls=falls)
+                teacher.score.add(theirs[index], own, guess, falls=falls)

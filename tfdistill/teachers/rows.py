@@ -120,7 +120,7 @@ def asked(
     if callable(agree_on):
         inputs, weight = agree_on(batch.inputs), None
     else:
-        _check(batch.inputs)
+        _check_dense(batch.inputs)
         inputs = mixed(batch.inputs, step)
         weight = _of(_mean_of_pairs, batch.sample_weight)
     outputs, taught = run(inputs)
@@ -205,7 +205,7 @@ def _said(spec: object) -> str:
     return str(said).replace("'", "")
 
 
-def _check(inputs: object) -> None:
+def _check_dense(inputs: object) -> None:
     flat = keras.tree.flatten(inputs)
     if not all(isinstance(v, tf.Tensor) and v.shape.rank for v in flat):
         raise ValueError(

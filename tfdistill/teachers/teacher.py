@@ -22,8 +22,8 @@ from tfdistill.cluster import replicas
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.teachers import copies
+from tfdistill.teachers import scorer as scorer_lib
 from tfdistill.teachers import worth
-from tfdistill.teachers import yardstick as yardstick_lib
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Student:
             empty if the student has none.
         last: What the last execution reported.
         names: The names of its teachers, in order.
-        yardstick: The task loss of single predictions, if there is one loss.
+        scorer: The task loss of single predictions, if there is one loss.
         held_out_losses: By canary, what compares versions with the student.
         remote: What makes copies on parameter servers, and informs workers.
         held_out: The canary of peers that were given none, if there is one.
@@ -114,7 +114,7 @@ class Student:
         default_factory=steps.LastExecution
     )
     names: Sequence[str] = ()
-    yardstick: yardstick_lib.Yardstick | None = None
+    scorer: scorer_lib.Scorer | None = None
     held_out_losses: dict[Any, worth.HeldOut] = dataclasses.field(
         default_factory=dict
     )
@@ -207,7 +207,7 @@ class Teacher:
         is_attached: Whether it has a student, which it keeps.
         waits: Why it counts nothing for now although it is asked: it is
             clearly worse than the student. Empty (default) if it counts.
-        record: What is known of it by these batches.
+        score: Its task loss beside the student's, on rows of the batches.
         num_due: In how many of the student's steps so far the distillation
             weight was above 0.
         num_taught: In how many of those it counted.
@@ -256,7 +256,7 @@ class Teacher:
         self.name = name or kind.lower()
         self.weight = float(weight)
         self._drop_reason = ""
-        self.record = worth.Record()
+        self.score = worth.Score()
 
     @property
     def label(self) -> str:
@@ -420,7 +420,7 @@ class Teacher:
             "num_dropped": int(bool(self._drop_reason)),
             "num_quarantined": 0,
             "quarantined": {},
-            **self.record.status(),
+            **self.score.status(),
         }
 
     # ---- for a backup ----
@@ -449,7 +449,7 @@ class Teacher:
         return {
             **self.state(),
             "on_trial": self.waits,
-            "record": {"reports": self.record.reports.tolist()},
+            "record": {"reports": self.score.reports.tolist()},
             "num_steps": [self.num_taught, self.num_due],
         }
 
@@ -458,5 +458,5 @@ class Teacher:
         self.restore(kept)
         self.waits = kept.get("on_trial", "")
         if "record" in kept:
-            self.record = worth.Record(kept["record"]["reports"])
+            self.score = worth.Score(kept["record"]["reports"])
         self.num_taught, self.num_due = kept.get("num_steps", (0, 0))

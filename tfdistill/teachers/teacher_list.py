@@ -16,16 +16,16 @@ from tfdistill.exports import student_graph
 from tfdistill.teachers import fixed
 from tfdistill.teachers import followed
 from tfdistill.teachers import on_servers
+from tfdistill.teachers import output_kinds
 from tfdistill.teachers import own_past
 from tfdistill.teachers import peers as peers_lib
 from tfdistill.teachers import predictions
 from tfdistill.teachers import reports
 from tfdistill.teachers import rows as rows_lib
-from tfdistill.teachers import scale
+from tfdistill.teachers import scorer
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.teachers import term as term_lib
-from tfdistill.teachers import yardstick
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class TeacherList:
             loss, task_loss=task_loss, output_names=output_names, **options
         )
 
-    def begin(self, *, validation_data: object, has_exporter: bool) -> None:
+    def begin_fit(self, *, validation_data: object, has_exporter: bool) -> None:
         """Takes what the `fit` that begins was given."""
         self.validation_data = validation_data
         self.has_exporter = has_exporter
@@ -185,7 +185,7 @@ class TeacherList:
                 peer.compiled_again()
             return
         losses = self._term.losses if self._term else ()
-        scale.check_own_ends(graph.ends, losses)
+        output_kinds.check_own_ends(graph.ends, losses)
         if replicas.on_servers(strategy):
             self.remote = on_servers.RemoteTeachers(self._teachers)
         student = self._student = teacher_lib.Student(
@@ -196,7 +196,7 @@ class TeacherList:
             losses=losses,
             last=last,
             names=self.names,
-            yardstick=yardstick.of_task(self._task_loss),
+            scorer=scorer.of_task(self._task_loss),
             remote=self.remote,
             held_out=self.peers.canary_in(self.validation_data),
         )
@@ -250,7 +250,7 @@ class TeacherList:
                 active=weight > 0,
             )
             report = []
-            if self._student.yardstick:
+            if self._student.scorer:
                 report = rows_lib.reported(rows, soft.is_asked, soft.outputs)
         return self._term.compared(soft, rows, step, weight, report)
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 from tfdistill import losses as losses_lib
 from tfdistill.exports import student_graph
 from tfdistill.teachers import labels as labels_lib
+from tfdistill.teachers import output_kinds
 from tfdistill.teachers import rows as rows_lib
-from tfdistill.teachers import scale
 from tfdistill.teachers import soft_targets
 from tfdistill.training import global_batch
 from tfdistill.training import steps
@@ -72,7 +72,7 @@ class DistillationTerm:
         # By name, or by place, or one for all.
         self._losses: Any = (
             {
-                k: _wrapped(v, scale.part(task_loss, k))
+                k: _wrapped(v, output_kinds.part(task_loss, k))
                 for k, v in losses.items()
             }
             if isinstance(losses, dict)
@@ -210,7 +210,7 @@ def _wrapped(
             "not with teachers."
         )
     if loss.from_logits is None:
-        found = map(scale.gives_logits, keras.tree.flatten(task_loss))
+        found = map(output_kinds.gives_logits, keras.tree.flatten(task_loss))
         answers = {answer for answer in found if answer is not None}
         if len(answers) > 1:
             raise ValueError(_OPEN.format(type(loss).__name__))

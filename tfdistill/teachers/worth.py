@@ -98,11 +98,11 @@ class HeldOut:
         self._targets, self._inputs = canary.targets, canary.inputs
         self._writer = saved_model.SavedModelWriter(graph)
         self._run = remote.runner(graph) if student.on_servers else graph
-        self._yardstick: Any = student.yardstick
+        self._scorer: Any = student.scorer
         # Whether the rows have labels that the task loss takes.
-        self.can_compare = self._targets is not None and bool(self._yardstick)
+        self.can_compare = self._targets is not None and bool(self._scorer)
         self.forget()
-        self.take()
+        self.take_student()
         try:
             self.look()
         except Exception as error:  # Losses raise whatever they like.
@@ -112,14 +112,14 @@ class HeldOut:
 
     def losses(self, output: tf.Tensor) -> np.ndarray:
         """Returns the loss of each prediction of an output."""
-        return self._yardstick.losses(self._targets, output).numpy()
+        return self._scorer.losses(self._targets, output).numpy()
 
     def forget(self) -> None:
-        """Compares nothing until `take`."""
+        """Compares nothing until `take_student`."""
         self._taken: tuple[int, saved_model.Snapshot] | None = None
         self.own = OwnLosses()
 
-    def take(self, step: int | None = None) -> None:
+    def take_student(self, step: int | None = None) -> None:
         """Takes the student's values, at the student's step, for `look`."""
         if self.can_compare:
             self._taken = step or 0, self._writer.snapshot()
@@ -130,7 +130,7 @@ class HeldOut:
         if taken is not None:
             step, values = taken
             (output,) = keras.tree.flatten(self._run(values, self._inputs))
-            guess = self.losses(self._yardstick.guess(output))
+            guess = self.losses(self._scorer.guess(output))
             self.own.note(step, self.losses(output), float(np.mean(guess)))
 
     def doubt(self, losses: np.ndarray, step: int, *, since: int) -> str:
@@ -191,7 +191,7 @@ class VersionLosses:
         return self._held_out.doubt(self._known[in_use], now, since=since)
 
 
-class Record:
+class Score:
     """What the steps before the last refreshes reported on one teacher."""
 
     def __init__(self, reports: Sequence[Sequence[float]] = ()) -> None:

@@ -347,16 +347,16 @@ class TerminateOnNonFinite(keras.callbacks.Callback):
             raise _weights_error(found)
         self._num_executions += 1
         if self._num_executions % _CHECK_EVERY_EXECUTIONS == 0:
-            self._check(logs, f"by step {batch + 1}")
+            self._check_finite(logs, f"by step {batch + 1}")
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Looks at the loss and the weights."""
-        self._check(logs, "at the end")
+        self._check_finite(logs, "at the end")
         if found := first_not_finite(self.model):
             raise _weights_error(f"{found} at the end of epoch {epoch + 1}")
         _check_loss_scale(self.model.optimizer)
 
-    def _check(self, logs: Logs | None, where: str) -> None:
+    def _check_finite(self, logs: Logs | None, where: str) -> None:
         logs = logs or {}
         loss = logs.get("loss")
         if loss is None or math.isfinite(float(loss)):

@@ -80,7 +80,7 @@ class WaitForGroups(keras.callbacks.Callback):
         """Returns none: it waits after the first execution, of any length."""
         return None
 
-    def end(self) -> None:
+    def announce_end(self) -> None:
         """Announces that this group publishes no more versions."""
         if self._cluster.workdir is not None and self._cluster.is_chief:
             self._touch(_ENDED)

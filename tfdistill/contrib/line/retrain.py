@@ -279,7 +279,7 @@ def _train(
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / _RECIPE
     path.write_text(recipe.to_json())
-    command = [sys.executable, "-m", recipes.train_module()]
+    command = [sys.executable, "-m", recipes.RECIPES.train_module]
     try:
         tfdistill.launch(
             [*command, f"--recipe={path}", f"--workdir={directory}"],

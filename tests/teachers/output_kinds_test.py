@@ -9,7 +9,7 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill import labels
 from tfdistill.system import keras_internals
-from tfdistill.teachers import scale
+from tfdistill.teachers import output_kinds
 
 _X, _Y = cases.data(32)
 _Cross, _Binary = (
@@ -110,10 +110,10 @@ def test_a_regression_from_0_to_1_may_have_a_sigmoid():
 def test_a_few_rows_that_add_up_to_1_may_be_logits():
     rows = np.tile(np.array([[0.25, 0.5, 0.25]], np.float32), [4, 1])
     loss = tfdistill.losses.ForwardKL(from_logits=True)
-    (found,) = scale.checked("a", [tf.constant(rows)], [loss])
+    (found,) = output_kinds.checked("a", [tf.constant(rows)], [loss])
     np.testing.assert_array_equal(found, rows)
     with pytest.raises(tf.errors.InvalidArgumentError, match="logits"):
-        scale.checked("a", [tf.constant(np.tile(rows, [2, 1]))], [loss])
+        output_kinds.checked("a", [tf.constant(np.tile(rows, [2, 1]))], [loss])
 
 
 @pytest.mark.parametrize(
@@ -149,4 +149,4 @@ def test_a_student_whose_end_says_nothing_is_refused():
     "name", ["bce", "BCE", "BinaryCrossentropy", "categorical_crossentropy"]
 )
 def test_a_task_loss_by_any_name_takes_probabilities(name):
-    assert scale.gives_logits(keras_internals.loss_of(name)) is False
+    assert output_kinds.gives_logits(keras_internals.loss_of(name)) is False

@@ -4,15 +4,15 @@ import keras
 import tensorflow as tf
 
 from tfdistill.system import keras_internals
-from tfdistill.teachers import scale
+from tfdistill.teachers import output_kinds
 
 
-class Yardstick:
+class Scorer:
     """The task loss of each prediction of a model's one output."""
 
     def __init__(self, loss: keras.losses.Loss) -> None:
         """Takes the task loss, of whatever reduction."""
-        self._loss, self._takes_logits = loss, scale.gives_logits(loss)
+        self._loss, self._takes_logits = loss, output_kinds.gives_logits(loss)
         kind = keras_internals.kind_of_loss(loss)
         self._is_binary, self._of_classes = kind == "binary", kind == "classes"
 
@@ -43,8 +43,8 @@ class Yardstick:
         return tf.broadcast_to(mean, tf.shape(outputs))
 
 
-def of_task(loss: object) -> Yardstick | None:
+def of_task(loss: object) -> Scorer | None:
     """Returns one for the task losses of `compile`; None if not for one."""
-    found = [scale.inner(each) for each in keras.tree.flatten(loss)]
+    found = [output_kinds.inner(each) for each in keras.tree.flatten(loss)]
     is_one = len(found) == 1 and isinstance(found[0], keras.losses.Loss)
-    return Yardstick(found[0]) if is_one else None
+    return Scorer(found[0]) if is_one else None
