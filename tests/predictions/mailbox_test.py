@@ -392,7 +392,7 @@ def test_a_peer_that_starts_again_teaches_again(two, opened):
 
 
 def test_half_a_connection_holds_up_nobody_and_the_oldest_go(two, monkeypatch):
-    monkeypatch.setattr(mailbox, "MAX_WITHOUT_PASS", 10)
+    monkeypatch.setattr(guests, "MAX_WITHOUT_PASS", 10)
     one, other = two
     with contextlib.ExitStack() as stack:
         halves = [stack.enter_context(connected(one)) for _ in range(12)]

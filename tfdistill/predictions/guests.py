@@ -17,6 +17,8 @@ MAX_BYTES = 64 * 2**20
 # After which a connection counts as lost whose other end has gone without a
 # word.
 _LOST_MILLISECONDS = 15_000
+# Connections that have not shown a pass yet; one more closes the oldest.
+MAX_WITHOUT_PASS = 64
 # Before each message.
 LENGTH = struct.Struct("<I")
 
@@ -56,18 +58,15 @@ class Guests:
         self,
         wanted: bytes,
         *,
-        most: int,
         take: Callable[[bytes], bool],
         refuse: Callable[[str, str], None],
     ) -> None:
         """Opens nothing; `wanted` is the pass.
 
-        `most` connections may have shown none yet; one more closes the oldest.
         `take` takes a message and returns whether more may follow. `refuse`
         takes the kind and the reason of what breaks a rule.
         """
-        self._wanted, self._most = wanted, most
-        self._take, self._refuse = take, refuse
+        self._wanted, self._take, self._refuse = wanted, take, refuse
         self._is_closed = False
         # The oldest is first.
         self._without_pass: dict[asyncio.WriteTransport, None] = {}
@@ -91,7 +90,7 @@ class Guests:
             connection.abort()
             return
         self._without_pass[connection] = None
-        if len(self._without_pass) > self._most:
+        if len(self._without_pass) > MAX_WITHOUT_PASS:
             self._close(next(iter(self._without_pass)))
             self._refuse("crowd", "too many connections arrived without a pass")
         hearing = asyncio.create_task(self._hear(reader, connection))

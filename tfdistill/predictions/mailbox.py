@@ -41,8 +41,6 @@ from tfdistill.system import untrusted
 MAX_KEPT = 16
 # Waits in a row, without a sign of life, after which there are no more.
 MAX_SILENT = 3
-# Connections that have not shown a pass yet; one more closes the oldest.
-MAX_WITHOUT_PASS = 64
 _MAX_LISTED = 10
 _STOP_SECS = 5.0
 # Messages that wait in a connection, of which a peer takes none.
@@ -232,9 +230,7 @@ class Mailbox:
         own = guests.pass_to(
             self._group, self._incarnation, self._exchange.signer
         )
-        self._guests = guests.Guests(
-            own, most=MAX_WITHOUT_PASS, take=self._take, refuse=self._refuse
-        )
+        self._guests = guests.Guests(own, take=self._take, refuse=self._refuse)
         # Few are accepted before the first is looked at.
         server = await asyncio.start_server(
             self._guests.welcome, sock=listener, backlog=16
