@@ -256,7 +256,7 @@ def test_classes_that_do_not_exist_are_refused(two):
 def test_a_message_of_a_stranger_is_refused(
     two, tmp_path, caplog, monkeypatch, kind, make
 ):
-    monkeypatch.setattr(mailbox, "MAX_BYTES", 2**15)
+    monkeypatch.setattr(guests, "MAX_BYTES", 2**15)
     one, other = two
     both(one, other, 0)
     for _ in range(3):
