@@ -12,7 +12,7 @@ from tests.cases import servers as parameter_server_cases
 from tests.cases import tiers
 from tests.programs import commands
 from tests.programs import data_errors as program
-from tfdistill import data_checks
+from tfdistill import data
 
 # Keras warns before we raise.
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -110,14 +110,14 @@ def test_data_that_turn_out_to_be_empty(on, name, two_replicas):
     strategy = two_replicas if on == "replicas" else None
     arguments = {"x": _generated(4), name: _generated()}
     with pytest.raises(
-        data_checks.DataError, match=f"`{name}` must hold at least one batch"
+        data.DataError, match=f"`{name}` must hold at least one batch"
     ):
         _fit(strategy, **arguments)
 
 
 def test_data_that_servers_find_to_be_empty(monkeypatch):
     parameter_server_cases.pretend(monkeypatch, 2)
-    with pytest.raises(data_checks.DataError, match="at least one batch"):
+    with pytest.raises(data.DataError, match="at least one batch"):
         _fit(x=lambda context: _batches().filter(lambda x, y: False))
 
 
@@ -179,13 +179,13 @@ def test_faulty_examples_are_named(on, case, monkeypatch, two_replicas):
     strategy = two_replicas if on == "replicas" else None
     if on == "servers":
         parameter_server_cases.pretend(monkeypatch)
-    dataset = data_checks.checked(_with(**fault), num_classes=3)
-    with pytest.raises(data_checks.DataError, match=message):
+    dataset = data.checked(_with(**fault), num_classes=3)
+    with pytest.raises(data.DataError, match=message):
         _fit(strategy, x=dataset)
 
 
 def test_a_label_beyond_the_outputs_is_named_without_a_check():
-    with pytest.raises(data_checks.DataError, match="from 0 to 2.*received 3"):
+    with pytest.raises(data.DataError, match="from 0 to 2.*received 3"):
         _fit(x=_with(label=3))
 
 
@@ -194,7 +194,7 @@ def test_checked_data_are_unchanged():
     given = tf.data.Dataset.from_tensor_slices(
         ({"a": [1.0, 2.0], "text": ["b", "c"], "r": ragged}, {"out": [0, 1]})
     ).batch(2)
-    found = data_checks.checked(given, num_classes=2)
+    found = data.checked(given, num_classes=2)
     assert found.element_spec == given.element_spec
     assert int(found.cardinality()) == 1
     for one, other in zip(

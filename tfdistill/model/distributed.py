@@ -205,7 +205,7 @@ class DistributedModel(replica_steps.ReplicaSteps):
         Raises:
             ValueError: Arguments are out of range or contradict each other, or
                 a backup is of another model.
-            data_checks.DataError: The data are empty, faulty or too few.
+            data.DataError: The data are empty, faulty or too few.
             RuntimeError: The loss or a weight is not finite.
         """
         # The `Backup` decides where to begin (`backup.callback.session`),

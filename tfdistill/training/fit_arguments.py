@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill import data_checks
+from tfdistill import data
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.system import keras_internals
@@ -153,7 +153,7 @@ def check_alike(
     for name, steps in names.items():
         shares = workers.gathered(_amount(arguments.get(name)))
         if len(set(shares)) > 1:
-            raise data_checks.DataError(
+            raise data.DataError(
                 f"`{name}` must have the same size on all workers; received "
                 f"{', '.join(map(str, shares))} batches or examples, by "
                 f"worker (-1: endless). Repeat all shares (`repeat()`) and "
@@ -179,23 +179,23 @@ def _amount(data: object) -> int:
     return next((shape[0] for shape in shapes if len(shape)), unknown)
 
 
-def check_data(name: str, data: object) -> None:
+def check_data(name: str, given: object) -> None:
     """Checks that data hold something, if that is known.
 
     A worker's own share may be empty: see `check_alike`.
     """
-    is_share = isinstance(data, tf.distribute.DistributedDataset)
-    if not is_share and _amount(data) == 0:
-        raise data_checks.DataError(
+    is_share = isinstance(given, tf.distribute.DistributedDataset)
+    if not is_share and _amount(given) == 0:
+        raise data.DataError(
             f"`{name}` must hold at least one example; received 0 batches or "
             "examples. Check how much data the files, filters, shards and "
             "`take` before it leave."
         )
 
 
-def no_batch(epoch: int) -> data_checks.DataError:
+def no_batch(epoch: int) -> data.DataError:
     """Returns the error over data that ended before the first batch of it."""
-    return data_checks.DataError(
+    return data.DataError(
         "`x` must hold at least one batch; it ended before the first of epoch "
         f"{epoch + 1}. Check how much data its files, filters and generators "
         "leave, and repeat data that can be read only once."
@@ -247,7 +247,7 @@ def _check_steps(arguments: Mapping[str, Any], starts_over: bool) -> None:
         what = f"{steps} steps an epoch"
         if not starts_over:
             what += f" for {epochs} epoch(s)"
-        raise data_checks.DataError(
+        raise data.DataError(
             f"`x` must hold enough batches for {what}; received "
             f"{num_batches}, so the data would end after step {num_batches}. "
             "Repeat them (`dataset.repeat()`), or leave `steps_per_epoch` out "

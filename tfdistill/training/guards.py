@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistill import data_checks
+from tfdistill import data
 from tfdistill.cluster import ending
 from tfdistill.cluster import links
 from tfdistill.cluster import replicas
@@ -151,7 +151,7 @@ def over(
         callbacks = [TerminateOnNonFinite(), *callbacks]
     callbacks = [_DataWatch(), *callbacks]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(data_checks.told())
+        stack.enter_context(data.told())
         several = replicas.num_workers(strategy) > 1
         if several:
             _stop_autologging(strategy)
@@ -455,7 +455,7 @@ class _DataWatch(keras.callbacks.Callback):
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         if not self._num_test_batches:
-            raise data_checks.DataError(
+            raise data.DataError(
                 "`validation_data` must hold at least one batch; it ended "
                 "before the first. Check how much data its files, filters and "
                 "generators leave."
