@@ -19,9 +19,9 @@ import numpy as np
 
 from tfdistill.exchange import bases
 from tfdistill.exchange import deltas
-from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
 from tfdistill.mixing import outer_gradients
+from tfdistill.system import extras
 
 KEY = b"0123456789abcdef"
 _INCARNATION = uuid.UUID(int=7)
@@ -64,7 +64,7 @@ def _same_process_and_time():
             (uuid, "uuid4", _INCARNATION),
             (os, "getpid", 42),
             (socket, "gethostname", "host"),
-            (manifest, "installed_versions", {"python": "3"}),
+            (extras, "installed_versions", {"python": "3"}),
         )
     ]
     with contextlib.ExitStack() as stack:

@@ -315,7 +315,7 @@ class Backup(steps.SteppedCallback):
             self.model.trainer.fail(self._backups.not_finite)
         self._num_done = batch + 1
         self.is_due |= self._schedule.due(self.step)
-        if not self._on_servers:
+        if not self.on_servers:
             # The backup held is not from the epoch's last batch.
             if self._write(wait=ending.requested()) and ending.requested():
                 ending.finish()
@@ -328,7 +328,7 @@ class Backup(steps.SteppedCallback):
 
     def _back_up_and_end(self) -> None:
         """Ends the task at a step after which a backup can be taken."""
-        if self._on_servers:
+        if self.on_servers:
             self.is_due = True  # `on_quiet` ends it.
         elif not self._ends_epoch:  # If it does, at the next step.
             self._take(self._epoch, self._num_done, wait=True)
@@ -338,12 +338,12 @@ class Backup(steps.SteppedCallback):
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Takes the backup of an epoch, or asks for quiet to do so."""
         self.is_due |= self._every is None
-        if not self._on_servers and (self.is_due or self._held is not None):
+        if not self.on_servers and (self.is_due or self._held is not None):
             self._take_after_epoch()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Backs up where training ended, so that it is not done again."""
-        if self._on_servers:
+        if self.on_servers:
             return
         epochs = self.params["epochs"]
         is_stopped = any(each.stopped_epoch > 0 for each in self._stoppers)
@@ -366,10 +366,6 @@ class Backup(steps.SteppedCallback):
             self._take(self._epoch + 1, 0, wait=wait)
 
     # ---- parameter servers: called by `TrainingEpochs` ----
-
-    @property
-    def _on_servers(self) -> bool:
-        return replicas_lib.on_servers(self.model.distribute_strategy)
 
     def on_quiet(self, point: steps.TrainingPoint) -> None:
         """Writes a backup; a failure is only logged.

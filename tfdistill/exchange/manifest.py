@@ -7,15 +7,13 @@ process, often from another machine, so it is read as hostile input.
 import dataclasses
 import json
 import math
-import platform
 import re
 import reprlib
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from tfdistill import _version
+from tfdistill.system import extras
 
 FILE_NAME = "manifest.json"
 FORMAT = 1
@@ -122,7 +120,7 @@ class Manifest:
 
 def draft(**fields: Any) -> Manifest:
     """Returns the manifest of a version to come, which has no files yet."""
-    libraries = installed_versions()
+    libraries = extras.installed_versions()
     return Manifest(
         created=time.time(), files={}, libraries=libraries, **fields
     )
@@ -272,16 +270,3 @@ def _shorten(value: object) -> str:
         return _SHORT.repr(value)
     except ValueError:  # Python refuses to print integers of many digits.
         return f"<a {type(value).__name__} too long to print>"
-
-
-def installed_versions() -> dict[str, str]:
-    """Returns the versions of Python, tfdistill, Keras and TensorFlow.
-
-    The last two only if they are imported.
-    """
-    loaded = {name: sys.modules.get(name) for name in ("keras", "tensorflow")}
-    return {
-        "python": platform.python_version(),
-        "tfdistill": _version.__version__,
-        **{n: str(m.__version__) for n, m in loaded.items() if m is not None},
-    }

@@ -22,11 +22,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistill.exchange import manifest
 from tfdistill.exports import other_graphs
 from tfdistill.exports import student_graph
 from tfdistill.labels import attached
 from tfdistill.labels import forms
+from tfdistill.system import extras
 from tfdistill.system import run_files
 
 FILE_NAME, FORMAT = "labels.json", 3
@@ -103,7 +103,7 @@ def write(
         # For people.
         "teacher": name,
         "form": dataclasses.asdict(form),
-        "versions": dict(manifest.installed_versions()),
+        "versions": dict(extras.installed_versions()),
     }
     content = json.dumps(said, indent=1)
     run_files.write(path / FILE_NAME, [f"{content}\n".encode()])

@@ -12,7 +12,6 @@ import numpy as np
 from tensorboard.compat.proto import summary_pb2
 from tensorboard.plugins.scalar import metadata
 
-from tfdistill.cluster import replicas
 from tfdistill.observe import pace
 from tfdistill.observe import run_log
 from tfdistill.observe import storage_errors
@@ -148,7 +147,7 @@ class CodistillTensorBoard(steps.SteppedCallback):
                 if name not in (*_SHOWN, "teacher_staleness")
             }
         )
-        if not replicas.on_servers(self.model.distribute_strategy):
+        if not self.on_servers:
             rate = keras.ops.convert_to_numpy(
                 self.model.optimizer.learning_rate
             )

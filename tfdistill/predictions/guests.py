@@ -72,11 +72,6 @@ class Guests:
         self._without_pass: dict[asyncio.WriteTransport, None] = {}
         self.hearing: set[asyncio.Task[None]] = set()
 
-    @property
-    def num_without_pass(self) -> int:
-        """How many connections have not shown a pass yet."""
-        return len(self._without_pass)
-
     def close(self) -> None:
         """Turns away all connections from now on."""
         self._is_closed = True

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from typing import Any
 
 import tfdistill
-from tfdistill.exchange import filesystem
 from tfdistill.recipes import recipes
 from tfdistill.status import goodput
 from tfdistill.system import run_files
@@ -207,4 +206,5 @@ def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
 
 def write(path: pathlib.Path, content: bytes) -> None:
     """Writes a file, and its directory, that appears complete or not at all."""
-    filesystem.LocalFileSystem().write(str(path), [content])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    run_files.write(path, [content])

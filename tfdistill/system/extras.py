@@ -1,8 +1,12 @@
-"""Packages that only parts of tfdistill need, and how to get a missing one."""
+"""Packages: which versions there are, and how to get a missing one."""
 
 import contextlib
 import importlib.util
+import platform
+import sys
 from collections.abc import Iterator
+
+from tfdistill import _version
 
 # What `pip install "tfdistill[EXTRA]"` brings, by the name that is imported.
 _EXTRAS = {
@@ -42,3 +46,16 @@ def check(*packages: str) -> None:
     for name in packages:
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def installed_versions() -> dict[str, str]:
+    """Returns the versions of Python, tfdistill, Keras and TensorFlow.
+
+    The last two only if they are imported.
+    """
+    loaded = {name: sys.modules.get(name) for name in ("keras", "tensorflow")}
+    return {
+        "python": platform.python_version(),
+        "tfdistill": _version.__version__,
+        **{n: str(m.__version__) for n, m in loaded.items() if m is not None},
+    }

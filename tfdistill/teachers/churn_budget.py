@@ -249,7 +249,7 @@ class ChurnBudget(steps.SteppedCallback):
         averages = keras_internals.moving_averages(self.model.optimizer)
         found = None if averages else teacher.values(self._writer)
         self._run: Any = lambda values, inputs, share: graph(values, inputs)
-        if replicas.on_servers(self.model.distribute_strategy):
+        if self.on_servers:
             # It takes a share of the way from the tables of the teacher.
             self._run = on_servers.student_runner(graph, found)
         if found is None:

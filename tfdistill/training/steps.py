@@ -18,6 +18,7 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
+from tfdistill.cluster import replicas
 from tfdistill.system import keras_internals
 
 Logs = dict[str, Any]
@@ -317,6 +318,11 @@ class SteppedCallback(keras.callbacks.Callback):
                 next_batch = min(next_batch, num_batches)
         self.step += next_batch - self._next_batch
         self._next_batch = next_batch
+
+    @property
+    def on_servers(self) -> bool:
+        """Whether the model trains on parameter servers."""
+        return replicas.on_servers(self.model.distribute_strategy)
 
     def read_step(self) -> None:
         """Takes the exact step from the optimizer."""
