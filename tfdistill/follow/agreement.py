@@ -85,6 +85,17 @@ class Agreement:
             sums=sums,
         )
 
+    def announce(self, newest: Sequence[int]) -> None:
+        """Makes all workers read the newest versions, if none is under way.
+
+        `newest` are of the news. All workers have taken the same since, and
+        have rejected the same, so all announce the same.
+        """
+        for step, each in zip(newest, self._followers, strict=True):
+            is_good = step not in each.rejected and step > each.current
+            if is_good and each.announced < 0:
+                each.announce(step)
+
     def confirm(self, reasons: Mapping[int, str | None]) -> list[int]:
         """Agrees which staged versions every worker can use; rejects others.
 

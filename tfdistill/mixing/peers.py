@@ -120,10 +120,7 @@ class Rounds:
 
     def look_ahead(self) -> None:
         """Makes all workers read what the next mix will take."""
-        news = self._agreement.exchange_news()
-        for index, each in enumerate(self._followers):
-            if each.announced < 0:
-                self._announce(news, index)
+        self._agreement.announce(self._agreement.exchange_news().newest)
 
     def ready(self) -> list[int]:
         """Returns the groups from which every worker has read a version."""

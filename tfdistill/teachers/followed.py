@@ -129,16 +129,6 @@ class FollowedPeers:
             loaded = [i for i in ready if i not in wanted or i in usable]
         return {self._peers[i]: self._peers[i].swap(step) for i in loaded}
 
-    def announce(self, newest: Sequence[int]) -> None:
-        """Makes all workers read the newest version of each peer.
-
-        All have the same in use, and have refused the same since the news.
-        """
-        for step, each in zip(newest, [p.follower for p in self], strict=True):
-            is_good = step not in each.rejected and step > each.current
-            if is_good and each.announced < 0:
-                each.announce(step)
-
     def move(self, groups: Sequence[int]) -> None:
         """Makes each peer follow another group, unless that is -1."""
         for peer, group in zip(self, groups, strict=True):

@@ -328,7 +328,7 @@ class TeacherList:
                     f"{_MAX_BAD} refreshes in a row."
                 )
         labels = self._swapped(self.peers.use(news.ready, step))
-        self.peers.announce(news.newest)
+        self.peers.agreement.announce(news.newest)
         self.peers.move(news.sums["moves"])
         if not self.has_exporter:
             for each in self:
