@@ -366,7 +366,7 @@ class Teacher:
             _log.warning("Dropped the teacher %s: %s", self.name, reason)
             self._drop_reason = reason
 
-    def wait(self, doubt: str) -> None:
+    def set_doubt(self, doubt: str) -> None:
         """Lets it count nothing from now on, for a reason; or again, for ""."""
         if doubt and not self.waits:
             _log.warning(

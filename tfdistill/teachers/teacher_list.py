@@ -320,7 +320,7 @@ class TeacherList:
         for each, doubt, is_doubted, is_bad in zip(
             self, doubts, news.sums["doubted"], news.sums["bad"], strict=True
         ):
-            each.wait((doubt or _CHIEFS) if is_doubted else "")
+            each.set_doubt((doubt or _CHIEFS) if is_doubted else "")
             if is_bad:
                 each.num_bad = 0
                 each.drop(
