@@ -355,7 +355,11 @@ def test_a_report_shows_what_was_compared(compared):
         "![curves.png](curves.png)",
     ):
         assert shown in compared.text
-    assert "in brackets: 95% intervals" in markdown.first_screen(compared.made)
+    screen = markdown.first_screen(compared.made)
+    verdict = "Clearly better than independent: ensemble, codistillation."
+    assert screen.startswith(f"{verdict}\n")
+    assert f"\n- {verdict}\n" in compared.text
+    assert "in brackets: 95% intervals" in screen
     assert (compared.workdir / "churn.png").stat().st_size > 1000
 
 
@@ -488,6 +492,8 @@ def test_retrains_that_never_predict_a_click_can_be_reported():
     rng = np.random.default_rng(0)
     trials = [_of_clicks(rng.uniform(0.01, 0.1, 3)) for _ in range(4)]
     made = _made({"independent": trials, "codistill": trials[::-1]})
+    assert made["conclusion"].startswith("No method is clearly better")
+    assert not _made({"independent": trials[:3]})["conclusion"]
     text = json.dumps(made, allow_nan=False)
     versus = json.loads(text)["methods"]["codistill"]["versus_independent"]
     assert versus["label_churn"] == {"ratio": None, "interval": None}

@@ -268,6 +268,26 @@ def test_a_table_of_words_that_workers_lack_is_named(monkeypatch):
         model.fit(np.array([["a"], ["c"]], object), np.ones([2, 1, 1]))
 
 
+def test_what_looks_up_words_is_evaluated_as_in_keras(monkeypatch):
+    """Such as a model for raw text around one that has been trained."""
+
+    def made():
+        keras.utils.set_random_seed(0)
+        lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
+        layers = [keras.Input((1,), dtype="string"), lookup]
+        model = keras.Sequential([*layers, keras.layers.Embedding(3, 1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    x = tf.constant([["a"], ["c"], ["b"], ["b"], ["a"]])
+    data = tf.data.Dataset.from_tensor_slices((x, tf.ones([5, 1, 1]))).batch(2)
+    expected = made().evaluate(data, verbose=0)
+    cases.pretend(monkeypatch)
+    model = tfdistill.DistributedModel(made())
+    model.compile("sgd", "mse", metrics=["mae"])
+    cases.assert_same(model.evaluate(data, verbose=0), expected)
+
+
 class _Assigns(keras.layers.Layer):
     """Counts its calls and limits a weight; and draws without a seed."""
 

@@ -296,8 +296,6 @@ def _run(options: programs.Options) -> int:
         return EXIT_INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, earlier)
-    for note in report["notes"]:
-        _say(f"note: {note}")
     print(f"\n{markdown.first_screen(report)}\n")
     print(f"report  {compared.workdir / experiment.MARKDOWN}")
     return programs.EXIT_FAILURE if failures else 0

@@ -5,6 +5,7 @@ Imports neither TensorFlow nor Keras.
 
 import functools
 import operator
+import textwrap
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -46,6 +47,7 @@ _GROUPS = {
     "mixes_left_out": ("mixes left out", ",.1f"),
     "slow_bytes_per_step": ("bytes a step between groups", ",.0f"),
 }
+_WIDTH = 80
 _COST = {
     "total_steps": ("steps, all groups", ",.0f"),
     "total_examples": ("examples, all groups", ",.0f"),
@@ -56,9 +58,10 @@ _COST = {
 
 
 def verdicts(report: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each method that something can be said of."""
+    """Returns whether any method helps, and a line for each one."""
     found = [m["verdict"] for m in report["methods"].values() if "verdict" in m]
-    return [*found, *report["beyond_own_past"]]
+    first = filter(None, [report["conclusion"]])
+    return [*first, *found, *report["beyond_own_past"]]
 
 
 def summary(report: Mapping[str, Any]) -> list[list[str]]:
@@ -86,7 +89,7 @@ def summary(report: Mapping[str, Any]) -> list[list[str]]:
 
 
 def first_screen(report: Mapping[str, Any]) -> str:
-    """Returns what the report begins with, for a terminal."""
+    """Returns the verdict, a table and the notes, for a terminal."""
     table = summary(report)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
@@ -96,10 +99,16 @@ def first_screen(report: Mapping[str, Any]) -> str:
         for row in table
     ]
     terms = (
-        "churn: how much the predictions of two retrains differ; in brackets: "
+        "churn: how much two retrains' predictions differ; in brackets: "
         f"{100 * report['confidence']:.0f}% intervals"
     )
-    return "\n".join([*lines, "", terms, "", *verdicts(report)]).rstrip()
+    notes = [f"note: {note}" for note in report["notes"]]
+    blocks = [_wrapped(verdicts(report)), lines, _wrapped([terms, *notes])]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _wrapped(texts: Sequence[str]) -> list[str]:
+    return [textwrap.fill(t, _WIDTH, subsequent_indent="  ") for t in texts]
 
 
 def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:

@@ -100,6 +100,7 @@ def make(
             ),
         ],
         "pairs": pairs,
+        "conclusion": _conclusion(found),
         "beyond_own_past": _beyond_own_past(pairs, found, aim),
         "methods": found,
     }
@@ -133,10 +134,31 @@ def verdict_on(
         f"{_said(figures, versus, target, BASELINE)}"
         f"{_budget(versus)}"
         + (
-            "; some of its groups never had a teacher (see the notes)"
+            f"; {sum(deaf['values']):.0f} of its groups in all trials never "
+            "had a teacher (see the notes)"
             if deaf and deaf["mean"]
             else ""
         )
+    )
+
+
+def _conclusion(found: Mapping[str, Any]) -> str:
+    """Returns whether any method helps; empty with too few trials."""
+    leads = {
+        _shown(name): _lead(figures["versus_independent"])
+        for name, figures in found.items()
+        if "versus_independent" in figures
+        and figures["num_trials"] >= trials_lib.LEAST_TRIALS
+        and figures["versus_independent"]["num_trials"]
+        >= trials_lib.LEAST_TRIALS
+    }
+    if better := [name for name, lead in leads.items() if lead is Lead.BETTER]:
+        return f"Clearly better than {BASELINE}: {', '.join(better)}."
+    return (
+        f"No method is clearly better than {BASELINE}, your model as it is. "
+        "More --trials narrow the intervals."
+        if leads
+        else ""
     )
 
 
@@ -301,7 +323,8 @@ def _budgets(found: Mapping[str, Any], budget: str | None) -> list[str]:
         name: figures["figures"]["total_examples"]["mean"]
         for name, figures in found.items()
     }
-    if len(set(examples.values())) < 2:
+    # Verdicts and the table say it; here is what can be done about it.
+    if len(set(examples.values())) < 2 or budget not in trials_lib.BUDGETS:
         return []
     shares = ", ".join(
         f"{name} {value:,.0f}" for name, value in examples.items()
@@ -388,12 +411,6 @@ def _exchange(name: str, figures: Mapping[str, Any]) -> list[str]:
             f"{mean('versions_due'):.0f} scheduled versions of their teachers: "
             f"steps are faster than exports, or the machine is busy. {speed}; "
             "a larger every_steps or longer steps help."
-        )
-    deaf = sum(figures.get("groups_without_teacher", {"values": ()})["values"])
-    if deaf:
-        notes.append(
-            f"{name}: {deaf:.0f} group(s) in all trials together never had a "
-            "teacher."
         )
     return notes
 

@@ -64,21 +64,26 @@ def _validation(arguments: Mapping[str, Any]) -> worker_data.Source | None:
     )
 
 
-def _check_lookups(model: keras.Model) -> None:
-    """Refuses layers whose tables of words are on the coordinator only."""
+def _looking_up(model: keras.Model) -> keras.layers.Layer | None:
+    """Returns a layer whose table of words is on the coordinator only."""
     kinds = (
         keras.layers.IntegerLookup,
         keras.layers.StringLookup,
         keras.layers.TextVectorization,
     )
-    for layer in keras_internals.all_layers(model):
-        if isinstance(layer, kinds):
-            raise ValueError(
-                "Parameter servers must not be used with layers that look up "
-                f"words or ids; received the layer {layer.name!r}, whose table "
-                "is not on the workers. Call it in the data set: "
-                "`dataset.map(lambda x, y: (layer(x), y))`."
-            )
+    layers = keras_internals.all_layers(model)
+    return next((each for each in layers if isinstance(each, kinds)), None)
+
+
+def _check_lookups(model: keras.Model) -> None:
+    """Refuses to train what workers cannot look up."""
+    if layer := _looking_up(model):
+        raise ValueError(
+            "Parameter servers must not be used with layers that look up "
+            f"words or ids; received the layer {layer.name!r}, whose table "
+            "is not on the workers. Call it in the data set: "
+            "`dataset.map(lambda x, y: (layer(x), y))`."
+        )
 
 
 def _warn_of_whole_tables(model: keras.Model) -> None:
@@ -159,8 +164,6 @@ class ServerTrainer(trainer.Trainer):
         """Builds from the spec of an element of the data."""
         trainer.check_scope(self._model, predicts=predicts)
         trainer.check_stateful(self._model)
-        if not predicts:  # The coordinator itself does, by its own tables.
-            _check_lookups(self._model)
         self.input_spec = keras_internals.build_from_spec(
             self._model,
             self._model.bare(element_spec),
@@ -236,6 +239,7 @@ class ServerTrainer(trainer.Trainer):
         validation = _validation(arguments)
         # Here each epoch reads the data from their start.
         fit_arguments.check(arguments, starts_over=True)
+        _check_lookups(self._model)
         data = self._sent(source)
         self.build(data.element_spec)
         _warn_of_whole_tables(self._model)
@@ -309,7 +313,10 @@ class ServerTrainer(trainer.Trainer):
     def evaluate(
         self, arguments: dict[str, Any], keras_own: Callable[..., Any]
     ) -> Any:
-        """Evaluates on the workers; each example counts once."""
+        """Evaluates; each example counts once.
+
+        On the workers, or here if only this process has tables of words.
+        """
         callbacks = arguments.get("callbacks")
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = keras.callbacks.CallbackList(
@@ -332,7 +339,10 @@ class ServerTrainer(trainer.Trainer):
         totals = function.totals
         totals.reset()
         callbacks.on_test_begin()
-        results = self._workers.on_each(function.function)
+        if _looking_up(self._model) is None:
+            results = self._workers.on_each(function.function)
+        else:
+            results = iter([function.function(tf.constant(0, tf.int64))])
         for share, added in enumerate(results):
             callbacks.on_test_batch_begin(share)
             totals.add(added.numpy())
@@ -351,11 +361,12 @@ class ServerTrainer(trainer.Trainer):
         if key not in self._evaluations:
             data = worker_data.TravellingDataset(source)
             self.build(data.element_spec)
+            is_here = _looking_up(self._model) is not None
             function = worker.EvaluateFunction(
                 data,
                 self._step(),
                 metric_totals.MetricTotals(self._model),
-                num_shares=self._workers.num_workers,
+                num_shares=1 if is_here else self._workers.num_workers,
                 num_batches=num_batches,
             )
             self._evaluations[key] = (source, function)
