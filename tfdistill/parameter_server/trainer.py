@@ -342,7 +342,10 @@ class ServerTrainer(trainer.Trainer):
         if _looking_up(self._model) is None:
             results = self._workers.on_each(function.function)
         else:
-            results = iter([function.function(tf.constant(0, tf.int64))])
+            # No worker has its table, nor does the body of a loop.
+            alone = tf.distribute.InputContext()
+            rows = worker_data.made_by(source, alone).take(num_batches or -1)
+            results = iter([function.batch_by_batch(rows)])
         for share, added in enumerate(results):
             callbacks.on_test_batch_begin(share)
             totals.add(added.numpy())
@@ -361,12 +364,11 @@ class ServerTrainer(trainer.Trainer):
         if key not in self._evaluations:
             data = worker_data.TravellingDataset(source)
             self.build(data.element_spec)
-            is_here = _looking_up(self._model) is not None
             function = worker.EvaluateFunction(
                 data,
                 self._step(),
                 metric_totals.MetricTotals(self._model),
-                num_shares=1 if is_here else self._workers.num_workers,
+                num_shares=self._workers.num_workers,
                 num_batches=num_batches,
             )
             self._evaluations[key] = (source, function)

@@ -358,12 +358,9 @@ class EvaluateFunction:
             element = iterator.get_next_as_optional()
 
             def run() -> Any:
-                before = list(map(tf.identity, states))
-                states_after, values_after, self.log_names = self._step.test(
-                    element.get_value(), values=values, metrics=before
+                return tf.constant(True), *self._test(
+                    element.get_value(), states, values
                 )
-                self.totals.traced(before, states_after)
-                return tf.constant(True), states_after, values_after
 
             return tf.cond(
                 element.has_value(),
@@ -376,4 +373,25 @@ class EvaluateFunction:
             turn,
             (tf.constant(True), self.totals.initial(), self._step.read()),
         )
+        return self.totals.added(states)
+
+    def _test(
+        self,
+        batch: object,
+        states: Sequence[tf.Tensor],
+        values: Sequence[tf.Tensor],
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        before = list(map(tf.identity, states))
+        states_after, values_after, self.log_names = self._step.test(
+            batch, values=values, metrics=before
+        )
+        self.totals.traced(before, states_after)
+        return states_after, values_after
+
+    def batch_by_batch(self, dataset: tf.data.Dataset) -> tf.Tensor:
+        """Adds them up over all of a data set here, in a call for each."""
+        test = tf.function(self._test, autograph=False, reduce_retracing=True)
+        states, values = self.totals.initial(), self._step.read()
+        for batch in dataset:
+            states, values = test(batch, states, values)
         return self.totals.added(states)
