@@ -12,6 +12,7 @@ import json
 import pathlib
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -59,8 +60,14 @@ def make_model(
     strategy: Any, *, steps_per_execution: int = 3
 ) -> tfdistill.CodistillModel:
     """A compiled model whose weights grow by the rate each step."""
+    return compiled(strategy, student, steps_per_execution)
+
+
+def compiled(
+    strategy: Any, make: Callable[[], keras.Model], steps_per_execution: int = 1
+) -> tfdistill.CodistillModel:
     with strategy.scope():
-        model = tfdistill.CodistillModel(student())
+        model = tfdistill.CodistillModel(make())
         model.compile(
             keras.optimizers.SGD(RATE),
             rewarded,
@@ -71,6 +78,20 @@ def make_model(
             steps_per_execution=steps_per_execution,
         )
     return model
+
+
+def reading_words(inner: keras.Model) -> keras.Model:
+    """The same for ids in words."""
+    x = keras.Input((1,), name="x")
+    words = keras.Input((1,), dtype="string", name="words")
+    known = list(map(str, range(1, NUM_IDS)))
+    ids = keras.layers.StringLookup(vocabulary=known)(words)
+    return keras.Model({"x": x, "words": words}, inner({"x": x, "ids": ids}))
+
+
+def in_words(features: Any, y: tf.Tensor) -> Any:
+    words = tf.strings.as_string(features["ids"])
+    return {"x": features["x"], "words": words}, y
 
 
 def weights(model: tfdistill.CodistillModel) -> tuple[float, np.ndarray]:
@@ -157,11 +178,13 @@ class Parts:
         weight, table = weights(model)
         each = np.arange(NUM_EXAMPLES)
         expected = weight * each + table[each % NUM_IDS]
+        outer = compiled(self._strategy, lambda: reading_words(model.student))
         return {
             "iterations": int(model.optimizer.iterations.numpy()),
             "history": history.history,
             "evaluated": model.evaluate(given, return_dict=True),
             "from_function": model.evaluate(make, return_dict=True),
+            "of_words": outer.evaluate(given.map(in_words), return_dict=True),
             "predicted": predicted[:, 0].tolist(),
             "expected": expected.tolist(),
         }

@@ -72,7 +72,8 @@ def test_finite_data_are_read_once_an_epoch(seen):
 
 def test_evaluation_counts_each_example_once_and_keeps_their_order(seen):
     part = seen("finite_data")
-    for found in part["evaluated"], part["from_function"]:
+    for name in ("evaluated", "from_function", "of_words"):
+        found = part[name]
         assert found["count"] == program.NUM_EXAMPLES
         assert found["label"] == MEAN_LABEL
         np.testing.assert_allclose(
