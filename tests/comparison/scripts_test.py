@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import pathlib
 import re
 
 import numpy as np
 import pytest
 
 from tfdistill.commands import compare
+from tfdistill.commands import run
+from tfdistill.comparison import experiment
 from tfdistill.comparison import scripts
 from tfdistill.comparison import trials
 from tfdistill.held_out import predictions
@@ -68,6 +71,35 @@ def _own_methods(tmp_path, *methods, text="import keras"):
     )
     recipe = compare._compared(options)
     return trials.Setup(recipe=recipe), compare._variants(options, recipe)
+
+
+def test_the_same_command_resumes_after_other_comparisons(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("one", "other"), 1):
+        pathlib.Path(f"{name}.py").write_text("import keras")
+        directory = run.new_directory(
+            tmp_path / "comparisons", "last_comparison"
+        )
+        experiment.Experiment(
+            directory,
+            setup=trials.Setup(
+                recipe=scripts.Script.of(
+                    f"{name}.py", held_out=None, command=[]
+                )
+            ),
+            variants=trials.parse_methods("independent"),
+            num_trials=4,
+        )._write_record()
+        (directory / "runs" / "done").mkdir(parents=True)
+        (directory / "runs" / "done" / "results.json").write_text("{}")
+        assert directory.name == str(number)
+    assert compare.main(["one.py", "--report-only"]) == 1  # No whole trial.
+    first = tmp_path / "comparisons" / "1"
+    assert f"comparison in {first}\n" in capsys.readouterr().out
+    assert pathlib.Path("last_comparison").resolve() == first
+    assert len(list(first.parent.iterdir())) == 2
 
 
 def test_a_method_of_ones_own_is_options_on_top_of_another(tmp_path):

@@ -79,7 +79,7 @@ def _add_what(add: Callable[..., None]) -> None:
     add(
         "workdir",
         f"<DIR>: directory for all runs and the report; default: ./{_HERE}/1, "
-        f"./{_HERE}/2 and so on, or the newest one if it has the same settings",
+        f"./{_HERE}/2 and so on, or the one that has the same settings",
     )
     add(
         "methods",
@@ -161,20 +161,24 @@ def _compared(options: programs.Options) -> recipes.Recipe:
 
 
 def _workdir(options: programs.Options, setup: trials.Setup) -> pathlib.Path:
-    """Returns the directory: the last one if the same is compared there."""
+    """Returns the directory: an earlier one if the same is compared there."""
     from tfdistill.comparison import experiment
 
     if options.workdir:
         return pathlib.Path(options.workdir).absolute()
     place = pathlib.Path(_HERE).absolute()
     last = (place.parent / _LAST).resolve()
-    if experiment.holds(last, setup, _tuning(options)):
-        return last
+    for each in sorted(place.glob("*")):
+        if experiment.holds(each, setup, _tuning(options)):
+            run_lib.link(each, _LAST)
+            return each
     if options.report_only:
         raise ValueError(
-            f"--report-only found no comparison with these options in {last}. "
-            "Pass its directory: --workdir=DIR"
+            "--report-only found no comparison with these options in "
+            f"{place}. Pass its directory: --workdir=DIR"
         )
+    if experiment.is_unused(last):
+        return last
     return run_lib.new_directory(place, _LAST)
 
 

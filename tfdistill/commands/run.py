@@ -83,11 +83,17 @@ def new_directory(runs: pathlib.Path, last: str = LAST) -> pathlib.Path:
             (runs / str(number)).mkdir()
         except FileExistsError:
             continue  # Taken by a run that started at the same moment.
-        link, place = runs / f".{last}.{number}", runs.parent / last
-        if place.is_symlink() or not place.exists():  # No file of the user's.
-            link.symlink_to(pathlib.Path(runs.name, str(number)))
-            link.replace(place)
+        link(runs / str(number), last)
         return runs / str(number)
+
+
+def link(directory: pathlib.Path, last: str) -> None:
+    """Makes `last`, beside the directory of all runs, a link to one of them."""
+    runs = directory.parent
+    made, place = runs / f".{last}.{directory.name}", runs.parent / last
+    if place.is_symlink() or not place.exists():  # No file of the user's.
+        made.symlink_to(pathlib.Path(runs.name, directory.name))
+        made.replace(place)
 
 
 def _workdir(options: programs.Options) -> str:

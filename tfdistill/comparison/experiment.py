@@ -270,11 +270,20 @@ def holds(
     setup: trials_lib.Setup,
     tune: trials_lib.Tuning | None,
 ) -> bool:
-    """Whether a directory holds a comparison of the same, or no run yet."""
+    """Whether a directory holds a comparison of the same."""
     record = _record(workdir)
-    if record is None:
+    return record is not None and not _changed(record, setup, tune)
+
+
+def is_unused(workdir: pathlib.Path) -> bool:
+    """Whether a comparison began and ended here, of which nothing came."""
+    if _record(workdir) is None or not _is_empty(workdir):
         return False
-    return _is_empty(workdir) or not _changed(record, setup, tune)
+    try:
+        with _locked(workdir):
+            return True
+    except ValueError:
+        return False  # Its first run is under way.
 
 
 def _is_empty(workdir: pathlib.Path) -> bool:
