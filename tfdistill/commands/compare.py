@@ -298,6 +298,11 @@ def _run(options: programs.Options) -> int:
     except KeyboardInterrupt:
         _say("interrupted; run the same command again to resume")
         return EXIT_INTERRUPTED
+    except ValueError as error:
+        if not failures:
+            raise
+        _say(f"no report: {error}")
+        return programs.EXIT_FAILURE
     finally:
         signal.signal(signal.SIGTERM, earlier)
     print(f"\n{markdown.first_screen(report)}\n")

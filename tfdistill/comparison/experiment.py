@@ -154,7 +154,15 @@ class Experiment:
         with _locked(self.workdir):
             self._write_record()
             runner = runs.Runner(
-                self.workdir, num_at_once=num_at_once, say=say, launch=launch
+                self.workdir,
+                num_at_once=num_at_once,
+                say=say,
+                launch=launch,
+                names={
+                    run.key: name
+                    for name, trials in reversed(self._trials.items())
+                    for run in _runs(trials)
+                },
             )
             failures = {}
             if self._tune is not None:

@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -61,8 +62,13 @@ class Runner:
         num_at_once: int = 1,
         say: Callable[[str], None] = print,
         launch: Launch = launch,
+        names: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts nothing yet; `say` takes a line of progress."""
+        """Starts nothing yet; `say` takes a line of progress.
+
+        `names` has a name for some runs, by their keys.
+        """
+        self._names = names or {}
         self._workdir = workdir
         self._num_at_once = num_at_once
         self._say = say
@@ -126,10 +132,11 @@ class Runner:
                 if self._seconds:
                     mean = sum(self._seconds) / len(self._seconds)
                     secs = mean * (total - number + 1) / self._num_at_once
-                    left = f"; about {secs / 60:.0f} min left"
+                    left = f"; about {max(secs / 60, 1):.0f} min left"
+                name = self._names.get(key, run.recipe.method)
                 self._say(
-                    f"[{number}/{total}] {run.key}: {run.recipe.method}, "
-                    f"{run.num_groups} x {run.workers_per_group} workers{left}"
+                    f"[{number}/{total}] {name}, {run.num_groups} x "
+                    f"{run.workers_per_group} workers, in {RUNS}/{key}{left}"
                 )
                 self._start(run, tries=1)
 

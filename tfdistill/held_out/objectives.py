@@ -192,10 +192,11 @@ def compiled(loss: object) -> tuple[Any, tuple[Any, ...], Any]:
         for _, own in found
     ]
     raise ValueError(
-        "Predictions are compared as probabilities, so the model must have one "
-        "loss, a categorical or binary cross-entropy; received "
-        f"{', '.join(names) or 'none'}. Compile with such a loss, or train "
-        "without a comparison and without HeldOutPredictions."
+        "What is compared are probabilities, so the model must have one loss, "
+        "a categorical or binary cross-entropy; received "
+        f"{', '.join(names) or 'none'}. Models with other losses, such as "
+        "regressions, train on workers and in groups, but can't be compared "
+        "yet: leave out the comparison, and HeldOutPredictions."
     )
 
 
