@@ -493,6 +493,86 @@ def _masked():
     return history.history, model.get_weights()
 
 
+class ByStep(keras.Model):
+    """The step of its own that public examples have."""
+
+    def train_step(self, data):
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred, weights)
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"own": loss, **self.compute_metrics(x, y, y_pred, weights)}
+
+
+def _sums():
+    """Sums over rows, in a `compute_loss` and in a step."""
+
+    class Adds(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+            return keras.ops.sum((y - y_pred) ** 2)
+
+    class AddsByStep(ByStep, Adds):
+        pass
+
+    found = []
+    inputs = keras.Input((3,))
+    for kind, loss in (
+        (Adds, None),
+        (AddsByStep, None),
+        (ByStep, keras.losses.MeanSquaredError("sum")),
+    ):
+        model = kind(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(keras.optimizers.SGD(0.01), loss)
+        # The last batch has two rows.
+        history = model.fit(
+            *(_data(3), _data(1)), batch_size=5, shuffle=False, verbose=0
+        )
+        found += [model.get_weights(), history.history.get("own", [])]
+    return found
+
+
+def _weighted():
+    """Weights of rows, in a `compute_loss` and in steps of its own."""
+
+    class Weighs(keras.Model):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.tracker = keras.metrics.Mean("loss")
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            losses = keras.losses.mean_squared_error(y, y_pred)
+            self.tracker.update_state(losses, sample_weight)
+            total = keras.ops.sum(losses * sample_weight)
+            return total / keras.ops.sum(sample_weight)
+
+        def compute_metrics(self, x, y, y_pred, sample_weight):
+            return {"loss": self.tracker.result()}
+
+        @property
+        def metrics(self):
+            return [self.tracker]
+
+    class WeighsByStep(ByStep, Weighs):
+        def test_step(self, data):
+            self.compute_loss(data[0], data[1], self(data[0]), data[2])
+            return {"loss": self.tracker.result()}
+
+    found = []
+    inputs = keras.Input((3,))
+    arrays = _data(3), _data(1)
+    weights = _data(2)[:, 0]
+    for kind in (Weighs, WeighsByStep):
+        model = kind(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(keras.optimizers.SGD(0.1))
+        options = dict(batch_size=5, sample_weight=weights, verbose=0)
+        history = model.fit(*arrays, shuffle=False, **options)
+        evaluated = model.evaluate(*arrays, **options)
+        found += [model.get_weights(), history.history, evaluated]
+    return found
+
+
 def _compares_rows():
     """A contrastive step, whose data sets have other rows each."""
     model = _Contrastive()
@@ -726,7 +806,7 @@ _FURTHER = (
     *(_own_evaluate, _pairs, _positions, _built_by_its_step, _pictures),
     *(_volumes, _without_training, _ratio, _years, _compiled_again),
     *(_gradients_to_look_at, _saturated, _compares_in_loss, _exported_layer),
-    *(_centers_in_training, _embeds, _of_a_graph),
+    *(_centers_in_training, _embeds, _of_a_graph, _sums, _weighted),
 )
 
 
@@ -751,6 +831,8 @@ def test_two_replicas_do_what_keras_does_alone(
         _centers: "Sequential.call .* compares rows",
         _centers_in_training: "Functional.call .* compares rows",
         _embeds: "computes the whole batch",
+        _sums: "train_step .* adds up rows",
+        _weighted: "train_step .* (weights of rows|whole batch)",
         _masked: "Masked.train_step .* numbers of the whole batch",
     }
     with (

@@ -175,10 +175,10 @@ class Own:
         is_split = self.has_loss and _has_replicas(model)
         if not is_split:
             return model.compute_loss(x, y, y_pred, weights, training=training)
-        self._check_weights(weights)
         own = slice(None)
-        if self.loss_on_all_rows:
-            own, (x, y) = global_batch.of_all_replicas((x, y))
+        # Its own `compile` took the losses, which know of no shares of weights.
+        if self.loss_on_all_rows or (weights is not None and self.is_compiled):
+            own, (x, y, weights) = global_batch.of_all_replicas((x, y, weights))
             y_pred = global_batch.outputs_of_all_replicas(y_pred)
         with batch.alone():
             loss = model.compute_loss(x, y, y_pred, weights, training=training)
@@ -202,7 +202,7 @@ class Own:
             optimizers = keras_internals.optimizers_of(self._model)
             for optimizer in optimizers.values():
                 keras_internals.pass_gradients_through(optimizer, _averaged)
-        return self._on_replicas(step, model)
+        return self._on_replicas(step, model, name)
 
     def _loss_compares(self, model: keras.Model) -> bool:
         """Whether its own `compute_loss` compares rows with each other."""
@@ -247,18 +247,7 @@ class Own:
                 stacklevel=2,
             )
 
-    def _check_weights(self, weights: Any) -> None:
-        # Its own `compile` took the losses, which therefore know of no share.
-        if weights is not None and self.is_compiled:
-            raise ValueError(
-                "Examples must have no weights if several replicas run a "
-                "model's own steps or loss, which weight replicas by their "
-                "rows; received `sample_weight` or `class_weight` for "
-                f"{self._model.name}. Make the weights an input of the model "
-                "and multiply by them in its own loss."
-            )
-
-    def _on_replicas(self, step: Step, model: keras.Model) -> Step:
+    def _on_replicas(self, step: Step, model: keras.Model, name: str) -> Step:
         """A step of one device as a step of one of several replicas.
 
         What it logs is averaged by rows; Keras' metrics are added up elsewhere.
@@ -271,7 +260,10 @@ class Own:
                 return run_on_all(data)
             inputs, _, weights = keras.utils.unpack_x_y_sample_weight(data)
             if _weigh_rows(weights):
-                self._check_weights(weights)
+                # Replicas know of no shares of weights.
+                self.needs_all_rows = True
+                self._tell(name, "gets weights of rows")
+                return run_on_all(data)
             batch = global_batch.GlobalBatch.of(inputs)
             variables = metric_states.variables_of(model)
             if not batch.may_be_empty:

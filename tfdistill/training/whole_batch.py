@@ -52,6 +52,8 @@ _FACTORS = {
     **dict.fromkeys(("MatMul", "Mul", "MulNoNan"), False),
     **dict.fromkeys(("Div", "DivNoNan", "RealDiv"), True),
 }
+# Operations that make numbers of rows.
+_OF_SHAPES = frozenset({"Prod", "Shape", "ShapeN", "Size"})
 # After these another axis than the first may be of the rows; what functions and
 # loops do isn't seen.
 _MOVES = frozenset(
@@ -267,6 +269,8 @@ def _of_step(
         not _add_up(totals, step.targets, after)
     ):
         return "computes its loss from numbers of the whole batch"
+    if _stay_sums(totals, step.targets):
+        return "adds up rows in its loss"
     applied = _tensors(step.applied)
     # In a `tf.function` it may compute them from rows.
     calls = _operations_before(applied, until=_CALLS) & after
@@ -302,6 +306,24 @@ def _add_up(
     )
     found = metric_joins.operations_after(parts)
     return not (found - linear) & asked
+
+
+def _stay_sums(totals: list[tf.Tensor], results: list[Any]) -> bool:
+    """Whether results have sums over rows that no number of rows divides.
+
+    Replicas count their results by shares of the rows, as means over them.
+    """
+    sums = [value for value in totals if value.op.type == "Sum"]
+    after = {value.op for value in sums}
+    after |= metric_joins.operations_after(sums, until=_divides_by_size)
+    return any(value.op in after for value in _tensors(results))
+
+
+def _divides_by_size(operation: tf.Operation) -> bool:
+    if not _FACTORS.get(operation.type):
+        return False
+    kinds = {each.type for each in _operations_before(operation.inputs[1:])}
+    return not kinds.isdisjoint(_OF_SHAPES)
 
 
 def _is_linear(operation: tf.Operation, after: set[tf.Operation]) -> bool:
