@@ -109,6 +109,7 @@ def _of_means(model, z):
         (lambda m, z: ops.sqrt(ops.mean(z**2)), "numbers of the whole batch"),
         (lambda m, z: ops.mean(z / ops.max(z)), "numbers of the whole batch"),
         (_of_means, None),
+        (lambda m, z: ops.mean(z) + ops.sum(z**2) / 8, "adds up rows"),
     ],
 )
 def test_it_is_seen_in_a_trace(loss, reason, batch_size):

@@ -441,13 +441,17 @@ def _add_up_rows(
     replica's step gives its optimizer are averaged by shares of the rows, so a
     loss of each row is divided by the share.
     """
-    is_update = _here.share is not None and any(
-        isinstance(source, keras.Variable | tf.Variable)
-        for source in tf.nest.flatten(sources)
-    )
+    is_update = _here.share is not None and _have_variables(sources)
     if is_update and output_gradients is None:
         output_gradients = tf.nest.map_structure(_over_share, target)
     return gradient(tape, target, sources, output_gradients, *args, **kwargs)
+
+
+def _have_variables(sources: object) -> bool:
+    return any(
+        isinstance(source, keras.Variable | tf.Variable)
+        for source in tf.nest.flatten(sources)
+    )
 
 
 def _over_share(target: tf.Tensor) -> Any:
@@ -863,6 +867,8 @@ class TracedStep(NamedTuple):
     targets: list[Any]
     gradients: list[Any]
     applied: list[Any]
+    # The targets of which weights get gradients.
+    losses: list[Any]
     # Keras' variables, each with what it is assigned.
     assigned: list[tuple[keras.Variable, Any]]
 
@@ -890,6 +896,7 @@ def trace_own_step(
     targets: list[Any] = []
     gradients: list[Any] = []
     applied: list[Any] = []
+    losses: list[Any] = []
 
     def gradient(
         tape: tf.GradientTape,
@@ -899,6 +906,8 @@ def trace_own_step(
         **k: object,
     ) -> Any:
         targets.extend(tf.nest.flatten(target))
+        if _have_variables(sources):
+            losses.extend(tf.nest.flatten(target))
         found = tf.nest.map_structure(
             lambda source: tf.zeros_like(tf.convert_to_tensor(source)), sources
         )
@@ -922,8 +931,11 @@ def trace_own_step(
         found = step(model, data)
         if loss is not None:
             targets.append(found)
+            losses.append(found)
         if look is not None:
-            look(TracedStep(data, targets, gradients, applied, assigned))
+            look(
+                TracedStep(data, targets, gradients, applied, losses, assigned)
+            )
         return found
 
     with contextlib.ExitStack() as stack:

@@ -269,7 +269,7 @@ def _of_step(
         not _add_up(totals, step.targets, after)
     ):
         return "computes its loss from numbers of the whole batch"
-    if _stay_sums(totals, step.targets):
+    if _stay_sums(totals, step.losses, _sizes(rows)):
         return "adds up rows in its loss"
     applied = _tensors(step.applied)
     # In a `tf.function` it may compute them from rows.
@@ -308,22 +308,30 @@ def _add_up(
     return not (found - linear) & asked
 
 
-def _stay_sums(totals: list[tf.Tensor], results: list[Any]) -> bool:
-    """Whether results have sums over rows that no number of rows divides.
+def _stay_sums(
+    totals: list[tf.Tensor], losses: list[Any], sizes: set[int | None]
+) -> bool:
+    """Whether losses have sums over rows that no number of rows divides.
 
-    Replicas count their results by shares of the rows, as means over them.
+    Replicas count their losses by shares of the rows, as means over them.
     """
     sums = [value for value in totals if value.op.type == "Sum"]
     after = {value.op for value in sums}
-    after |= metric_joins.operations_after(sums, until=_divides_by_size)
-    return any(value.op in after for value in _tensors(results))
+    after |= metric_joins.operations_after(
+        sums, until=functools.partial(_divides_by_size, sizes=sizes)
+    )
+    return any(value.op in after for value in _tensors(losses))
 
 
-def _divides_by_size(operation: tf.Operation) -> bool:
+def _divides_by_size(operation: tf.Operation, sizes: set[int | None]) -> bool:
     if not _FACTORS.get(operation.type):
         return False
-    kinds = {each.type for each in _operations_before(operation.inputs[1:])}
-    return not kinds.isdisjoint(_OF_SHAPES)
+    divisor = operation.inputs[1]
+    kinds = {each.type for each in _operations_before([divisor])}
+    known = tf.get_static_value(divisor)
+    return not kinds.isdisjoint(_OF_SHAPES) or (
+        known is not None and known.size == 1 and known.item() in sizes
+    )
 
 
 def _is_linear(operation: tf.Operation, after: set[tf.Operation]) -> bool:
