@@ -193,7 +193,7 @@ class Peer(teacher.Teacher):
         self._next: Any = None
         # The student's step at the last refresh.
         self._now: int | None = None
-        self._num_dropped = 0
+        self._num_dropped = self._num_waits = 0
         self.arrivals = arrivals.Arrivals()
         self._start_over()
 
@@ -428,8 +428,7 @@ class Peer(teacher.Teacher):
     def _start_over(self) -> None:
         self._silence, self._logged = staleness.Silence(), (teacher.GOOD, False)
         self.arrivals.start_over()
-        self._drop_reason = self.waits = ""
-        self._num_waits: int = 0
+        self._drop_reason, self.waits, self._num_waits = "", "", 0
         self.score = worth.Score()
         if self._compared is not None:
             self._compared.forget()
