@@ -1,6 +1,7 @@
 """Runs an ordinary Keras script: `python -m tfdistill train.py`.
 
-`python -m tfdistill run train.py` and other commands are those of `tfdistill`.
+`python -m tfdistill run train.py` is the command `tfdistill run train.py`, and
+so for the other commands.
 """
 
 import sys

@@ -703,7 +703,7 @@ class _Codistilled(_OfScript, model_lib.CodistillModel):
                 f"they learn from each other; received {type(model).__name__} "
                 f"with its own {', '.join(own)}. Move that code into "
                 "`compute_loss`, or into `self.add_loss` in `call` or a layer; "
-                "or train without teachers, with --teachers=none."
+                "or train without teachers: `tfdistill run --teachers=none`."
             )
         kinds: Mapping[str, Any] = {
             "peers": peers.Peers,
@@ -740,7 +740,7 @@ class _Codistilled(_OfScript, model_lib.CodistillModel):
         raise ValueError(
             "`train_on_batch` must not be called in a run of several groups, "
             "which exchange what they have learned in `fit`. Call `fit`; or "
-            "train without teachers, with --teachers=none."
+            "train without teachers: `tfdistill run --teachers=none`."
         )
 
     def _added(self, given: list[Any]) -> list[Any]:

@@ -1,5 +1,7 @@
 """Tests of which scripts are trained as they stand, and how tasks run them."""
 
+import runpy
+
 import pytest
 
 from tfdistill import patch as patch  # A script of these tests finds it.
@@ -127,3 +129,11 @@ def test_what_ends_a_script_is_shown_without_our_lines(
     places = [text.index(part) for part in ("line 4", *shown)]
     assert places == sorted(places)
     assert ("tfdistill/" in text) == ("patch.py" in shown)
+
+
+def test_the_module_has_the_commands_too(monkeypatch, capsys):
+    """For where the script `tfdistill` isn't on the path."""
+    monkeypatch.setattr("sys.argv", ["tfdistill", "run", "--num-group=2"])
+    with pytest.raises(SystemExit):
+        runpy.run_module("tfdistill", run_name="__main__")
+    assert "tfdistill run: error" in capsys.readouterr().err

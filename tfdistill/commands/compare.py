@@ -242,7 +242,7 @@ def _own_method(text: str) -> trials.Variant:
                 f"{', '.join(_OF_OWN)}, of."
             )
     # Which says what is wrong with a value.
-    keras_script.PROGRAM.parse(
+    keras_script.PROGRAM.named("tfdistill compare --method").parse(
         [*(f"--{programs.dashed(n)}={v}" for n, v in given.items()), "x.py"]
     )
     options = ",".join(f"{option}={value}" for option, value in given.items())
