@@ -117,8 +117,12 @@ def test_a_mistake_of_which_nothing_came_can_be_corrected(tmp_path, started):
 
 
 def test_a_second_comparison_at_the_same_time_is_refused(tmp_path, started):
+    _experiment(tmp_path)._write_record()
+    assert experiment.is_unused(tmp_path)
     with (tmp_path / experiment.LOCK).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        # Another script's takes a directory of its own.
+        assert not experiment.is_unused(tmp_path)
         with pytest.raises(ValueError, match="in use by another comparison"):
             _run(tmp_path, started)
     assert not started.workdirs
