@@ -182,19 +182,26 @@ def test_a_verdict_claims_what_the_intervals_show_and_no_more():
     assert "3 trial(s) are too few" in _verdict(num_trials=3)
 
 
-def _write(directory, run, *, rng, shift, **answers):
+def _classes(rng, shift):
+    labels = np.arange(40) % 3
+    logits = rng.normal(size=[40, 3]) + shift * np.eye(3)[labels]
+    exact = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    return predictions.Distributions(probabilities=exact, labels=labels)
+
+
+def _numbers(rng, shift):
+    labels = np.arange(40.0)
+    values = labels + rng.normal(scale=9 - 10 * shift, size=40)
+    return predictions.Values(values=values, labels=labels)
+
+
+def _write(directory, run, *, rng, shift, predicted=_classes, **answers):
     """Writes what a run would leave behind."""
     groups = []
     for group in range(run.num_groups):
         place = outputs.group_dir(directory, group)
         place.mkdir(parents=True)
-        labels = np.arange(40) % 3
-        logits = rng.normal(size=[40, 3]) + shift * np.eye(3)[labels]
-        exact = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-        outputs.write_predictions(
-            place,
-            predictions.Distributions(probabilities=exact, labels=labels),
-        )
+        outputs.write_predictions(place, predicted(rng, shift))
         lines = [{"event": "start", "time": 100.0, "step": 0}]
         lines += [
             _epoch_end(number, 2.0 - shift - 0.3 * number)
@@ -238,10 +245,8 @@ def _epoch_end(number, loss):
     }
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory):
-    """A finished comparison of made-up runs, and what it has written."""
-    workdir = tmp_path_factory.mktemp("compared")
+def _compared(workdir, **how):
+    """Makes up the runs of a comparison, and its report of them."""
     rng = np.random.default_rng(0)
     chosen = trials.parse_methods("independent,ensemble,codistill")
     found = experiment.Experiment(
@@ -253,9 +258,17 @@ def compared(tmp_path_factory):
             for run in variant.trial(_setup(), seed).runs:
                 if not runner.is_done(run):
                     shift = 0.5 * (variant.name == "codistill")
-                    _write(runner.directory(run), run, rng=rng, shift=shift)
+                    place = runner.directory(run)
+                    _write(place, run, rng=rng, shift=shift, **how)
     found._write_record()
-    made = found.report("final", {"seed_9_x": "exit code 1"}, jobs=2)
+    return found.report("final", {"seed_9_x": "exit code 1"}, jobs=2)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A finished comparison of made-up runs, and what it has written."""
+    workdir = tmp_path_factory.mktemp("compared")
+    made = _compared(workdir)
     assert made == json.loads((workdir / "report.json").read_text())
     text = (workdir / "report.md").read_text()
     return types.SimpleNamespace(workdir=workdir, made=made, text=text)
@@ -321,6 +334,21 @@ def test_the_report_can_be_recomputed_from_the_predictions(compared):
     assert codistilled["steps_to_target"]["mean"] == pytest.approx(400 / 3)
     ratio = codistilled["versus_independent"]["steps_to_target"]["ratio"]
     assert ratio == pytest.approx(4 / 9)
+
+
+def test_regressions_are_judged_by_their_unexplained_variance(tmp_path):
+    made = _compared(tmp_path, predicted=_numbers)
+    for method in made["methods"].values():
+        values = method["figures"]["unexplained_variance"]["values"]
+        assert len(values) == 4 and all(0 < value < 1 for value in values)
+        assert "log_loss" not in method["figures"]
+    codistilled = made["methods"]["codistill"]
+    assert "final unexplained variance better" in codistilled["verdict"]
+    assert "reached a loss of 1.1 in" in codistilled["verdict"]
+    text = (tmp_path / "report.md").read_text()
+    assert "log loss" not in text and "nats" not in text
+    assert "share of the labels' variance" in text
+    assert "share of the labels' variance" in markdown.first_screen(made)
 
 
 def test_an_ensemble_averages_probabilities(compared):

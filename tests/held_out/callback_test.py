@@ -165,8 +165,12 @@ def test_the_compiled_loss_says_what_outputs_are(from_logits):
         assert isinstance(found, predictions.Distributions)
         np.testing.assert_allclose(found.probabilities, share)
         assert found.labels.tolist() == [1, 0]
-    with pytest.raises(ValueError, match="received mean_squared_error"):
-        objectives.predictions_of(keras.losses.MeanSquaredError(), share, _Y)
+    for other, message in (
+        (keras.losses.Hinge(), "received hinge"),
+        (keras.losses.MeanSquaredError(), r"shape \(2, 2\) for labels of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            objectives.predictions_of(other, share, _Y)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +180,9 @@ def test_the_compiled_loss_says_what_outputs_are(from_logits):
         (keras.losses.BinaryFocalCrossentropy(), (), objectives.Clicks),
         (["sparse_categorical_crossentropy", None], (0,), objectives.Classes),
         ({"a": None, "b": "bce"}, ("b",), objectives.Clicks),
+        ("mse", (), objectives.Values),
+        (keras.losses.Huber(), (), objectives.Values),
+        ("cosine_similarity", None, None),
         ({"a": "mse", "b": "bce"}, None, None),
         (None, None, None),
     ],
@@ -183,7 +190,7 @@ def test_the_compiled_loss_says_what_outputs_are(from_logits):
 def test_the_only_loss_is_found_by_any_name_and_form(loss, path, objective):
     wrapped = global_batch.over_global_batch(loss)
     if objective is None:
-        with pytest.raises(ValueError, match="one loss.*train without"):
+        with pytest.raises(ValueError, match="one loss.*leave out"):
             objectives.compiled(wrapped)
         return
     found = objectives.compiled(wrapped)
@@ -230,21 +237,50 @@ def test_what_does_not_count_for_the_loss_is_left_out(named, tmp_path):
     )
 
 
-@pytest.mark.parametrize("labels", [_X[:, :1], np.ones((64, 1))])
+def test_numbers_of_a_regression_are_written(named, tmp_path):
+    named("independent")
+    with tfdistill.make_strategy().scope():
+        model = tfdistill.CodistillModel(
+            keras.Sequential([keras.layers.Dense(1)])
+        )
+        model.compile("sgd", "mse")
+    labels = _X.sum(axis=1)
+    counts = np.ones(64)
+    counts[:4] = 0
+    callbacks = [
+        *tfdistill.callbacks.defaults(every_steps=3),
+        tfdistill.callbacks.HeldOutPredictions("all", (_X, labels, counts)),
+    ]
+    model.fit(_X, labels, callbacks=callbacks, verbose=0)
+    arrays = _written(tmp_path)[1]
+    np.testing.assert_allclose(arrays["labels"], labels[4:])
+    np.testing.assert_allclose(
+        arrays["values"], model.predict(_X, verbose=0)[4:, 0], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "message"),
+    [
+        ("binary_crossentropy", _X[:, :1], "must be 0 and 1, and both must"),
+        ("binary_crossentropy", np.ones((64, 1)), "must be 0 and 1, and both"),
+        ("mse", np.ones((64, 1)), "must differ.*received 64 times 1"),
+    ],
+)
 def test_labels_without_figures_are_refused_before_the_first_step(
-    labels, named
+    loss, labels, message, named
 ):
     named("independent")
     with tfdistill.make_strategy().scope():
         model = tfdistill.CodistillModel(
             keras.Sequential([keras.layers.Dense(1, activation="sigmoid")])
         )
-        model.compile("sgd", "binary_crossentropy")
+        model.compile("sgd", loss)
     callbacks = [
         *tfdistill.callbacks.defaults(every_steps=3),
         tfdistill.callbacks.HeldOutPredictions("all", (_X, labels)),
     ]
-    with pytest.raises(ValueError, match="must be 0 and 1, and both must"):
+    with pytest.raises(ValueError, match=message):
         model.fit(_X, _Y, callbacks=callbacks, verbose=0)
     assert int(model.optimizer.iterations.numpy()) == 0
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sklearn import metrics
 
 from tfdistill.held_out import predictions
 from tfdistill.recipes import outputs
@@ -21,7 +22,12 @@ def _tokens(rng, labels):
     )
 
 
-@pytest.mark.parametrize("make", [_classes, _tokens])
+def _values(rng, labels):
+    values = labels + rng.normal(size=len(labels))
+    return predictions.Values(values=values, labels=labels)
+
+
+@pytest.mark.parametrize("make", [_classes, _tokens, _values])
 def test_files_give_back_what_was_written(tmp_path, make):
     rng = np.random.default_rng(0)
     kept = make(rng, rng.integers(0, 4, 20))
@@ -58,6 +64,26 @@ def test_churn_of_tokens_is_that_of_the_true_ones(tmp_path):
     assert "predicted_labels" not in both.arrays()
     outputs.write_predictions(tmp_path, both)
     assert predictions.read(tmp_path).figures() == both.figures()
+
+
+def test_figures_of_a_regression_have_no_unit():
+    rng = np.random.default_rng(3)
+    labels = rng.normal(50.0, 4.0, 200)
+    first, second = retrains = [_values(rng, labels) for _ in range(2)]
+    found = first.figures()
+    assert found["unexplained_variance"] == pytest.approx(
+        1 - metrics.r2_score(labels, first.compared)
+    )
+    apart = np.abs(first.compared - second.compared).mean()
+    assert first.churn(second)["churn"] == pytest.approx(apart / labels.std())
+    (spread,) = predictions.Values.spread(retrains).values()
+    assert spread == pytest.approx(apart / labels.std() / 2)
+    cents, other = (
+        predictions.Values(values=100 * x.compared, labels=100 * labels)
+        for x in retrains
+    )
+    assert cents.figures() == pytest.approx(found)
+    assert cents.churn(other) == pytest.approx(first.churn(second))
 
 
 def test_spread_is_the_distance_to_the_mean_of_the_retrains():

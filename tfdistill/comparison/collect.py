@@ -21,16 +21,24 @@ from tfdistill.held_out import predictions
 from tfdistill.recipes import outputs
 from tfdistill.statistics import estimates
 
-# The validation figure that curves and targets are about, in nats.
-METRIC = "log_loss"
-_CURVES = (f"val_{METRIC}", "val_loss")
+# The validation figures that models are judged by, in words; each has one.
+METRICS = {
+    "log_loss": "log loss",
+    "unexplained_variance": "unexplained variance",
+}
+# What curves and targets are about: in nats, or in the unit of a loss.
+LOG_LOSS, LOSS = "log_loss", "loss"
+_CURVES = (f"val_{LOG_LOSS}", f"val_{LOSS}")
 NAMED = ("final", "best")
 Directory = Callable[[trials_lib.Run], pathlib.Path]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Validation log loss (nats) at each evaluation; the mean over groups."""
+    """Validation loss at each evaluation; the mean over groups.
+
+    The log loss, in nats, of what predicts probabilities.
+    """
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -209,8 +217,8 @@ def collect(
     copies = [one.figures() for one in found]
     figures = predictions.means(copies)
     curve = None if trial.averaged else read(groups)
-    if curve is not None:
-        figures[f"best_{METRIC}"] = curve.loss("best")
+    if curve is not None and LOG_LOSS in figures:
+        figures[f"best_{LOG_LOSS}"] = curve.loss("best")
     figures |= _cost(trial, by_run) | _exchanged(trial, groups)
     figures |= {
         f"between_groups_{name}": value
@@ -230,6 +238,11 @@ def collect(
         if len(trial.students) > 1
         else min(_taught_of(group.results for group in groups), default=None),
     )
+
+
+def metric_in(figures: Mapping[str, Any]) -> str:
+    """Returns the name of the figure that a model is judged by."""
+    return next(name for name in METRICS if name in figures)
 
 
 def churn_matrices(trials: Sequence[Finished]) -> dict[str, np.ndarray]:
@@ -410,7 +423,7 @@ class Target:
         kind: `"final"` or `"best"`: the mean of those losses of the
             independent trials, each of which takes to it what it took to its
             own; or `"given"`.
-        value: The loss, in nats.
+        value: The loss, of which nats if it is a log loss.
     """
 
     kind: str
@@ -425,7 +438,7 @@ def check(text: str) -> None:
         fits = False
     if not fits:
         raise ValueError(
-            f"--target must be {', '.join(NAMED)} or a number of nats; "
+            f"--target must be {', '.join(NAMED)} or a validation loss; "
             f"received {text!r}."
         )
 

@@ -129,7 +129,7 @@ class Experiment:
                 continue
             losses = {
                 value: [
-                    trial.figures[collect.METRIC]
+                    trial.figures[collect.metric_in(trial.figures)]
                     for trial in self._read_all(f"{name}, tuning", trials)
                 ]
                 for value, trials in by_value.items()

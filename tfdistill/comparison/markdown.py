@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.comparison import collect
 from tfdistill.statistics import tables
 
 # Name of a figure to its heading and format, in the order of the tables.
 _QUALITY = {
     "log_loss": ("final log loss", ".4f"),
     "best_log_loss": ("best log loss", ".4f"),
+    "unexplained_variance": ("final unexplained variance", ".4f"),
+    "absolute_error": ("absolute error", ".4f"),
     "accuracy": ("accuracy", ".4f"),
     "auc": ("AUC", ".4f"),
     "normalized_entropy": ("normalized entropy", ".4f"),
@@ -48,6 +51,11 @@ _GROUPS = {
     "slow_bytes_per_step": ("bytes a step between groups", ",.0f"),
 }
 _WIDTH = 80
+_TERMS = {
+    "unexplained_variance": "unexplained variance: the squared error as a "
+    "share of the labels' variance; churn and the absolute error are shares of "
+    "their standard deviation"
+}
 _COST = {
     "total_steps": ("steps, all groups", ",.0f"),
     "total_examples": ("examples, all groups", ",.0f"),
@@ -66,14 +74,16 @@ def verdicts(report: Mapping[str, Any]) -> list[str]:
 
 def summary(report: Mapping[str, Any]) -> list[list[str]]:
     """Returns a table of quality, churn and cost: the head, then the rows."""
-    head = ["method", "final log loss", "churn", "examples", "seconds"]
+    metric = _metric(report)
+    quality = f"final {collect.METRICS[metric]}"
+    head = ["method", quality, "churn", "examples", "seconds"]
     baseline = report["methods"].get("independent")
     rows = []
     for name, method in report["methods"].items():
         figures = method["figures"]
         churn = method["churn"].get("churn")
         cells = [
-            _estimate(figures["log_loss"], ".4f"),
+            _estimate(figures[metric], ".4f"),
             _estimate(churn, ".4f") if churn else "",
             f"{figures['total_examples']['mean']:,.0f}",
             f"{figures['seconds']['mean']:,.1f}",
@@ -86,6 +96,16 @@ def summary(report: Mapping[str, Any]) -> list[list[str]]:
             cells[2] += f" ({versus.get('examples', 1):.3g}x)"
         rows.append([name, *cells])
     return [head, *rows]
+
+
+def _metric(report: Mapping[str, Any]) -> str:
+    method = next(iter(report["methods"].values()))
+    return collect.metric_in(method["figures"])
+
+
+def _terms(report: Mapping[str, Any]) -> list[str]:
+    """Returns what the words of the figures mean, where they need it."""
+    return [_TERMS[name] for name in [_metric(report)] if name in _TERMS]
 
 
 def first_screen(report: Mapping[str, Any]) -> str:
@@ -103,7 +123,8 @@ def first_screen(report: Mapping[str, Any]) -> str:
         f"{100 * report['confidence']:.0f}% intervals"
     )
     notes = [f"note: {note}" for note in report["notes"]]
-    blocks = [_wrapped(verdicts(report)), lines, _wrapped([terms, *notes])]
+    said = [terms, *_terms(report), *notes]
+    blocks = [_wrapped(verdicts(report)), lines, _wrapped(said)]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -128,6 +149,7 @@ def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
             **report["setup"]
         ),
         _table("Quality", methods, _QUALITY),
+        *_terms(report),
     ]
     if target:
         blocks.append(_to_target(methods, target))
@@ -157,8 +179,10 @@ def _to_target(methods: Mapping[str, Any], target: Mapping[str, Any]) -> str:
         "given": "the loss that was asked for",
     }
     reached = {n: m for n, m in methods.items() if "reached" in m}
+    is_log_loss = target["metric"] == collect.LOG_LOSS
+    unit = " nats" if is_log_loss else ", a validation loss"
     title = (
-        f"To {target['value']:.4f} nats, {kinds[target['kind']]} (trials that "
+        f"To {target['value']:.4f}{unit}, {kinds[target['kind']]} (trials that "
         "reached it)"
     )
     table = _table(title, reached, _TARGET)
@@ -182,7 +206,11 @@ def _to_target(methods: Mapping[str, Any], target: Mapping[str, Any]) -> str:
 def _pairs(pairs: Sequence[Mapping[str, Any]]) -> str:
     """Returns the differences between methods that are not the baseline."""
     columns = {
-        "final log loss": ("log_loss", "difference", "+.4f"),
+        **{
+            f"final {words}": (name, "difference", "+.4f")
+            for name, words in collect.METRICS.items()
+            if any(name in pair for pair in pairs)
+        },
         "steps to the target, ratio": ("steps_to_target", "ratio", ".2f"),
         "churn, ratio": ("churn", "ratio", ".2f"),
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdistill.comparison import collect
 from tfdistill.statistics import plots
 
 CURVES, CHURN = "curves.png", "churn.png"
@@ -35,7 +36,8 @@ def draw(report: Mapping[str, Any], directory: pathlib.Path) -> list[str]:
     for variant, found in methods.items():
         if match := _VARIANT.fullmatch(variant):
             values = sweeps.setdefault((match["method"], match["name"]), [])
-            values.append((match["value"], found["figures"]["log_loss"]))
+            metric = collect.metric_in(found["figures"])
+            values.append((match["value"], found["figures"][metric]))
     alone = methods.get("independent")
     for (method, name), values in sweeps.items():
         file = f"sweep_{method}_{re.sub('[^a-zA-Z0-9]+', '_', name)}.png"
@@ -58,13 +60,17 @@ def _curves(
     many = len(curves) > _FEW
     figure, axes = plots.figure(*(12, 7) if many else (8, 4.5))
     shown = []
+    has_log_loss = any(
+        collect.LOG_LOSS in c for found in curves.values() for c in found
+    )
+    metric = collect.LOG_LOSS if has_log_loss else collect.LOSS
     for place, (name, found) in enumerate(curves.items()):
         if not found:
             continue
         length = min(len(curve["steps"]) for curve in found)
         steps = found[0]["steps"][:length]
         # What is not finite is null in JSON.
-        values = np.array([c["log_loss"][:length] for c in found], np.float64)
+        values = np.array([c[metric][:length] for c in found], np.float64)
         shown.append(values[np.isfinite(values)])
         mean = values.mean(axis=0)
         # Ten colours, then the same ten with another line.
@@ -80,7 +86,7 @@ def _curves(
         axes.axhline(target["value"], **plots.REFERENCE)
     axes.set(
         xlabel="steps of a group",
-        ylabel="validation log loss (nats)",
+        ylabel="validation " + ("log loss (nats)" if has_log_loss else "loss"),
         title="mean over trials, band of one standard error",
     )
     # The first evaluations would flatten what matters.
@@ -120,12 +126,13 @@ def _sweep(
     means, errors = _errors(list(estimates))
     axes.errorbar(names, means, yerr=errors, marker="o", capsize=3)
     if alone:
-        mean = alone["figures"]["log_loss"]["mean"]
+        metric = collect.metric_in(alone["figures"])
+        mean = alone["figures"][metric]["mean"]
         axes.axhline(mean, label="independent", **plots.REFERENCE)
         axes.legend(fontsize="small")
     axes.set(
         xlabel=title,
-        ylabel="final validation log loss (nats)",
+        ylabel="final validation figure",
         title="mean and 95% interval over trials",
     )
     axes.grid(alpha=0.3)

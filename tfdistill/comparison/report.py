@@ -82,7 +82,7 @@ def make(
     return {
         **context,
         "confidence": estimates.CONFIDENCE,
-        "target": aim and {"metric": collect.METRIC, **vars(aim)},
+        "target": aim and {"metric": _of_curves(found), **vars(aim)},
         "notes": [
             *context.get("notes", ()),
             *_past_best(found, target),
@@ -104,6 +104,14 @@ def make(
         "beyond_own_past": _beyond_own_past(pairs, found, aim),
         "methods": found,
     }
+
+
+def _of_curves(methods: Mapping[str, Any]) -> str:
+    """Returns the name of what curves show."""
+    has_log_loss = any(
+        collect.LOG_LOSS in method["figures"] for method in methods.values()
+    )
+    return collect.LOG_LOSS if has_log_loss else collect.LOSS
 
 
 def _curves(trials: Trials) -> list[collect.Curve]:
@@ -175,7 +183,7 @@ def _lead(versus: Mapping[str, Any]) -> Lead:
     clear = set()
     for name, key, none in (
         ("churn", "ratio", 1),
-        (collect.METRIC, "difference", 0),
+        (collect.metric_in(versus), "difference", 0),
         ("steps_to_target", "ratio", 1),
     ):
         found = versus.get(name)
@@ -201,8 +209,8 @@ def _said(
 ) -> str:
     parts = [
         _churn(versus.get("churn")),
-        _loss(versus[collect.METRIC]),
-        _steps(figures, versus.get("steps_to_target"), target, other),
+        _loss(versus),
+        _steps(figures, versus, target, other),
     ]
     return "; ".join(part for part in parts if part)
 
@@ -222,13 +230,16 @@ def _budget(versus: Mapping[str, Any]) -> str:
 
 def _steps(
     figures: Mapping[str, Any],
-    found: Mapping[str, Any] | None,
+    versus: Mapping[str, Any],
     target: float | None,
     other: str,
 ) -> str:
     if target is None or "reached" not in figures:
         return ""
-    goal = f"{target:.4g} nats"
+    goal = f"a loss of {target:.4g}"
+    if collect.LOG_LOSS in versus:
+        goal = f"{target:.4g} nats"
+    found = versus.get("steps_to_target")
     reached, trials = figures["reached"], figures["num_trials"]
     if reached < trials:
         return f"reached {goal} in {reached} of {trials} trials"
@@ -264,14 +275,19 @@ def _churn(found: Mapping[str, Any] | None) -> str:
     return f"churn {change} ({low - 1:+.{digits}%} to {high - 1:+.{digits}%})"
 
 
-def _loss(found: Mapping[str, Any]) -> str:
+def _loss(versus: Mapping[str, Any]) -> str:
+    metric = collect.metric_in(versus)
+    found = versus[metric]
     if found["interval"] is None:
         return ""
     change, (low, high) = found["difference"], found["interval"]
     word = "better" if change < 0 else "worse"
     if low <= 0 <= high:
         word = "not clearly different"
-    return f"final log loss {word} ({change:+.4f}, {low:+.4f} to {high:+.4f})"
+    return (
+        f"final {collect.METRICS[metric]} {word} ({change:+.4f}, {low:+.4f} to "
+        f"{high:+.4f})"
+    )
 
 
 def _beyond_own_past(
@@ -299,10 +315,12 @@ def _past_best(found: Mapping[str, Any], target: str) -> list[str]:
     notes = []
     for name, figures in found.items():
         values = figures["figures"]
-        best = values.get(f"best_{collect.METRIC}")
-        final = values[collect.METRIC]
+        best = values.get(f"best_{collect.LOG_LOSS}")
+        if not best:
+            continue
+        final = values[collect.LOG_LOSS]
         error = final["standard_error"] or 0.0
-        if best and final["mean"] - best["mean"] > max(2 * error, 1e-3):
+        if final["mean"] - best["mean"] > max(2 * error, 1e-3):
             notes.append(
                 f"{name} overfits: its final log loss is {final['mean']:.4f}, "
                 f"its best {best['mean']:.4f}."
@@ -468,7 +486,9 @@ def _trial(trial: collect.Finished) -> dict[str, Any]:
         "curve": curve
         and {
             "steps": curve.steps,
-            collect.METRIC: [
+            collect.LOG_LOSS
+            if collect.LOG_LOSS in trial.figures
+            else collect.LOSS: [
                 value if math.isfinite(value) else None
                 for value in curve.values
             ],
@@ -513,7 +533,7 @@ def _versus(
         "num_trials": len(baseline),
         "examples": ratio(lambda trial: trial.figures["total_examples"]),
     }
-    for name in (collect.METRIC, f"best_{collect.METRIC}"):
+    for name in (*collect.METRICS, f"best_{collect.LOG_LOSS}"):
         if all(name in t.figures for t in (*trials, *baseline)):
             value, interval = estimates.difference(
                 [trial.figures[name] for trial in trials],

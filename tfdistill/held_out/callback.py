@@ -103,15 +103,16 @@ class HeldOutPredictions(Measuring):
     """Writes the student's predictions on held-out data at the end of `fit`.
 
     The chief writes `held_out/NAME.npz` in its group's directory, or in the
-    current one outside of a launched run: the probabilities and the labels.
+    current one outside of a launched run: the probabilities, or of a
+    regression the numbers, and the labels.
     Beside it, `held_out/NAME.json` has what the training took. They are what
     `tfdistill compare my_train.py --held-out=NAME` compares. A second `fit` of
     the process writes in `held_out/fit_2`, and the last one is compared.
 
-    The compiled loss says what outputs are: it must be a categorical or binary
-    cross-entropy, of logits or of probabilities, and the only loss. Rows that
-    don't count for it, by a weight or a mask of 0 or as `ignore_class`, are
-    left out.
+    The compiled loss says what outputs are: it must be the only one, and a
+    categorical or binary cross-entropy, of logits or of probabilities, or one
+    of Keras' losses of regressions, such as "mse". Rows that don't count for
+    it, by a weight or a mask of 0 or as `ignore_class`, are left out.
 
     Example:
         >>> callback = HeldOutPredictions("last_day", (np.eye(3), np.arange(3)))

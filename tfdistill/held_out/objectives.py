@@ -168,14 +168,32 @@ class Clicks:
         )
 
 
+class Values:
+    """Numbers, each of which is an example."""
+
+    @staticmethod
+    def predictions(outputs: np.ndarray, labels: np.ndarray) -> Any:
+        """Returns them, `[examples]`."""
+        return predictions.Values(
+            values=outputs.reshape(-1),
+            labels=np.asarray(labels.reshape(-1), np.float64),
+        )
+
+
 # By what a compiled loss compares; see `keras_internals.kind_of_loss`.
-_BY_KIND: dict[str | None, Any] = {"classes": Classes, "binary": Clicks}
+_BY_KIND: dict[str | None, Any] = {
+    "classes": Classes,
+    "binary": Clicks,
+    "values": Values,
+}
+# Losses of numbers that need not come close to the labels.
+_NO_ERRORS = "categoricalhinge", "cosinesimilarity", "hinge", "squaredhinge"
 
 
 def compiled(loss: object) -> tuple[Any, tuple[Any, ...], Any]:
     """Returns a model's only loss, its place among others, and the objective.
 
-    ValueError unless there is one loss, and it is a cross-entropy.
+    ValueError unless there is one loss, a cross-entropy or a regression's.
     """
     found = [
         (path, _innermost(each))
@@ -185,18 +203,20 @@ def compiled(loss: object) -> tuple[Any, tuple[Any, ...], Any]:
     if len(found) == 1:
         path, own = found[0]
         objective = _BY_KIND.get(keras_internals.kind_of_loss(own))
-        if objective is not None:
+        has_errors = keras_internals.name_of_loss(own) not in _NO_ERRORS
+        if objective is not None and has_errors:
             return own, path, objective
     names = [
         own.name if isinstance(own, keras.losses.Loss) else repr(own)
         for _, own in found
     ]
     raise ValueError(
-        "What is compared are probabilities, so the model must have one loss, "
-        "a categorical or binary cross-entropy; received "
-        f"{', '.join(names) or 'none'}. Models with other losses, such as "
-        "regressions, train on workers and in groups, but can't be compared "
-        "yet: leave out the comparison, and HeldOutPredictions."
+        "What is compared are probabilities, or the errors of numbers, so the "
+        "model must have one loss, a categorical or binary cross-entropy or "
+        f"one of Keras' regression losses; received "
+        f"{', '.join(names) or 'none'}. Models with other losses train on "
+        "workers and in groups, but can't be compared: leave out the "
+        "comparison, and HeldOutPredictions."
     )
 
 
@@ -221,17 +241,21 @@ def part(values: Any, path: tuple[Any, ...], names: Any = None) -> Any:
 
 def check_labels(loss: object, labels: np.ndarray) -> None:
     """Refuses labels for which a report has no figures."""
-    if compiled(loss)[2] is not Clicks:
-        return
-    known = np.unique(labels)
-    if list(known) != [0, 1]:
+    kind = compiled(loss)[2]
+    if kind is Values and np.ptp(labels) == 0:
+        raise ValueError(
+            "Held-out labels of a regression must differ, as errors are "
+            f"compared with their variance; received {labels.size} times "
+            f"{float(labels.flat[0]):g}. Hold out more rows."
+        )
+    if kind is Clicks and list(known := np.unique(labels)) != [0, 1]:
         raise ValueError(
             "With a binary cross-entropy, the held-out labels must be 0 and 1, "
             f"and both must occur; received {len(labels)} rows with "
             f"{', '.join(f'{float(x):g}' for x in known[:3])}"
             f"{' and other values' * (len(known) > 3)}. Hold out more rows; "
-            "what predicts other numbers, such as an autoencoder, can't be "
-            "compared."
+            "what predicts other numbers, such as an autoencoder, is compared "
+            "with a regression's loss, such as 'mse'."
         )
 
 
@@ -258,13 +282,19 @@ def predictions_of(
     has_settings = isinstance(own, keras.losses.Loss)
     settings = own.get_config() if has_settings else {}
     exact = np.asarray(outputs, np.float64)
-    if not settings.get("from_logits"):
+    if kind is not Values and not settings.get("from_logits"):
         tiny = np.finfo(np.float64).tiny
         is_click = kind is Clicks
         exact = np.clip(exact, tiny, 1 - np.finfo(np.float64).epsneg)
         exact = np.log(exact) - (np.log1p(-exact) if is_click else 0)
     if kind is Classes and labels.shape == exact.shape:
         labels = np.argmax(labels, -1)
+    if kind is Values and labels.size != exact.size:
+        raise ValueError(
+            "A regression must predict one number for each label; received "
+            f"outputs of shape {exact.shape} for labels of shape "
+            f"{labels.shape}. Leave HeldOutPredictions, or the comparison, out."
+        )
     counted: np.ndarray = np.ones(labels.shape, bool)
     if (ignored := settings.get("ignore_class")) is not None:
         counted = labels != ignored

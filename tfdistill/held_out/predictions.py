@@ -34,7 +34,7 @@ class Predictions:
 
     @property
     def compared(self) -> np.ndarray:
-        """The probabilities by which models are compared."""
+        """What models are compared by: probabilities, or numbers."""
         return self._arrays[self._compared]
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -47,7 +47,7 @@ class Predictions:
 
     @classmethod
     def mean(cls, members: Sequence[Self]) -> Self:
-        """Returns the predictions of an ensemble: the mean probabilities."""
+        """Returns the predictions of an ensemble: the means of its members'."""
         _check_labels(members)
         stacked = np.stack([member.compared for member in members])
         arrays = {cls._compared: stacked.mean(axis=0)}
@@ -128,6 +128,46 @@ class LabelProbabilities(Predictions):
         return metrics_lib.spread([one.compared for one in retrains])
 
 
+class Values(Predictions):
+    """Numbers `[examples]`, as regressions predict them.
+
+    Figures have no unit, whatever the labels' is: errors are shares of the
+    labels' variance, and distances of their standard deviation.
+    """
+
+    _compared = "values"
+
+    def figures(self) -> dict[str, float]:
+        """Returns the unexplained variance, 1 - R2, and the absolute error."""
+        errors = self.compared - self.labels
+        return {
+            "unexplained_variance": float(np.mean(errors**2))
+            / float(np.var(self.labels)),
+            "absolute_error": float(np.mean(np.abs(errors))) / self._unit,
+        }
+
+    def churn(self, other: "Values") -> dict[str, float]:
+        """Returns the mean absolute difference."""
+        _check_labels([self, other])
+        apart = np.abs(self.compared - other.compared)
+        return {"churn": float(np.mean(apart)) / self._unit}
+
+    @classmethod
+    def spread(cls, retrains: Sequence[Self]) -> dict[str, float]:
+        """Returns the prediction difference: how far they are from the mean."""
+        stacked = np.stack([retrain.compared for retrain in retrains])
+        apart = np.abs(stacked - stacked.mean(axis=0))
+        unit = retrains[0]._unit
+        return {"prediction_difference": float(np.mean(apart)) / unit}
+
+    @property
+    def _unit(self) -> float:
+        return float(np.std(self.labels))
+
+
+_KINDS = Distributions, LabelProbabilities, Values
+
+
 def save(path: pathlib.Path, predicted: Predictions) -> None:
     """Writes what a model predicts; `FILE` of a directory is what `read` reads.
 
@@ -149,7 +189,7 @@ def read(directory: str | os.PathLike[str]) -> Any:
     """Returns the predictions that a directory holds."""
     with np.load(os.path.join(directory, FILE)) as arrays:
         found = {name: arrays[name] for name in arrays.files}
-    kind = Distributions if "probabilities" in found else LabelProbabilities
+    (kind,) = (each for each in _KINDS if each._compared in found)
     return kind(**found)
 
 

@@ -623,6 +623,18 @@ def kind_of_loss(loss: object) -> str | None:
         >>> kind_of_loss("bce"), kind_of_loss(keras.losses.Huber())
         ('binary', 'values')
     """
+    return _KINDS_OF_LOSSES.get(name_of_loss(loss) or "")
+
+
+def name_of_loss(loss: object) -> str | None:
+    """Returns the name of a loss of Keras, whichever of its forms it has.
+
+    None for those of which `kind_of_loss` is None.
+
+    Example:
+        >>> name_of_loss("mse"), name_of_loss(keras.losses.Huber())
+        ('meansquarederror', 'huber')
+    """
     if loss is not None and not isinstance(loss, keras.losses.Loss):
         loss = loss_of(loss)
     known = (
@@ -630,7 +642,7 @@ def kind_of_loss(loss: object) -> str | None:
         for each in (*type(loss).__mro__, function_of(loss))
         if each is not None and each.__module__.startswith("keras.")
     )
-    return next(filter(None, map(_KINDS_OF_LOSSES.get, known)), None)
+    return next((name for name in known if name in _KINDS_OF_LOSSES), None)
 
 
 def has_losses_or_metrics(model: keras.Model) -> bool:
