@@ -27,13 +27,13 @@ def script(tmp_path):
     return made.changed({"seed": 2}).by_method("codistill")
 
 
-def _write(directory, fit=".", **changes):
+def _write(directory, fit=".", kept=None, **changes):
     """Writes what HeldOutPredictions would, in two groups."""
+    kept = kept or predictions.Distributions(
+        probabilities=np.full([4, 2], 0.5), labels=np.array([0, 1, 0, 1])
+    )
     for group in (0, 1):
         place = outputs.group_dir(directory, group) / "held_out" / fit
-        kept = predictions.Distributions(
-            probabilities=np.full([4, 2], 0.5), labels=np.array([0, 1, 0, 1])
-        )
         predictions.save(place / "day.npz", kept)
         found = {
             "obeyed": {"method": "codistill", "seed": 2, "share": "disjoint"},
@@ -168,6 +168,18 @@ def test_a_script_that_obeyed_has_results(script, tmp_path):
     _write(tmp_path / "run", "fit_2", steps=7)
     assert script.finish(tmp_path / "run", 2) == ""
     assert outputs.read_results(tmp_path / "run")["groups"][0]["steps"] == 7
+
+
+def test_a_regression_has_results_without_labels(script, tmp_path):
+    labels = np.array([1.0, 2.0, 3.0])
+    _write(
+        tmp_path / "run",
+        kept=predictions.Values(values=labels + 1, labels=labels),
+    )
+    assert script.finish(tmp_path / "run", 2) == ""
+    written = outputs.read_results(tmp_path / "run")
+    assert written["mean"]["unexplained_variance"] == pytest.approx(1.5)
+    assert written["agreement"] == {"mean_distance": 0.0}
 
 
 @pytest.mark.parametrize(

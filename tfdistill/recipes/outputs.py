@@ -196,7 +196,8 @@ def _agreement(directories: Sequence[pathlib.Path]) -> dict[str, float] | None:
     from tfdistill.held_out import predictions
 
     found = predictions.between(list(map(predictions.read, directories)))
-    return {name: found[key] for name, key in _AGREEMENT.items()}
+    # Regressions have no labels to disagree on.
+    return {n: found[key] for n, key in _AGREEMENT.items() if key in found}
 
 
 def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
