@@ -156,14 +156,6 @@ def test_a_step_of_its_own_needs_no_call(two_replicas):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_weights_of_examples_are_refused_with_its_own_step(two_replicas):
-    with two_replicas.scope():
-        model = _model(cases.dense(cases.OwnStep))
-    x, y, weights = cases.weighted(16)
-    with pytest.raises(ValueError, match="sample_weight.*an input"):
-        model.fit(x, y, sample_weight=weights, batch_size=8, verbose=0)
-
-
 class _OwnFit(keras.Model):
     def fit(self, *args, **kwargs):
         """Trains in its own way."""

@@ -120,7 +120,7 @@ class _Sizes:
             )
 
     def decide(self, sizes: list[int]) -> None:
-        """Has the sizes of all blocks from the first on."""
+        """Sets the sizes of all blocks, from the first on."""
         self.decided = sizes
         self._variable.assign(sizes)
 

@@ -51,7 +51,7 @@ class Registry(dict[str, str]):
     """By name of a recipe, the module and the function in it.
 
     Attributes:
-        train_module: Of the program that trains one task, and knows the names.
+        train_module: The module that trains one task, and knows the names.
     """
 
     train_module = "tfdistill.commands.train"

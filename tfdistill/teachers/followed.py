@@ -25,7 +25,7 @@ class FollowedPeers:
     agreement: agreement.Agreement
 
     def __init__(self, teachers: Sequence[teacher_lib.Teacher]) -> None:
-        """Takes those of the teachers that are peers."""
+        """Takes the teachers, of which it follows the peers."""
         self._peers = [t for t in teachers if isinstance(t, peers_lib.Peer)]
         self._student: teacher_lib.Student | None = None
         self._following: follower.Following | None = None

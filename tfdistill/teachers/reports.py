@@ -68,7 +68,7 @@ class Reports:
         return float(np.float32(np.mean(known) if known else np.nan))
 
     def show_loss(self, loss: float) -> None:
-        """Logs a loss beside those of steps from now on."""
+        """Logs a loss beside the losses of steps from now on."""
         self._last.also["teacher_loss"] = loss
 
     def _losses(

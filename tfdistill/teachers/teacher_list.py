@@ -66,7 +66,7 @@ class TeacherList:
     """The teachers of one student, which `CodistillModel.teachers` is.
 
     Attributes:
-        peers: Those of them that teach by versions.
+        peers: The teachers that teach by versions.
         loss, weight: The distillation loss that the model was compiled with,
             and its weight as a function of the step.
         generation: Counts loaded graphs: the training step is traced again
