@@ -629,7 +629,7 @@ def kind_of_loss(loss: object) -> str | None:
 def name_of_loss(loss: object) -> str | None:
     """Returns the name of a loss of Keras, whichever of its forms it has.
 
-    None for those of which `kind_of_loss` is None.
+    None for losses whose `kind_of_loss` is None.
 
     Example:
         >>> name_of_loss("mse"), name_of_loss(keras.losses.Huber())
