@@ -245,6 +245,11 @@ def metric_in(figures: Mapping[str, Any]) -> str:
     return next(name for name in METRICS if name in figures)
 
 
+def curve_of(figures: Mapping[str, Any]) -> str:
+    """Returns the name of what a model's curve shows."""
+    return LOG_LOSS if LOG_LOSS in figures else LOSS
+
+
 def churn_matrices(trials: Sequence[Finished]) -> dict[str, np.ndarray]:
     """Returns how far each pair of retrains is apart, by measure.
 

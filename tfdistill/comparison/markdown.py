@@ -105,7 +105,7 @@ def _metric(report: Mapping[str, Any]) -> str:
 
 def _terms(report: Mapping[str, Any]) -> list[str]:
     """Returns what the words of the figures mean, where they need it."""
-    return [_TERMS[name] for name in [_metric(report)] if name in _TERMS]
+    return list(filter(None, [_TERMS.get(_metric(report))]))
 
 
 def first_screen(report: Mapping[str, Any]) -> str:

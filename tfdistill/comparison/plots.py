@@ -25,7 +25,8 @@ def draw(report: Mapping[str, Any], directory: pathlib.Path) -> list[str]:
         for name, method in methods.items()
     }
     if any(curves.values()):
-        _curves(curves, report["target"], directory / CURVES)
+        metric = collect.curve_of(next(iter(methods.values()))["figures"])
+        _curves(curves, metric, report["target"], directory / CURVES)
         drawn.append(CURVES)
     churn = {n: m["churn"]["churn"] for n, m in methods.items() if m["churn"]}
     if churn:
@@ -55,15 +56,14 @@ def _errors(estimates: list[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _curves(
-    curves: Mapping[str, list[Any]], target: dict[str, Any], path: pathlib.Path
+    curves: Mapping[str, list[Any]],
+    metric: str,
+    target: dict[str, Any],
+    path: pathlib.Path,
 ) -> None:
     many = len(curves) > _FEW
     figure, axes = plots.figure(*(12, 7) if many else (8, 4.5))
     shown = []
-    has_log_loss = any(
-        collect.LOG_LOSS in c for found in curves.values() for c in found
-    )
-    metric = collect.LOG_LOSS if has_log_loss else collect.LOSS
     for place, (name, found) in enumerate(curves.items()):
         if not found:
             continue
@@ -86,7 +86,9 @@ def _curves(
         axes.axhline(target["value"], **plots.REFERENCE)
     axes.set(
         xlabel="steps of a group",
-        ylabel="validation " + ("log loss (nats)" if has_log_loss else "loss"),
+        ylabel="validation log loss (nats)"
+        if metric == collect.LOG_LOSS
+        else "validation loss",
         title="mean over trials, band of one standard error",
     )
     # The first evaluations would flatten what matters.

@@ -82,7 +82,11 @@ def make(
     return {
         **context,
         "confidence": estimates.CONFIDENCE,
-        "target": aim and {"metric": _of_curves(found), **vars(aim)},
+        "target": aim
+        and {
+            "metric": collect.curve_of(next(iter(found.values()))["figures"]),
+            **vars(aim),
+        },
         "notes": [
             *context.get("notes", ()),
             *_past_best(found, target),
@@ -106,14 +110,6 @@ def make(
     }
 
 
-def _of_curves(methods: Mapping[str, Any]) -> str:
-    """Returns the name of what curves show."""
-    has_log_loss = any(
-        collect.LOG_LOSS in method["figures"] for method in methods.values()
-    )
-    return collect.LOG_LOSS if has_log_loss else collect.LOSS
-
-
 def _curves(trials: Trials) -> list[collect.Curve]:
     return [trial.curve for trial in trials if trial.curve is not None]
 
@@ -126,16 +122,11 @@ def verdict_on(
 ) -> str:
     """Returns the verdict on a method, from its part of the report."""
     shown, versus = _shown(name), figures["versus_independent"]
-    least = trials_lib.LEAST_TRIALS
-    for count, whose in (
-        (figures["num_trials"], ""),
-        (versus["num_trials"], f" of {BASELINE}"),
-    ):
-        if count < least:
-            return (
-                f"{shown}: {count} trial(s){whose} are too few for a verdict; "
-                f"use {least} or more."
-            )
+    if few := _too_few(figures):
+        return (
+            f"{shown}: {few} are too few for a verdict; use "
+            f"{trials_lib.LEAST_TRIALS} or more."
+        )
     deaf = figures.get("figures", {}).get("groups_without_teacher")
     return (
         f"{shown} {_lead(versus).value}: "
@@ -150,15 +141,23 @@ def verdict_on(
     )
 
 
+def _too_few(figures: Mapping[str, Any]) -> str:
+    """Returns which trials are too few for a verdict; or ""."""
+    for count, whose in (
+        (figures["num_trials"], ""),
+        (figures["versus_independent"]["num_trials"], f" of {BASELINE}"),
+    ):
+        if count < trials_lib.LEAST_TRIALS:
+            return f"{count} trial(s){whose}"
+    return ""
+
+
 def _conclusion(found: Mapping[str, Any]) -> str:
     """Returns whether any method helps; empty with too few trials."""
     leads = {
         _shown(name): _lead(figures["versus_independent"])
         for name, figures in found.items()
-        if "versus_independent" in figures
-        and figures["num_trials"] >= trials_lib.LEAST_TRIALS
-        and figures["versus_independent"]["num_trials"]
-        >= trials_lib.LEAST_TRIALS
+        if "versus_independent" in figures and not _too_few(figures)
     }
     if better := [name for name, lead in leads.items() if lead is Lead.BETTER]:
         return f"Clearly better than {BASELINE}: {', '.join(better)}."
@@ -486,9 +485,7 @@ def _trial(trial: collect.Finished) -> dict[str, Any]:
         "curve": curve
         and {
             "steps": curve.steps,
-            collect.LOG_LOSS
-            if collect.LOG_LOSS in trial.figures
-            else collect.LOSS: [
+            collect.curve_of(trial.figures): [
                 value if math.isfinite(value) else None
                 for value in curve.values
             ],

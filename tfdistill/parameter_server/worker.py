@@ -343,6 +343,9 @@ class EvaluateFunction:
         # Log names of the model's `test_step`; only its trace shows them.
         self.log_names: list[str] = []
         self.function = tf.function(self._evaluate, autograph=False)
+        self._test_here = tf.function(
+            self._test, autograph=False, reduce_retracing=True
+        )
 
     def _evaluate(self, index: tf.Tensor) -> tf.Tensor:
         dataset = self._data.share(
@@ -390,8 +393,7 @@ class EvaluateFunction:
 
     def batch_by_batch(self, dataset: tf.data.Dataset) -> tf.Tensor:
         """Adds them up over all of a data set here, in a call for each."""
-        test = tf.function(self._test, autograph=False, reduce_retracing=True)
         states, values = self.totals.initial(), self._step.read()
         for batch in dataset:
-            states, values = test(batch, states, values)
+            states, values = self._test_here(batch, states, values)
         return self.totals.added(states)
